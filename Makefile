@@ -1,0 +1,41 @@
+# The two commands: make demo, make test. Everything is installed, pinned and hashed, into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check lock clean
+
+$(STAMP): requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	# The lock is complete: nothing is left to resolve, and older pips trip over packages with extras when they try.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
+	touch $(STAMP)
+
+demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it back.
+	$(BIN)/python -m flows build deployments/demo/demo.yaml --no-server
+	PYTHONPATH=. $(BIN)/python deployments/demo/read_back.py demo-output
+	@echo
+	@echo "To watch builds in the Prefect UI, start a server and let the build report to it:"
+	@echo "  $(BIN)/prefect server start                      # then open http://127.0.0.1:4200"
+	@echo "  PREFECT_API_URL=http://127.0.0.1:4200/api $(BIN)/python -m flows build deployments/demo/demo.yaml --set split_seed=1"
+
+test: $(STAMP) ## Run all tests.
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## Format, lint, types, directions of imports.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: ## Pin every dependency with its hashes; the lock names no package index.
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet uv
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
+		--no-header --group service --group dev pyproject.toml --output-file requirements.lock
+	rm -r $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) demo-output
