@@ -1,0 +1,23 @@
+"""flat-tokens: tokenized text as one long zarr array that trainers read at random."""
+
+from flat_tokens.arrays import LAYOUTS, Layout, LayoutName
+from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.keys import document_keys
+from flat_tokens.manifest import Verification, verify
+from flat_tokens.reader import Dataset, FlatTokens, open
+from flat_tokens.writer import write_dataset
+
+__all__ = [
+    "LAYOUTS",
+    "MAX_TOKEN_ID",
+    "Dataset",
+    "FlatTokens",
+    "Layout",
+    "LayoutName",
+    "TokenBatch",
+    "Verification",
+    "document_keys",
+    "open",
+    "verify",
+    "write_dataset",
+]

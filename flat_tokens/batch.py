@@ -1,0 +1,74 @@
+"""Token sequences in memory, as the format stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_TOKEN_ID = 2**31 - 1
+"""The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""
+
+
+class TokenBatch(NamedTuple):
+    """Sequences of tokens, one behind the other.
+
+    ``encoded_tokens``: uint32[token_count], ``id * 2 + 1`` where the token starts a sequence, ``id * 2`` elsewhere.
+    ``seq_starts``: uint64[seq_count + 1], the index of each sequence's first token; the last entry is token_count.
+    An empty sequence repeats an entry of ``seq_starts`` and marks no token: ``seq_starts`` is the truth.
+    ``max_token_id``: the largest id, 0 where there is no token.
+    """
+
+    encoded_tokens: npt.NDArray[np.uint32]
+    seq_starts: npt.NDArray[np.uint64]
+    max_token_id: int
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[Sequence[int] | npt.NDArray[np.integer]]) -> Self:
+        """Encode sequences of token ids. ValueError for an id outside 0 to 2**31 - 1."""
+        arrays = [_int64(sequence) for sequence in sequences]
+        tokens = np.concatenate([*arrays, np.empty(0, np.int64)])
+        if len(tokens) and (tokens.min() < 0 or tokens.max() > MAX_TOKEN_ID):
+            raise ValueError(f"token ids run from {tokens.min()} to {tokens.max()}, but the format holds 0 to {MAX_TOKEN_ID}")
+        seq_starts = np.zeros(len(arrays) + 1, np.uint64)
+        np.cumsum([len(array) for array in arrays], out=seq_starts[1:], dtype=np.uint64)
+        return cls.from_flat(tokens.astype(np.uint32), seq_starts)
+
+    @classmethod
+    def from_flat(cls, tokens: npt.NDArray[np.uint32], seq_starts: npt.NDArray[np.uint64]) -> Self:
+        """Encode flat token ids **in place** (uint32[n], writable) with their ``seq_starts`` (uint64[m + 1]).
+
+        ValueError for an id above 2**31 - 1, seen before anything is shifted.
+        """
+        max_token_id = int(tokens.max()) if len(tokens) else 0
+        if max_token_id > MAX_TOKEN_ID:
+            raise ValueError(f"token id {max_token_id} does not fit the format, which holds 0 to {MAX_TOKEN_ID}")
+        np.left_shift(tokens, np.uint32(1), out=tokens)
+        # An empty sequence's entry is its neighbour's first token, or the end: only sequences with a token mark one.
+        tokens[seq_starts[:-1][seq_starts[1:] > seq_starts[:-1]]] |= np.uint32(1)
+        return cls(tokens, seq_starts, max_token_id)
+
+    @property
+    def token_count(self) -> int:
+        return len(self.encoded_tokens)
+
+    @property
+    def seq_count(self) -> int:
+        return len(self.seq_starts) - 1
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        """Sequence *i*, decoded: uint32[length]."""
+        return self.encoded_tokens[int(self.seq_starts[i]) : int(self.seq_starts[i + 1])] >> np.uint32(1)
+
+    def sequences(self) -> list[npt.NDArray[np.uint32]]:
+        """Every sequence, decoded."""
+        return np.split(self.encoded_tokens >> np.uint32(1), self.seq_starts[1:-1].astype(np.int64)) if self.seq_count else []
+
+
+def _int64(sequence: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    ids = np.asarray(sequence)
+    if len(ids) and ids.dtype.kind not in "iu":  # what numpy holds in no integer type is a fraction or far too large
+        raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")
+    return ids.astype(np.int64)  # above 2**63 - 1 turns negative, which is refused as well

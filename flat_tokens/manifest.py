@@ -1,0 +1,177 @@
+"""The manifest of a dataset, and checking a dataset against it and against every sentence of the format."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays import group_metadata, read_json, read_metadata, to_json
+from flat_tokens.reader import POINTER, SPLITS, FlatTokens, open_split, resolve
+from flat_tokens.storage import Store, StoredObject
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+
+BLOCK_TOKENS = 1 << 22
+MAX_PROBLEMS = 10
+
+
+class Verification(NamedTuple):
+    """What was checked and found right."""
+
+    path: str
+    level: str
+    object_count: int
+    byte_count: int
+    token_count: int
+    seq_count: int
+
+
+def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layout: str, provenance: dict[str, Any]) -> bytes:
+    """The manifest: what the dataset was made of and every object's size and digest, the root's metadata not counted."""
+    return to_json(
+        {
+            "format": "flat-tokens",
+            "format_version": FORMAT_VERSION,
+            "layout": layout,
+            "totals": totals,
+            "provenance": provenance,
+            "objects": [stored._asdict() for stored in sorted(objects)],
+        }
+    )
+
+
+def read_manifest(store: Store) -> dict[str, Any]:
+    """The manifest at *store*. FileNotFoundError where there is none; ValueError where it is not one."""
+    try:
+        manifest = json.loads(store.read(MANIFEST))
+        if manifest["format"] != "flat-tokens" or manifest["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format {manifest['format']!r}, version {manifest['format_version']!r}")
+        for item in manifest["objects"]:
+            types = [type(value) for value in StoredObject(**item)]
+            if types != [str, int, str]:
+                raise ValueError(f"an object of {types}")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{store.path(MANIFEST)}: is not a manifest that is understood here ({error})") from error
+    return manifest  # type: ignore[no-any-return]
+
+
+def verify(path_or_url: str | os.PathLike[str], level: Literal["quick", "full"] = "quick", *, threads: int = 2) -> Verification:
+    """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
+    metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
+
+    A dataset without a manifest (another writer's) is checked against the format alone. ValueError names all that is
+    wrong, up to ten things; FileNotFoundError where there is no published dataset.
+    """
+    root = Store.at(path_or_url)
+    store = resolve(root)
+    published = read_metadata(store, "group")
+    problems = check_published(root, store, published["zarr_format"], level, threads)
+    if found := list(itertools.islice(problems, MAX_PROBLEMS)):
+        raise ValueError(f"{store.url}: {len(found)} or more faults:\n  " + "\n  ".join(found))
+    splits = [open_split(store / split) for split in SPLITS]
+    objects = read_manifest(store)["objects"] if store.exists(MANIFEST) else []
+    return Verification(
+        store.url,
+        level,
+        len(objects),
+        sum(item["size"] for item in objects),
+        sum(split.token_count for split in splits),
+        sum(split.seq_count for split in splits),
+    )
+
+
+def check_published(
+    root: Store, store: Store, zarr_format: Literal[2, 3], level: Literal["quick", "full"], threads: int
+) -> Iterator[str]:
+    """Every fault of a published version, as a sentence."""
+    described = store.exists(MANIFEST)
+    if root != store:
+        digest = store.digest(MANIFEST).sha256 if described else "missing"
+        if digest != read_json(root, POINTER).get("manifest_sha256"):
+            yield f"{MANIFEST} is not the one that {POINTER} names ({digest[:12]})"
+    if described:
+        expected = [StoredObject(**item) for item in read_manifest(store)["objects"]]
+        marker = set(group_metadata(zarr_format, {}))
+        yield from check_objects(store, expected, {MANIFEST, *marker}, level, threads)
+    for name in SPLITS:
+        try:
+            split = open_split(store / name)
+            if level == "full":
+                yield from check_split(split)
+        except (ValueError, FileNotFoundError) as error:
+            yield str(error)
+
+
+def check_objects(
+    store: Store, expected: list[StoredObject], besides: set[str], level: Literal["quick", "full"], threads: int
+) -> Iterator[str]:
+    """Faults of the stored objects: missing, of another size or digest, or there without reason."""
+    found = dict(store.listing())
+    for stored in expected:
+        if stored.key not in found:
+            yield f"{stored.key} is missing"
+        elif (size := found[stored.key]) != stored.size:
+            yield f"{stored.key} has {size} bytes instead of {stored.size}"
+    for key in sorted(set(found) - {stored.key for stored in expected} - besides):
+        yield f"{key} is not in the manifest"
+    if level == "full":
+        # What is of another size is a fault already; what is not below the root is not read.
+        there = [stored for stored in expected if found.get(stored.key) == stored.size]
+        with ThreadPoolExecutor(threads) as pool:
+            for stored, now in zip(there, pool.map(lambda s: store.digest(s.key), there), strict=True):
+                if now != stored:
+                    yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
+
+
+def check_split(split: FlatTokens) -> Iterator[str]:
+    """Every sentence of the format that one flat-tokens array breaks."""
+    name = split.store.url
+    previous = np.uint64(0)
+    for entries in _blocks(split.seq_starts.length, split.seq_starts.read):
+        joined = np.concatenate([[previous], entries])
+        if (joined[1:] < joined[:-1]).any():
+            yield f"{name}/seq_starts decreases"
+            return
+        previous = entries[-1]
+    if int(split.seq_starts.read(0, 1)[0]) != 0:
+        yield f"{name}/seq_starts begins with {int(split.seq_starts.read(0, 1)[0])} instead of 0"
+        return
+    marks = _distinct_starts(split)
+    ahead = np.empty(0, np.uint64)
+    start, max_token_id = 0, 0
+    for block in _blocks(split.token_count, split.slice):
+        stop = start + len(block)
+        while not len(ahead) or ahead[-1] < stop:
+            more = next(marks, None)
+            if more is None:
+                break
+            ahead = np.concatenate([ahead, more])
+        here, ahead = ahead[ahead < stop], ahead[ahead >= stop]
+        marked = np.flatnonzero(block & np.uint32(1)).astype(np.uint64) + np.uint64(start)
+        if not np.array_equal(marked, np.unique(here)):
+            wrong = np.setxor1d(marked, here)[0]
+            yield f"{name}: token {wrong} is marked as a start where seq_starts says otherwise, or the reverse"
+            return
+        max_token_id = max(max_token_id, int(block.max()) >> 1)
+        start = stop
+    if max_token_id > split.max_token_id:
+        yield f"{name}: token id {max_token_id} is above max_token_id {split.max_token_id}"
+
+
+def _blocks(length: int, read: Any) -> Iterator[npt.NDArray[Any]]:
+    for start in range(0, length, BLOCK_TOKENS):
+        yield read(start, min(start + BLOCK_TOKENS, length))
+
+
+def _distinct_starts(split: FlatTokens) -> Iterator[npt.NDArray[np.uint64]]:
+    """First tokens of the sequences that have one, in blocks; an entry at the end of the tokens marks nothing."""
+    for entries in _blocks(split.seq_starts.length, split.seq_starts.read):
+        yield np.unique(entries[entries < split.token_count])

@@ -1,0 +1,400 @@
+"""Where datasets live: a local directory or any fsspec URL, with whole-object, durable, digested writes.
+
+An object appears under its name complete or not at all: on a local disk it is written under a staging name,
+synced and renamed; an object store shows an upload when it is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import mmap
+import os
+import posixpath
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+WRITE_BUFFER_BYTES = 4 << 20
+DIRECT_ALIGNMENT = 4096
+DIRECT_READ_BYTES = 1 << 18
+
+
+class StoredObject(NamedTuple):
+    """A stored object: its *key* below the store's root, *size* in bytes, hexadecimal *sha256* of its content."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+class Sink(Protocol):
+    """The part of a file that an object is written to."""
+
+    def write(self, data: memoryview, /) -> object: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Store:
+    """A tree of objects below *root*. Keys are relative and use forward slashes.
+
+    *staging*: local objects are written in this directory, on the same disk, before they get their names.
+    *read_once*: large reads from a local disk go past the page cache too, as data does that is copied and not used again.
+    """
+
+    root: str
+    fs: fsspec.AbstractFileSystem = field(repr=False)
+    staging: str | None = None
+    read_once: bool = False
+
+    @classmethod
+    def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
+        """The store at a local path or fsspec URL."""
+        fs, root = fsspec.core.url_to_fs(os.fspath(path_or_url))
+        return cls(root.rstrip("/") or "/", fs, staging, read_once)
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def url(self) -> str:
+        """The root as a person writes it: a plain path where it is local, else a URL."""
+        return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
+
+    def __truediv__(self, name: str) -> Store:
+        return replace(self, root=posixpath.join(self.root, name))
+
+    def path(self, key: str) -> str:
+        return posixpath.join(self.root, key) if key else self.root
+
+    def read(self, key: str) -> bytes:
+        """The whole object; FileNotFoundError where there is none."""
+        if self.is_local:
+            return Path(self.path(key)).read_bytes()
+        return bytes(self.fs.cat_file(self.path(key)))
+
+    def read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``start:stop`` of an object."""
+        if not self.is_local:
+            return bytes(self.fs.cat_file(self.path(key), start=start, end=stop))
+        fd = os.open(self.path(key), os.O_RDONLY)
+        try:
+            parts = []
+            while start < stop and (part := os.pread(fd, stop - start, start)):
+                parts.append(part)
+                start += len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def borrow_range(self, key: str, start: int, stop: int) -> Iterator[memoryview]:
+        """Bytes ``start:stop`` of an object, in a buffer that is used again after the ``with`` block."""
+        if self.read_once and self.is_local and DIRECT_READ_BYTES <= stop - start <= WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT:
+            buffer = take_buffer()
+            try:
+                if (data := read_direct(self.path(key), start, stop, buffer)) is not None:
+                    yield data
+                    return
+            finally:
+                give_back(buffer)
+        yield memoryview(self.read_range(key, start, stop))
+
+    def size(self, key: str) -> int:
+        """Size in bytes; FileNotFoundError where there is no such object."""
+        return os.stat(self.path(key)).st_size if self.is_local else int(self.fs.size(self.path(key)))
+
+    def exists(self, key: str) -> bool:
+        return bool(self.fs.exists(self.path(key)))
+
+    def digest(self, key: str) -> StoredObject:
+        """Read an object through and say what it is now."""
+        sha256, size = hashlib.sha256(), 0
+        with self.fs.open(self.path(key), "rb", block_size=WRITE_BUFFER_BYTES) as file:
+            while block := file.read(WRITE_BUFFER_BYTES):
+                sha256.update(block)
+                size += len(block)
+        return StoredObject(key, size, sha256.hexdigest())
+
+    def listing(self) -> Iterator[tuple[str, int]]:
+        """Every object below the root as (key, size). For checks and clean-up only: listings of object stores lag."""
+        prefix = len(self.root.rstrip("/")) + 1
+        self.fs.invalidate_cache()
+        for path, info in self.fs.find(self.root, detail=True, withdirs=False).items():
+            yield path[prefix:], int(info["size"] or 0)
+
+    def create(self, key: str) -> ObjectWriter:
+        """A writer for one object, which appears under *key* when the ``with`` block ends without an exception."""
+        return ObjectWriter(self, key)
+
+    def put(self, key: str, data: bytes) -> StoredObject:
+        """Write a small object in one piece."""
+        with self.create(key) as writer:
+            writer.write(data)
+        return writer.stored
+
+    def remove(self, key: str) -> None:
+        """Remove an object or everything below a prefix; nothing happens where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.path(key), recursive=True)
+
+
+class ObjectWriter:
+    """Writes one object and its digest; nothing is visible under the object's name until the block has ended."""
+
+    stored: StoredObject
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._sha256, self._size = hashlib.sha256(), 0
+        self._sink: Sink = LocalSink(store, key) if store.is_local else RemoteSink(store, key)
+
+    def write(self, data: Any) -> None:
+        """Append the bytes of anything with a contiguous buffer."""
+        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        self._sha256.update(view)
+        self._size += len(view)
+        self._sink.write(view)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None:
+            self._sink.discard()
+            return
+        self._sink.commit()
+        self.stored = StoredObject(self._key, self._size, self._sha256.hexdigest())
+
+
+class RemoteSink:
+    """An upload: object stores show it when it is closed, and drop it when it is discarded."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._file = store.fs.open(store.path(key), "wb")
+
+    def write(self, data: memoryview) -> object:
+        return self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        self._file.discard()
+        if isinstance(self._file, AbstractBufferedFile):
+            self._file.closed = True  # or it would be uploaded all the same when it is garbage-collected
+
+
+# Page-aligned buffers for direct reads and writes, kept because touching fresh memory costs more than the disk does.
+_spare_buffers: list[mmap.mmap] = []
+_spare_buffers_lock = threading.Lock()
+
+
+def take_buffer() -> mmap.mmap:
+    with _spare_buffers_lock:
+        return _spare_buffers.pop() if _spare_buffers else mmap.mmap(-1, WRITE_BUFFER_BYTES)
+
+
+def give_back(buffer: mmap.mmap) -> None:
+    with _spare_buffers_lock:
+        _spare_buffers.append(buffer)
+
+
+@functools.cache
+def _writing_threads() -> ThreadPoolExecutor:
+    """Threads that wait for the disk, so that the one that makes the data need not."""
+    return ThreadPoolExecutor(4, "disk")
+
+
+def _forget_after_fork() -> None:
+    """A child has none of its parent's threads, and must not share its buffers: they are mapped into both."""
+    global _spare_buffers_lock
+    _spare_buffers_lock = threading.Lock()
+    _spare_buffers.clear()
+    _writing_threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryview | None:
+    """Bytes ``start:stop`` of a local file, read into *buffer* past the page cache; None where that cannot be done."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    begin = start // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+    wanted = -(-(stop - begin) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
+    view = memoryview(buffer)
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        if os.preadv(fd, [view[:wanted]], begin) < stop - begin:  # the file's end, or an interruption
+            return None
+        return view[start - begin : stop - begin]
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # not on this file system
+            return None
+        raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+class LocalSink:
+    """A file written past the page cache where the system allows it, synced, then renamed into place.
+
+    Token data is written once and read much later, if at all by this machine: letting it push everything else out
+    of the page cache makes a build slower than its disk. While one buffer is written, the next one fills.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._target = Path(store.path(key))
+        staging = Path(store.staging) if store.staging else self._target.parent
+        self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
+        self._fd = -1
+        self._filled = 0
+        self._size = 0
+        self._buffer: mmap.mmap | None = take_buffer()
+        self._writing: tuple[Future[None], mmap.mmap] | None = None
+
+    def write(self, data: memoryview) -> None:
+        with _naming(self._target):
+            while data:
+                assert self._buffer is not None
+                part = data[: WRITE_BUFFER_BYTES - self._filled]
+                self._buffer[self._filled : self._filled + len(part)] = part
+                self._filled += len(part)
+                self._size += len(part)
+                data = data[len(part) :]
+                if self._filled == WRITE_BUFFER_BYTES:
+                    self._flush(WRITE_BUFFER_BYTES)
+
+    def commit(self) -> None:
+        try:
+            with _naming(self._target):
+                assert self._buffer is not None
+                if self._fd < 0:  # small: not worth a direct write
+                    self._fd = self._open(direct=False)
+                    _write_all(self._fd, self._buffer, self._filled)
+                elif self._filled:
+                    # A direct write covers whole blocks; what stands behind the end is cut off below.
+                    self._flush(-(-self._filled // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
+                self._wait()
+                os.ftruncate(self._fd, self._size)
+                os.fsync(self._fd)
+                self._close()
+                make_directory(self._target.parent)
+                os.replace(self._temporary, self._target)
+                sync_directory(self._target.parent)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # the write that failed is why we are here
+            self._wait()
+        self._close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _flush(self, length: int) -> None:
+        """Hand the buffer to a writing thread, when it has written the one before."""
+        assert self._buffer is not None
+        if self._fd < 0:
+            self._fd = self._open(direct=True)
+        self._wait()
+        self._writing = (_writing_threads().submit(_write_all, self._fd, self._buffer, length), self._buffer)
+        self._buffer, self._filled = take_buffer(), 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            future, buffer = self._writing
+            self._writing = None
+            try:
+                future.result()
+            finally:
+                give_back(buffer)
+
+    def _open(self, *, direct: bool) -> int:
+        make_directory(self._temporary.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        if direct and hasattr(os, "O_DIRECT"):
+            try:
+                return os.open(self._temporary, flags | os.O_DIRECT, 0o644)
+            except OSError as error:  # not on this file system (tmpfs, some network mounts)
+                if error.errno != errno.EINVAL:
+                    raise
+                self._temporary.unlink(missing_ok=True)
+        return os.open(self._temporary, flags, 0o644)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._buffer is not None:
+            give_back(self._buffer)
+            self._buffer = None
+
+
+def _write_all(fd: int, buffer: mmap.mmap, length: int) -> None:
+    with memoryview(buffer) as view:
+        written = 0
+        while written < length:
+            with view[written:length] as rest:
+                try:
+                    written += os.write(fd, rest)
+                except OSError as error:
+                    # A device with larger blocks, or a limit within this write: the page cache takes it, or says why not.
+                    if error.errno != errno.EINVAL or not _end_direct(fd):
+                        raise
+
+
+def _end_direct(fd: int) -> bool:
+    """Let writes go through the page cache from here on; False where they do already."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    direct = getattr(os, "O_DIRECT", 0)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~direct)
+    return bool(flags & direct)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say in errors of the system, which knows descriptors alone, which object could not be written and what helps."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.strerror == os.strerror(error.errno):
+            error.strerror += ". Make room and run the same command again"
+        raise
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they survive a power loss."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and creations in a directory survive a power loss."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

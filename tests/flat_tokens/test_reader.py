@@ -1,0 +1,695 @@
+"""Opening datasets, ours and others', reading sequences, and refusing what strangers made to hurt."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shutil
+import tracemalloc
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import fsspec
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
+
+import flat_tokens
+from flat_tokens import LayoutName, TokenBatch
+from flat_tokens.storage import Store
+from flat_tokens.writer import write_dataset
+
+NAMES = get_args(LayoutName)
+SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
+ENCODED = [3, 4, 7, 8, 10, 13, 14, 16]
+
+
+def write(
+    path: Path | str, train: list[list[int]] = SEQUENCES, validation: list[list[int]] | None = None, **settings: Any
+) -> None:
+    batches = [TokenBatch.from_sequences(sequences) for sequences in (train, validation or [])]
+    write_dataset(path, batches[:1], batches[1:], **settings)
+
+
+def sequences(split: flat_tokens.FlatTokens) -> list[list[int]]:
+    return [split.sequence(i).tolist() for i in range(split.seq_count)]
+
+
+# Opening and reading
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_dataset_at_a_path(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", validation=[[9], [10, 2**31 - 1]], layout=layout)
+    for path in (tmp_path / "dataset", str(tmp_path / "dataset"), f"{tmp_path}/dataset/", f"file://{tmp_path}/dataset"):
+        dataset = flat_tokens.open(path)
+        assert dataset.path == str(tmp_path / "dataset")
+        assert sequences(dataset.train) == SEQUENCES
+        assert sequences(dataset.validation) == [[9], [10, 2**31 - 1]]
+        assert (dataset.train.token_count, dataset.train.seq_count, dataset.train.max_token_id) == (8, 4, 8)
+        assert dataset.validation.max_token_id == 2**31 - 1
+        assert dataset.manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
+
+
+def test_sequences_are_decoded_and_slices_are_not(tmp_path: Path) -> None:
+    write(tmp_path / "dataset")
+    train = flat_tokens.open(tmp_path / "dataset").train
+    assert train.sequence(1).tolist() == [3, 4, 5]
+    assert train.sequence(1).dtype == np.uint32
+    assert train[3].tolist() == [6, 7, 8]
+    assert train.slice(0, 8).tolist() == ENCODED
+    assert train.slice(1, 4).tolist() == [4, 7, 8]
+    assert train.slice(8, 8).tolist() == []
+    assert len(train) == 4
+    assert [sequence.tolist() for sequence in train] == SEQUENCES
+
+
+def test_negative_numbers_count_from_the_end(tmp_path: Path) -> None:
+    write(tmp_path / "dataset")
+    train = flat_tokens.open(tmp_path / "dataset").train
+    assert [train.sequence(i).tolist() for i in (-1, -2, -3, -4)] == SEQUENCES[::-1]
+    assert train[np.int64(-1)].tolist() == [6, 7, 8]
+
+
+def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
+    write(tmp_path / "dataset")
+    dataset = flat_tokens.open(tmp_path / "dataset")
+    for i in (4, -5, 2**40):
+        with pytest.raises(IndexError, match=f"{tmp_path}/dataset/train: there is no sequence {i}; there are 4"):
+            dataset.train.sequence(i)
+    for start, stop in [(0, 9), (-1, 3), (3, 2), (9, 9)]:
+        with pytest.raises(IndexError, match=f"there are no tokens {start} to {stop}; there are 8"):
+            dataset.train.slice(start, stop)
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_an_empty_split_is_a_split(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    validation = flat_tokens.open(tmp_path / "dataset").validation
+    assert (validation.token_count, validation.seq_count, validation.max_token_id, len(validation)) == (0, 0, 0, 0)
+    assert validation.slice(0, 0).tolist() == []
+    assert list(validation) == []
+    for i in (0, -1):
+        with pytest.raises(IndexError, match="there are 0"):
+            validation.sequence(i)
+
+
+@pytest.fixture
+def memory_url() -> Iterator[str]:
+    name = f"memory://{uuid.uuid4().hex}"
+    yield name
+    fsspec.filesystem("memory").rm(name, recursive=True)
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_dataset_at_a_url(memory_url: str, layout: LayoutName) -> None:
+    write(f"{memory_url}/dataset", layout=layout)
+    dataset = flat_tokens.open(f"{memory_url}/dataset")
+    assert sequences(dataset.train) == SEQUENCES
+    assert dataset.path.endswith("/dataset")
+    assert dataset.path.startswith("memory://")
+    assert sequences(flat_tokens.open(dataset.path).train) == SEQUENCES
+
+
+def point(root: Path, version: str) -> None:
+    (root / "latest.json").write_text(json.dumps({"version": version, "manifest_sha256": "", "sequence": 1}))
+
+
+def test_a_pointer_is_resolved_once(tmp_path: Path) -> None:
+    """What is open stays the version that it was, in this process and in those it is sent to."""
+    write(tmp_path / "versions/old", [[1]])
+    write(tmp_path / "versions/new", [[2]])
+    point(tmp_path, "old")
+    dataset = flat_tokens.open(tmp_path)
+    assert dataset.path == str(tmp_path / "versions/old")
+    sent = pickle.dumps(dataset)
+    point(tmp_path, "new")
+    assert sequences(dataset.train) == sequences(pickle.loads(sent).train) == [[1]]
+    assert sequences(flat_tokens.open(dataset.path).train) == [[1]]
+    assert sequences(flat_tokens.open(tmp_path).train) == [[2]]
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_datasets_and_splits_can_be_pickled(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    dataset = flat_tokens.open(tmp_path / "dataset")
+    assert sequences(dataset.train) == SEQUENCES
+    for again in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+        assert again.path == dataset.path
+        assert again.manifest == dataset.manifest
+        assert sequences(again.train) == SEQUENCES
+    assert sequences(pickle.loads(pickle.dumps(dataset.train))) == SEQUENCES
+    assert len(pickle.dumps(dataset)) < 4000
+
+
+def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing: there is no zarr group here"):
+        flat_tokens.open(tmp_path / "nothing")
+    write(tmp_path / "dataset")
+    (tmp_path / "dataset/zarr.json").unlink()
+    with pytest.raises(FileNotFoundError, match="there is no zarr group here"):
+        flat_tokens.open(tmp_path / "dataset")
+
+
+def test_a_pointer_to_no_version_is_a_file_not_found_error(tmp_path: Path) -> None:
+    point(tmp_path, "gone")
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/versions/gone"):
+        flat_tokens.open(tmp_path)
+
+
+def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the dataset: with the shard's index known, two ranges are read, of one inner chunk each."""
+    rng = np.random.default_rng(0)
+    write(tmp_path / "dataset", [rng.integers(0, 100, 1000).tolist()] * 300)
+    train = flat_tokens.open(tmp_path / "dataset").train
+    train.sequence(0)
+    reads: list[tuple[str, int]] = []
+    real = Store.read_range
+
+    def counted(self: Store, key: str, start: int, stop: int) -> bytes:
+        reads.append((self.path(key).removeprefix(str(tmp_path)), stop - start))
+        return real(self, key, start, stop)
+
+    monkeypatch.setattr(Store, "read_range", counted)
+    train.sequence(100)
+    assert [path for path, _ in reads] == ["/dataset/train/seq_starts/c/0", "/dataset/train/encoded_tokens/c/0"]
+    assert all(size <= 2 * (4 * 65536 + 4) for _, size in reads)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=10), st.sampled_from(NAMES))
+@settings(max_examples=15)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], layout: LayoutName) -> None:
+    root = tmp_path_factory.mktemp("datasets")
+    write(root / "dataset", train, train[::-1], layout=layout)
+    dataset = flat_tokens.open(root / "dataset")
+    assert sequences(dataset.train) == train
+    assert sequences(dataset.validation) == train[::-1]
+    assert flat_tokens.verify(root / "dataset", "full").seq_count == 2 * len(train)
+
+
+# Datasets of other writers
+
+
+def test_the_reference_writers_dataset(reference: Path) -> None:
+    path = reference / "seqax/synthetic_dataset.zarr"
+    dataset = flat_tokens.open(path)
+    assert (dataset.train.token_count, dataset.train.seq_count, dataset.train.max_token_id) == (264992, 512, 1017)
+    assert (dataset.validation.token_count, dataset.validation.seq_count, dataset.validation.max_token_id) == (278035, 512, 1019)
+    assert dataset.train.slice(0, 8).tolist() == [3, 2, 10, 18, 14, 16, 10, 4]
+    assert dataset.train.seq_starts.read(0, 4).tolist() == [0, 555, 629, 1377]
+    assert dataset.train.sequence(0)[:6].tolist() == [1, 1, 5, 9, 7, 8]
+    assert len(dataset.train.sequence(-1)) == 264992 - 264509
+    group = zarr.open_group(path, mode="r")
+    for name, split in (("train", dataset.train), ("validation", dataset.validation)):
+        assert np.array_equal(split.slice(0, split.token_count), group[f"{name}/encoded_tokens"][:])
+        assert np.array_equal(split.seq_starts.read(0, split.seq_starts.length), group[f"{name}/seq_starts"][:])
+        assert split.max_token_id == group[name].attrs["max_token_id"]
+
+
+def plain(root: Path, **options: Any) -> None:
+    """A dataset as somebody with zarr-python alone writes it."""
+    options = {"zarr_format": 3, "chunks": 3, **options}
+    of_starts = {name: options.pop(f"starts_{name}") for name in ("filters", "chunks") if f"starts_{name}" in options}
+    group = zarr.create_group(root, zarr_format=options["zarr_format"])
+    for name, split in (("train", SEQUENCES), ("validation", [])):
+        batch = TokenBatch.from_sequences(split)
+        node = group.create_group(name, attributes={"max_token_id": batch.max_token_id})
+        options.pop("zarr_format", None)
+        for key, data in (("encoded_tokens", batch.encoded_tokens), ("seq_starts", batch.seq_starts)):
+            own = {**options, **of_starts} if key == "seq_starts" else options
+            array = node.create_array(key, shape=data.shape, dtype=data.dtype, **own)
+            array[:] = data
+
+
+def sharded(**options: Any) -> dict[str, Any]:
+    return {"chunks": 6, "serializer": ShardingCodec(chunk_shape=(2,), **options), "compressors": None}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "v2 default": {"zarr_format": 2},
+    "v2 blosc lz4": {"zarr_format": 2, "compressors": numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE)},
+    "v2 delta": {
+        "zarr_format": 2,
+        "compressors": numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE),
+        "starts_filters": [numcodecs.Delta("<i8")],
+    },
+    "v2 delta alone": {"zarr_format": 2, "compressors": None, "starts_filters": [numcodecs.Delta("<u8", "<i8")]},
+    "v2 raw": {"zarr_format": 2, "compressors": None},
+    "v2 zstd": {"zarr_format": 2, "compressors": numcodecs.Zstd(level=1)},
+    "v2 gzip": {"zarr_format": 2, "compressors": numcodecs.GZip()},
+    "v2 zlib": {"zarr_format": 2, "compressors": numcodecs.Zlib()},
+    "v2 lz4": {"zarr_format": 2, "compressors": numcodecs.LZ4()},
+    "v2 nested keys": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "v3 default": {},
+    "v3 auto chunks": {"chunks": "auto"},
+    "v3 raw": {"compressors": None},
+    "v3 gzip": {"compressors": GzipCodec()},
+    "v3 blosc": {"compressors": BloscCodec(cname="zstd", shuffle="bitshuffle", typesize=4)},
+    "v3 zstd with checksum": {"compressors": ZstdCodec(level=3, checksum=True)},
+    "v3 crc32c": {"compressors": Crc32cCodec()},
+    "v3 zstd, then crc32c": {"compressors": [ZstdCodec(), Crc32cCodec()]},
+    "v3 crc32c, then gzip": {"compressors": [Crc32cCodec(), GzipCodec()]},
+    "v3 big-endian": {"serializer": BytesCodec(endian="big")},
+    "v3 keys with dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v3 keys of v2": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "v3 fill value": {"fill_value": 13},
+    "v3 shards": {"chunks": (2,), "shards": (4,)},
+    "v3 shards of raw chunks": sharded(),
+    "v3 shards, index first": sharded(index_location="start"),
+    "v3 shards, index not checked": sharded(index_codecs=[BytesCodec()]),
+    "v3 shards of blosc, index first": sharded(codecs=[BytesCodec(), BloscCodec(typesize=4)], index_location="start"),
+    "v3 shards of gzip and crc32c": sharded(codecs=[BytesCodec(), GzipCodec(), Crc32cCodec()]),
+    "v3 shards of big-endian zstd": sharded(codecs=[BytesCodec(endian="big"), ZstdCodec()]),
+    "v3 shards like the mmap layout": sharded(codecs=[BytesCodec(), Crc32cCodec()]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_plain_zarr_datasets_read_right(tmp_path: Path, way: dict[str, Any]) -> None:
+    plain(tmp_path / "dataset", **way)
+    dataset = flat_tokens.open(tmp_path / "dataset")
+    assert sequences(dataset.train) == SEQUENCES
+    assert sequences(dataset.validation) == []
+    group = zarr.open_group(tmp_path / "dataset/train", mode="r")
+    for start in range(9):
+        for stop in range(start, 9):
+            assert np.array_equal(dataset.train.slice(start, stop), group["encoded_tokens"][start:stop])
+    assert dataset.train.slice(0, 8).dtype == np.dtype("=u4")
+    assert dataset.train.seq_starts.read(0, 5).tolist() == [0, 2, 5, 5, 8]
+    assert flat_tokens.verify(tmp_path / "dataset", "full").token_count == 8
+    assert sequences(pickle.loads(pickle.dumps(dataset)).train) == SEQUENCES
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path: Path, zarr_format: int) -> None:
+    """zarr-python does not store a chunk of zeros; that is no loss."""
+    plain(tmp_path / "dataset", zarr_format=zarr_format, chunks=2)
+    train = zarr.open_group(tmp_path / "dataset/train", mode="r+")
+    train["encoded_tokens"][2:4] = 0
+    assert not (tmp_path / "dataset/train/encoded_tokens" / ("1" if zarr_format == 2 else "c/1")).exists()
+    assert flat_tokens.open(tmp_path / "dataset").train.slice(0, 8).tolist() == [3, 4, 0, 0, 10, 13, 14, 16]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(tmp_path: Path, way: dict[str, Any]) -> None:
+    """Without checksums flipped bits are data, here as there. What cannot be decoded is a ValueError that names the file."""
+    plain(tmp_path / "dataset", **way)
+    path = next(p for p in (tmp_path / "dataset/train/encoded_tokens").rglob("*") if p.is_file() and p.name in ("0", "c.0"))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    variants = [whole[:size] for size in range(0, len(whole), 3)]
+    for position in rng.integers(0, len(whole), 60).tolist():
+        variants.append(whole[:position] + bytes([whole[position] ^ 1 << rng.integers(8)]) + whole[position + 1 :])
+    for variant in variants:
+        path.write_bytes(variant)
+        train, refusal = flat_tokens.open(tmp_path / "dataset").train, ""
+        try:
+            read = train.slice(0, 8)
+        except ValueError as error:
+            refusal = str(error)
+        if refusal:
+            assert str(path) in refusal
+        else:
+            assert np.array_equal(read, zarr.open_array(tmp_path / "dataset/train/encoded_tokens", mode="r")[:])
+
+
+# Datasets made to hurt
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def small_memory() -> Iterator[None]:
+    """Nothing in the block takes more than 32 MB, whatever a file says of itself."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def change(path: Path, by: Change) -> None:
+    metadata = json.loads(path.read_text())
+    by(metadata)
+    path.write_text(json.dumps(metadata))
+
+
+def sharding(metadata: dict[str, Any]) -> dict[str, Any]:
+    configuration: dict[str, Any] = metadata["codecs"][0]["configuration"]
+    return configuration
+
+
+V3: dict[str, Change] = {
+    "float items": lambda m: m.update(data_type="float32", fill_value=0),
+    "signed items": lambda m: m.update(data_type="int32"),
+    "short items": lambda m: m.update(data_type="uint16"),
+    "text": lambda m: m.update(data_type="string", codecs=[{"name": "vlen-utf8"}]),
+    "bytes of any length": lambda m: m.update(data_type="bytes", codecs=[{"name": "vlen-bytes"}]),
+    "a type that is no text": lambda m: m.update(data_type={"name": ["uint32"]}),
+    "two dimensions": lambda m: m.update(shape=[4, 2]),
+    "no dimension": lambda m: m.update(shape=[]),
+    "a negative shape": lambda m: m.update(shape=[-1]),
+    "a fractional shape": lambda m: m.update(shape=[8.0]),
+    "a boolean shape": lambda m: m.update(shape=[True]),
+    "a shape that is no list": lambda m: m.update(shape={"0": 8}),
+    "no shape": lambda m: m.pop("shape"),
+    "a huge shape": lambda m: m.update(shape=[2**62]),
+    "a shape beyond 64 bits": lambda m: m.update(shape=[10**30]),
+    "no codecs": lambda m: m.update(codecs=[]),
+    "codecs that are no list": lambda m: m.update(codecs={"name": "bytes"}),
+    "a codec that is text": lambda m: m.update(codecs=["bytes"]),
+    "a codec named by a list": lambda m: m.update(
+        codecs=[{"name": "bytes", "configuration": {"endian": "little"}}, {"name": []}]
+    ),
+    "an unknown codec": lambda m: sharding(m)["codecs"].append({"name": "numcodecs.pickle"}),
+    "an unknown codec around shards": lambda m: m["codecs"].append({"name": "evil"}),
+    "a known codec around shards": lambda m: m["codecs"].append({"name": "crc32c"}),
+    "an unknown index codec": lambda m: sharding(m)["index_codecs"].append({"name": "zstd"}),
+    "an index in the middle": lambda m: sharding(m).update(index_location="middle"),
+    "a shard within a shard": lambda m: sharding(m).update(codecs=[copy.deepcopy(m["codecs"][0])]),
+    "twenty thousand checksums": lambda m: sharding(m).update(codecs=[sharding(m)["codecs"][0], *[{"name": "crc32c"}] * 20_000]),
+    "compressed twice": lambda m: sharding(m)["codecs"].extend([{"name": "gzip"}, {"name": "zstd"}]),
+    "a codec without configuration": lambda m: m["codecs"][0].pop("configuration"),
+    "an unknown byte order": lambda m: sharding(m)["codecs"][0].update(configuration={"endian": "middle"}),
+    "a huge inner chunk": lambda m: (
+        sharding(m).update(chunk_shape=[2**40]),
+        m["chunk_grid"]["configuration"].update(chunk_shape=[2**40]),
+    ),
+    "a huge number of inner chunks": lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[65536 << 40]),
+    "tiny inner chunks": lambda m: (
+        sharding(m).update(chunk_shape=[1]),
+        m["chunk_grid"]["configuration"].update(chunk_shape=[2**40]),
+    ),
+    "a huge chunk without shards": lambda m: (
+        m["chunk_grid"]["configuration"].update(chunk_shape=[2**50]),
+        m.update(codecs=[{"name": "bytes", "configuration": {"endian": "little"}}]),
+    ),
+    "chunks of nothing": lambda m: sharding(m).update(chunk_shape=[0]),
+    "negative chunks": lambda m: sharding(m).update(chunk_shape=[-1]),
+    "chunks in two dimensions": lambda m: sharding(m).update(chunk_shape=[65536, 2]),
+    "shards that are no multiple of chunks": lambda m: sharding(m).update(chunk_shape=[65535]),
+    "another chunk grid": lambda m: m["chunk_grid"].update(name="rectangular"),
+    "another chunk key encoding": lambda m: m["chunk_key_encoding"].update(name="../.."),
+    "a separator that climbs": lambda m: m["chunk_key_encoding"].update(configuration={"separator": "/../"}),
+    "a storage transformer": lambda m: m.update(storage_transformers=[{"name": "evil"}]),
+    "a fill value that is text": lambda m: m.update(fill_value="AAAA"),
+    "a fill value that does not fit": lambda m: m.update(fill_value=2**70),
+    "a group's metadata": lambda m: m.update(node_type="group"),
+    "another format": lambda m: m.update(zarr_format=4),
+}
+V2: dict[str, Change] = {
+    "objects": lambda m: m.update(dtype="|O", filters=[{"id": "vlen-utf8"}]),
+    "pickled objects": lambda m: m.update(dtype="|O", filters=[{"id": "pickle"}]),
+    "float items": lambda m: m.update(dtype="<f4"),
+    "big-endian items": lambda m: m.update(dtype=">u4"),
+    "records": lambda m: m.update(dtype=[["a", "<u4"]]),
+    "two dimensions": lambda m: m.update(shape=[4, 2], chunks=[2, 2]),
+    "a huge shape": lambda m: m.update(shape=[2**62]),
+    "a huge chunk": lambda m: m.update(chunks=[2**50]),
+    "chunks in two dimensions": lambda m: m.update(chunks=[4, 4]),
+    "no chunks": lambda m: m.pop("chunks"),
+    "a pickle filter": lambda m: m.update(filters=[{"id": "pickle"}]),
+    "filters that are text": lambda m: m.update(filters="delta"),
+    "a thousand deltas": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u4"}] * 1000),
+    "differences of objects": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u4", "astype": "O"}]),
+    "differences of no type": lambda m: m.update(filters=[{"id": "delta", "dtype": "nonsense"}]),
+    "wide differences": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u8"}]),
+    "an unknown compressor": lambda m: m.update(compressor={"id": "pickle"}),
+    "a compressor that is text": lambda m: m.update(compressor="zstd"),
+    "a compressor named by a list": lambda m: m.update(compressor={"id": ["zstd"]}),
+    "a compressor without a level": lambda m: m.update(compressor={"id": "zstd"}, fill_value="x"),
+    "no compressor": lambda m: m.pop("compressor"),
+}
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize(
+    ("layout", "by"),
+    [pytest.param("compact", by, id=f"v3 {name}") for name, by in V3.items()]
+    + [pytest.param("zarr2", by, id=f"v2 {name}") for name, by in V2.items()],
+)
+def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName, by: Change) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    array = tmp_path / "dataset/train/encoded_tokens"
+    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
+    with pytest.raises(ValueError, match=str(array)) as refusal:
+        flat_tokens.open(tmp_path / "dataset")
+    assert len(str(refusal.value)) < 600
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("layout", NAMES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"text"',
+        "NaN",
+        "\0",
+        '{"a":' * 200_000,
+        "[" * 200_000,
+        '{"shape": [1' + "0" * 5000 + "]}",
+    ],
+    ids=["empty", "open", "list", "null", "number", "text", "nan", "nul", "deep objects", "deep lists", "long number"],
+)
+def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path: Path, layout: LayoutName, text: str) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    array = ".zarray" if layout == "zarr2" else "zarr.json"
+    group = ".zattrs" if layout == "zarr2" else "zarr.json"
+    for path in (f"train/seq_starts/{array}", f"train/{group}", array.replace("array", "group")):
+        good = (tmp_path / "dataset" / path).read_bytes()
+        (tmp_path / "dataset" / path).write_text(text)
+        with pytest.raises(ValueError, match=str(tmp_path / "dataset" / path)):
+            flat_tokens.open(tmp_path / "dataset")
+        (tmp_path / "dataset" / path).write_bytes(good)
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("layout", NAMES)
+def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    path = tmp_path / "dataset/train/encoded_tokens" / (".zarray" if layout == "zarr2" else "zarr.json")
+    path.write_bytes(path.read_bytes() + b" " * (2 << 20))
+    with pytest.raises(ValueError, match=f"{path}: is larger than metadata may be"):
+        flat_tokens.open(tmp_path / "dataset")
+    with path.open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{path}: is larger than metadata may be"):
+        flat_tokens.open(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("wrong", [None, -1, 8.0, True, "8", 2**31, 10**30, [8], {"": 8}, float("nan")])
+@pytest.mark.parametrize("layout", ["mmap", "zarr2"])
+def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wrong: object) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
+    change(path, lambda m: (m if layout == "zarr2" else m["attributes"]).update(max_token_id=wrong))
+    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: max_token_id is .*, but the format says 0 to 2147483647"):
+        flat_tokens.open(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("layout", ["mmap", "zarr2"])
+def test_a_missing_max_token_id_is_refused(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
+    removals: list[Change] = [lambda m: (m if layout == "zarr2" else m["attributes"]).pop("max_token_id")]
+    if layout == "mmap":
+        removals += [lambda m: m.pop("attributes"), lambda m: m.update(attributes=[8]), lambda m: m.update(attributes=None)]
+    good = path.read_bytes()
+    for removal in removals:
+        path.write_bytes(good)
+        change(path, removal)
+        with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: max_token_id is None"):
+            flat_tokens.open(tmp_path / "dataset")
+
+
+def rewrite_starts(root: Path, entries: list[int]) -> None:
+    """Sound objects, checksums and all, with other entries."""
+    shutil.rmtree(root / "train/seq_starts")
+    node = zarr.open_group(root / "train", mode="r+")
+    node.create_array("seq_starts", shape=(len(entries),), dtype="uint64", chunks=(4,))[:] = np.array(entries, np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([], "is empty, but it ends with the token count"),
+        ([0, 2, 5, 7], "ends at 7, but encoded_tokens has 8 tokens"),
+        ([0, 2, 5, 9], "ends at 9, but encoded_tokens has 8 tokens"),
+        ([0, 2, 5, 2**64 - 1], "ends at 18446744073709551615, but encoded_tokens has 8 tokens"),
+        ([0], "ends at 0, but encoded_tokens has 8 tokens"),
+        ([8], "begins with 8 instead of 0"),
+        ([1, 2, 5, 8], "begins with 1 instead of 0"),
+        ([2**64 - 1, 2, 5, 8], "begins with 18446744073709551615 instead of 0"),
+    ],
+)
+def test_seq_starts_that_cannot_be_are_refused(tmp_path: Path, entries: list[int], complaint: str) -> None:
+    write(tmp_path / "dataset")
+    rewrite_starts(tmp_path / "dataset", entries)
+    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train/seq_starts: {complaint}"):
+        flat_tokens.open(tmp_path / "dataset")
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize(("start", "stop"), [(5, 2), (2, 9), (2, 2**40), (2**63, 8), (2**64 - 1, 8), (3, 2**64 - 1)])
+def test_seq_starts_that_decrease_or_exceed_are_refused_where_they_are_read(tmp_path: Path, start: int, stop: int) -> None:
+    """Opening does not read them all: the sequence says so, and verify does."""
+    write(tmp_path / "dataset")
+    rewrite_starts(tmp_path / "dataset", [0, start, stop, 8, 8])
+    train = flat_tokens.open(tmp_path / "dataset").train
+    with pytest.raises(ValueError, match=f"train: seq_starts says that sequence 1 is tokens {start} to {stop}, but there are 8"):
+        train.sequence(1)
+    assert train.slice(0, 8).tolist() == ENCODED
+    with pytest.raises(ValueError, match="train/seq_starts decreases"):
+        flat_tokens.verify(tmp_path / "dataset", "full")
+
+
+ZEROS = np.zeros(64 << 20, np.uint8)
+CLAIM = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x01\x00\x00"  # one empty block; it says a terabyte
+BOMBS: dict[str, tuple[dict[str, Any], Callable[[], bytes]]] = {
+    "v2 zstd": ({"zarr_format": 2, "compressors": numcodecs.Zstd(level=1)}, lambda: numcodecs.Zstd(1).encode(ZEROS)),
+    "v2 zstd, claimed": ({"zarr_format": 2, "compressors": numcodecs.Zstd(level=1)}, lambda: CLAIM),
+    "v2 blosc": ({"zarr_format": 2, "compressors": numcodecs.Blosc()}, lambda: numcodecs.Blosc().encode(ZEROS)),
+    "v2 gzip": ({"zarr_format": 2, "compressors": numcodecs.GZip()}, lambda: numcodecs.GZip(1).encode(ZEROS)),
+    "v2 zlib": ({"zarr_format": 2, "compressors": numcodecs.Zlib()}, lambda: numcodecs.Zlib(1).encode(ZEROS)),
+    "v2 lz4": ({"zarr_format": 2, "compressors": numcodecs.LZ4()}, lambda: numcodecs.LZ4().encode(ZEROS)),
+    "v2 lz4, claimed": ({"zarr_format": 2, "compressors": numcodecs.LZ4()}, lambda: b"\xff\xff\xff\x7f" + bytes(20)),
+    "v3 zstd": ({}, lambda: numcodecs.Zstd(1).encode(ZEROS)),
+    "v3 zstd, claimed": ({}, lambda: CLAIM),
+    "v3 gzip": ({"compressors": GzipCodec()}, lambda: numcodecs.GZip(1).encode(ZEROS)),
+    "v3 blosc": ({"compressors": BloscCodec(typesize=4)}, lambda: numcodecs.Blosc().encode(ZEROS)),
+}
+
+
+@pytest.mark.parametrize(("way", "bomb"), BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize("array", ["encoded_tokens", "seq_starts"])
+def test_a_decompression_bomb_is_refused(tmp_path: Path, way: dict[str, Any], bomb: Callable[[], bytes], array: str) -> None:
+    """A chunk is inflated to its own size and no further; nothing of what it says of itself is believed."""
+    plain(tmp_path / "dataset", starts_chunks=100_000, **{"chunks": 100_000, **way})
+    path = next(p for p in (tmp_path / "dataset/train" / array).rglob("0") if p.is_file())
+    path.write_bytes(bomb())
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f"{path}: "):
+        flat_tokens.open(tmp_path / "dataset").train.slice(0, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("frame", [CLAIM, numcodecs.Zstd(1).encode(ZEROS)], ids=["claimed", "inflated"])
+@pytest.mark.parametrize("layout", ["compact", "zarr2"])
+def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path: Path, layout: LayoutName, frame: bytes) -> None:
+    import google_crc32c
+
+    write(tmp_path / "dataset", layout=layout)
+    index = np.full((1024, 2), 2**64 - 1, "<u8")
+    index[0] = 0, len(frame)
+    shard = frame + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+    path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
+    path.write_bytes(frame if layout == "zarr2" else shard)
+    train = flat_tokens.open(tmp_path / "dataset").train
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f"{path}: inner chunk 0 does not decompress"):
+        train.sequence(0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("layout", NAMES)
+def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
+    with path.open("r+b") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{path}: "):
+        flat_tokens.open(tmp_path / "dataset").train.sequence(0)
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName) -> None:
+    """Metadata and seq_starts may agree on 2**46 tokens; asking for them does not take the machine down."""
+    write(tmp_path / "dataset", layout=layout)
+    rewrite_starts(tmp_path / "dataset", [0, 2**46])
+    array = tmp_path / "dataset/train/encoded_tokens"
+    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), lambda m: m.update(shape=[2**46]))
+    train = flat_tokens.open(tmp_path / "dataset").train
+    with pytest.raises(MemoryError, match=f"{array}: items 0 to {2**46} do not fit into memory"):
+        train.sequence(0)
+    with pytest.raises(FileNotFoundError, match=str(array)):
+        train.slice(2**40, 2**40 + 1)
+
+
+@pytest.mark.parametrize(
+    "pointer",
+    ["../x", "..", ".", "", "/etc", "a/b", "a/../../x", "x\0y", None, 3, ["a"], {"a": 1}, True],
+)
+def test_a_pointer_that_names_no_version_is_refused(tmp_path: Path, pointer: object) -> None:
+    write(tmp_path / "x")
+    write(tmp_path / "output/versions/a")
+    (tmp_path / "output/latest.json").write_text(json.dumps({"version": pointer}))
+    with pytest.raises(ValueError, match=f"{tmp_path}/output/latest.json: .* is not the name of a version"):
+        flat_tokens.open(tmp_path / "output")
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"junk", b"[]", b'"a"', b"null", b"\xff\xfe", b"{" * 100_000, b'{"a":' * 100_000, b" " * (2 << 20)]
+)
+def test_a_pointer_of_junk_is_refused(tmp_path: Path, junk: bytes) -> None:
+    write(tmp_path / "versions/a")
+    (tmp_path / "latest.json").write_bytes(junk)
+    for attempt in (flat_tokens.open, flat_tokens.verify):
+        with pytest.raises(ValueError, match=f"{tmp_path}/latest.json: "):
+            attempt(tmp_path)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data(), layout=st.sampled_from(["mmap", "compact", "zarr2", "v2 delta", "v3 default", "v3 shards"]))
+@settings(max_examples=100)
+def test_whatever_metadata_says_the_answer_is_data_or_a_named_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, layout: str
+) -> None:
+    """One value of the metadata, at any depth, is replaced by anything that JSON can say."""
+    template = tmp_path_factory.getbasetemp() / f"template-{layout}"
+    if not template.exists():
+        plain(template, **WAYS[layout]) if layout in WAYS else write(template, layout=layout)
+    root = tmp_path_factory.mktemp("fuzz") / "dataset"
+    shutil.copytree(template, root)
+    names = ("zarr.json", ".zarray", ".zattrs", ".zgroup")
+    path = root / data.draw(st.sampled_from(sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.name in names)))
+    metadata = json.loads(path.read_text())
+    node: Any = metadata
+    while isinstance(node, dict | list) and node:
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
+            node[key] = data.draw(values)
+            break
+        node = node[key]
+    path.write_text(json.dumps(metadata))
+    refusal = ""
+    try:
+        dataset = flat_tokens.open(root)
+        [*map(sequences, (dataset.train, dataset.validation))]
+    except (ValueError, FileNotFoundError) as error:
+        refusal = str(error)
+    assert not refusal or str(root) in refusal
+    shutil.rmtree(root.parent)
