@@ -1,0 +1,1 @@
+"""The stages of a build, one module each. Nothing here imports ``flows``; models and pure functions need no Prefect."""

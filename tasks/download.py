@@ -1,0 +1,213 @@
+"""Bringing source files to this machine, with their content's digest: fetched where they are remote, unpacked where they
+are compressed, read in place otherwise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+
+from flat_tokens.storage import Store
+from tasks.documents import stamp
+from tasks.models import Source, SourceFile, digest_of
+from tasks.slices import COMPRESSIONS, detect_format
+from tasks.sources import TIMEOUT, FoundFile, pause
+
+BLOCK_BYTES = 4 << 20
+RECEIVED_BYTES = 1 << 18
+"""Bytes of a response that are lost, at most, when its connection breaks."""
+
+PACKED_BYTES = 1 << 10
+"""Compressed bytes unpacked at a time: few, for each may stand for 32 kB."""
+
+
+def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
+    """The file with its digest, readable on this machine. ValueError where it is damaged or of no known format; OSError
+    where a server did not give it in several tries.
+    """
+    files = scratch / "files"
+    path = Path(found.uri) if "://" not in found.uri else _bring(found, files)
+    before = stamp(os.fspath(path))
+    sha256 = Store.at(path.parent).digest(path.name).sha256
+    unpacked, packed = path, _compression(path)
+    if packed:
+        unpacked = _unpack(path, found.name, packed, files / sha256)
+    if stamp(os.fspath(path)) != before:
+        raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
+    kind = detect_format(unpacked, found.name, sources[found.source].format)
+    return SourceFile(
+        source=found.source,
+        name=found.name,
+        location=os.fspath(unpacked.absolute()),
+        size=unpacked.stat().st_size,
+        sha256=sha256,
+        format=kind,
+        split=found.split,
+        stamp=before if unpacked == path else stamp(os.fspath(unpacked)),
+    )
+
+
+def _bring(found: FoundFile, files: Path) -> Path:
+    """A remote file's local copy, under the name of its content. What was fetched before is taken again where the server
+    still has the same version of it and the copy is whole.
+    """
+    files.mkdir(parents=True, exist_ok=True)
+    if found.uri.startswith(("hf://", "datasets://")):
+        from tasks.hub import fetch_hub
+
+        return fetch_hub(found, files)
+    note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
+    if found.immutable and (known := _fetched_before(note, files)):
+        return known
+    temporary = files / f".{note.stem}.{uuid.uuid4().hex}.part"
+    try:
+        sha256 = _fetch(found, temporary)
+        path = _settle(temporary, files / f"{sha256}.raw", sha256)
+    finally:
+        temporary.unlink(missing_ok=True)
+    Store.at(files).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
+    return path
+
+
+def _settle(temporary: Path, target: Path, sha256: str) -> Path:
+    """Give a file its name. Where an equal one has it, that one stays: somebody may be reading it."""
+    with open(target.parent / ".lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists() and Store.at(target.parent).digest(target.name).sha256 == sha256:
+            temporary.unlink()
+        else:
+            os.replace(temporary, target)
+    return target
+
+
+def _fetched_before(note: Path, files: Path) -> Path | None:
+    try:
+        sha256 = json.loads(note.read_bytes())["sha256"]
+        whole = Store.at(files).digest(f"{sha256}.raw").sha256 == sha256
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return files / f"{sha256}.raw" if whole else None
+
+
+def _fetch(found: FoundFile, target: Path) -> str:
+    """Fetch a file, going on where a connection broke; its sha256."""
+    failures = size = furthest = 0
+    sha256 = hashlib.sha256()
+    with target.open("wb") as file:
+        while True:
+            try:
+                for start, block in _blocks(found, size):
+                    if start < size:
+                        file.seek(start)
+                        file.truncate()
+                        sha256, size = hashlib.sha256(), start
+                    file.write(block)
+                    sha256.update(block)
+                    size += len(block)
+                    if size > furthest:
+                        furthest, failures = size, 0
+                if found.size is not None and size < found.size:
+                    raise ConnectionError(f"ended after {size} of {found.size} bytes")
+            except Exception as error:  # noqa: BLE001  # every file system has errors of its own; pause() raises again
+                failures += 1
+                pause(error, failures, found.uri)
+            else:
+                break
+        if found.size is not None and size != found.size:
+            raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256.hexdigest()
+
+
+def _blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a remote file from *start* on, or from 0 where the server sends no parts; each with where it begins."""
+    if not found.uri.startswith(("http://", "https://")):
+        fs, path = fsspec.core.url_to_fs(found.uri)
+        with fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead") as remote:
+            remote.seek(start)
+            while block := remote.read(BLOCK_BYTES):
+                yield start, block
+                start += len(block)
+        return
+    import requests
+
+    etag = (found.immutable or "").partition("ETag:")[2]
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers |= {"Range": f"bytes={start}-", **({"If-Range": etag} if etag else {})}
+    with requests.get(found.uri, headers=headers, stream=True, timeout=TIMEOUT) as response:
+        response.raise_for_status()
+        if etag and response.headers.get("ETag", etag) != etag:
+            raise ValueError("it changed after the build had found it. Run the build again.")
+        if response.status_code != 206:
+            start = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise ValueError(f"the server sent {response.headers.get('Content-Range')!r} instead of bytes {start} and on")
+        for block in response.iter_content(RECEIVED_BYTES):
+            yield start, block
+            start += len(block)
+
+
+def _compression(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(4)
+    return next((suffix for suffix, magic in COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
+def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
+    """The unpacked file, so that it can be cut into slices; what is damaged is found before any of it is used."""
+    note = target.with_suffix(".json")
+    try:
+        known = json.loads(note.read_bytes())
+        if Store.at(target.parent).digest(target.name).sha256 == known["sha256"]:
+            return target
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    store, temporary = Store.at(target.parent), target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    with path.open("rb") as file, store.create(temporary.name) as writer:
+        try:
+            for block in (_gunzip if compression == ".gz" else _unzstd)(file):
+                writer.write(block)
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk, not the file
+            raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
+    _settle(temporary, target, writer.stored.sha256)
+    store.put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
+    return target
+
+
+def _gunzip(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as packed:
+        while block := packed.read(BLOCK_BYTES):
+            yield block
+
+
+def _unzstd(file: BinaryIO) -> Iterator[bytes]:
+    import zstandard
+
+    decompressor: Any = None
+    while data := file.read(PACKED_BYTES):
+        while data:
+            if decompressor is None:
+                decompressor = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield decompressor.decompress(data)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from error
+            data = b""
+            if decompressor.eof:
+                data, decompressor = decompressor.unused_data, None
+    if decompressor is not None:
+        raise EOFError("the file ends within a compressed frame")

@@ -1,0 +1,303 @@
+"""From written objects to a published version: its identity, metadata, manifest, card, check, commit and pointer."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_metadata
+from flat_tokens.manifest import MANIFEST, check_objects, check_split, manifest_bytes
+from flat_tokens.reader import POINTER, SPLITS, open_split
+from flat_tokens.storage import Store, StoredObject
+from flat_tokens.writer import commit
+from tasks.caching import STAGING, Place, sweep
+from tasks.models import FORMAT_SEMANTICS, BuildConfig, Model, SourceFile, TokenShard, digest_of
+from tasks.shards import document_spec, open_shard
+from tasks.sources import PinnedSource
+from tasks.split import DOCUMENT_ARRAYS, ShardPlace, Span, Written
+from tasks.tokenizers import Tokenizer
+
+CARD = "README.md"
+KEYS_AT_ONCE = 1 << 25
+
+
+class Provenance(Model):
+    """What a version was made of: everything that its bytes depend on, and nothing of when, where or by whom."""
+
+    name: str
+    sources: tuple[dict[str, Any], ...]
+    tokenizer: dict[str, Any]
+    documents: dict[str, Any]
+    split: dict[str, Any]
+    semantics: str = FORMAT_SEMANTICS
+
+
+def provenance(
+    config: BuildConfig, pinned: tuple[PinnedSource, ...], files: list[SourceFile], tokenizer: Tokenizer
+) -> Provenance:
+    sources = []
+    for i, (source, pin) in enumerate(zip(config.sources, pinned, strict=True)):
+        sources.append(
+            {
+                **source.model_dump(exclude={"path", "hub"}, exclude_none=True),
+                "from": pin.origin,
+                "revision": pin.revision,
+                "files": [file.model_dump(include={"name", "size", "sha256", "split"}) for file in files if file.source == i],
+            }
+        )
+    return Provenance(
+        name=config.name,
+        sources=tuple(sources),
+        tokenizer={
+            # A file's name, not where it lies on this machine; a hub repository's name is whole, and has a revision.
+            "name": tokenizer.name if tokenizer.revision else PurePath(tokenizer.name).name,
+            "digest": tokenizer.digest,
+            "highest_id": tokenizer.highest_id,
+            "revision": tokenizer.revision,
+        },
+        documents=config.documents.model_dump(),
+        split={"validation_fraction": config.fraction, "seed": config.split_seed},
+    )
+
+
+def build_id(made_of: Provenance, layout: LayoutName) -> str:
+    """The version's name: a digest of all that its bytes depend on."""
+    return digest_of(made_of.model_dump(), layout)[:16]
+
+
+def is_published(root: Store, version: str, layout: LayoutName) -> bool:
+    """Whether the version is there: its root group's metadata is written when all else is."""
+    marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
+    return root.exists(f"versions/{version}/{marker}")
+
+
+def write_version(
+    made_of: Provenance,
+    layout: LayoutName,
+    spans: list[Span],
+    written: list[Written],
+    places: list[ShardPlace],
+    place: Place,
+    version: str,
+    verify_level: str,
+) -> dict[str, Any]:
+    """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
+    chosen, store = LAYOUTS[layout], place.root / "versions" / version
+    objects = [stored for part in written for stored in part.objects]
+    totals: dict[str, Any] = {}
+    for split in SPLITS:
+        mine = [(span, part) for span, part in zip(spans, written, strict=True) if span.split == split]
+        totals[split] = {
+            "token_count": max((span.stop for span, _ in mine if span.of_tokens), default=0),
+            "seq_count": max(span.stop for span, _ in mine if not span.of_tokens),
+            "max_token_id": max(part.max_token_id for _, part in mine),
+        }
+        objects += _split_metadata(store, split, chosen, totals[split])
+    totals["documents"] = document_totals(places, place)
+    objects.append(store.put(CARD, card(made_of, layout, totals, version).encode()))
+    manifest = manifest_bytes(objects, totals, layout, made_of.model_dump())
+    store.put(MANIFEST, manifest)
+    check_version(store, objects, totals, verify_level)
+    commit(store, chosen)
+    value: dict[str, Any] = json.loads(manifest)
+    return value
+
+
+def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int]) -> list[StoredObject]:
+    arrays = {
+        f"{split}/encoded_tokens": (layout.encoded_tokens, totals["token_count"]),
+        f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
+        **{f"documents/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in DOCUMENT_ARRAYS},
+    }
+    stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
+    attributes = {"max_token_id": totals["max_token_id"]}
+    return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
+
+
+def document_totals(places: list[ShardPlace], place: Place) -> dict[str, Any]:
+    shards = [at.shard for at in places]
+    skipped: Counter[str] = Counter()
+    replaced: Counter[str] = Counter()
+    for shard in shards:
+        skipped.update(shard.skipped)
+        replaced.update(shard.replaced)
+    read, written = sum(shard.read for shard in shards), sum(shard.written for shard in shards)
+    if read != written + skipped.total():
+        raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
+    return {
+        "read": read,
+        "written": written,
+        "skipped": dict(sorted(skipped.items())),
+        "replaced": dict(sorted(replaced.items())),
+        "repeated_keys": repeated_keys(shards, place),
+        "text_bytes": sum(shard.text_bytes for shard in shards),
+    }
+
+
+def repeated_keys(shards: list[TokenShard], place: Place) -> int:
+    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts. Counted in bounded memory."""
+    parts = max(1, -(-sum(shard.written for shard in shards) // KEYS_AT_ONCE))
+    repeated = 0
+    for part in range(parts):
+        keys = []
+        for shard in shards:
+            of_shard = open_shard(place.root, shard)[1].key.read(0, shard.written)
+            keys.append(of_shard if parts == 1 else of_shard[of_shard % np.uint64(parts) == np.uint64(part)])
+        together = np.concatenate([*keys, np.empty(0, np.uint64)])
+        repeated += len(together) - len(np.unique(together))
+    return repeated
+
+
+def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:
+    """Check what is about to be published. ValueError names every fault, up to ten."""
+    # The marker may be there: another process that builds the same may have been faster.
+    besides = {MANIFEST, *group_metadata(2, {}), *group_metadata(3, {})}
+    faults = list(check_objects(store, sorted(objects), besides, "full" if level == "full" else "quick", 2))
+    for name in SPLITS:
+        split = open_split(store / name)
+        if (split.token_count, split.seq_count) != (totals[name]["token_count"], totals[name]["seq_count"]):
+            faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
+        if level == "full":
+            faults += check_split(split)
+    if faults:
+        raise ValueError(f"{store.url} is not what was written; nothing was published:\n  " + "\n  ".join(faults[:10]))
+
+
+def read_pointer(root: Store) -> dict[str, Any]:
+    """``latest.json``: version, manifest digest, sequence number (0 where nothing was ever published)."""
+    try:
+        pointer = json.loads(root.read(POINTER))
+    except FileNotFoundError:
+        return {"version": None, "manifest_sha256": None, "sequence": 0}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{root.path(POINTER)}: is not JSON ({error}). Restore it or remove it, and run again.") from error
+    kinds = {"version": str, "manifest_sha256": str, "sequence": int}
+    if not isinstance(pointer, dict) or any(type(pointer.get(name)) is not kind for name, kind in kinds.items()):
+        raise ValueError(f"{root.path(POINTER)}: is not a pointer to a version. Restore it or remove it, and run again.")
+    return pointer
+
+
+def publish(root: Store, version: str, since: int) -> int:
+    """Let ``latest`` point at a version; the pointer's sequence number.
+
+    *since* is the sequence number when this build began: a pointer that another build has moved meanwhile is left alone,
+    and a ValueError says so.
+    """
+    if root.is_local:
+        sweep(Path(root.path(STAGING)))  # of an attempt that died behind the commit, there is no other to clear up
+    manifest_sha256 = hashlib.sha256(root.read(f"versions/{version}/{MANIFEST}")).hexdigest()
+    with _pointer_lock(root):
+        pointer = read_pointer(root)
+        if pointer["version"] == version:
+            if pointer["manifest_sha256"] != manifest_sha256:
+                raise ValueError(
+                    f"{root.path(POINTER)}: names version {version}, but another {MANIFEST} than it has: one of them is damaged. "
+                    "Remove the version and run again; if this comes again, remove the pointer."
+                )
+            _link_latest(root, version)
+            return int(pointer["sequence"])
+        if pointer["sequence"] != since:
+            raise ValueError(
+                f"{root.url}: another build published {pointer['version']} while this one ran. Version {version} is complete; "
+                "run the build again to make it the latest."
+            )
+        moved = {"version": version, "manifest_sha256": manifest_sha256, "sequence": since + 1}
+        root.put(POINTER, (json.dumps(moved, indent=2) + "\n").encode())
+        _link_latest(root, version)
+        return since + 1
+
+
+@contextlib.contextmanager
+def _pointer_lock(root: Store) -> Iterator[None]:
+    """Processes of this machine swap the pointer one after the other."""
+    if not root.is_local:
+        yield
+        return
+    with open(root.path(".latest.lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for half_written in Path(root.root).glob(f".{POINTER}.*.part"):  # whose process is dead, for it had the lock
+            half_written.unlink()
+        yield
+
+
+def _link_latest(root: Store, version: str) -> None:
+    """On a local disk, a symbolic link for people and for readers that know nothing of the pointer."""
+    if not root.is_local:
+        return
+    link, target = Path(root.path("latest")), f"versions/{version}"
+    if link.is_symlink() and os.readlink(link) == target:
+        return
+    fresh = link.with_name(".latest.fresh")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    os.replace(fresh, link)
+
+
+def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
+    """The dataset card."""
+    documents = totals["documents"]
+    lines = [
+        f"# {made_of.name}",
+        "",
+        f"A flat-tokens dataset, version `{version}`, layout `{layout}`.",
+        "",
+        "| split | tokens | sequences | largest token id |",
+        "|---|---:|---:|---:|",
+        *(f"| {s} | {totals[s]['token_count']:,} | {totals[s]['seq_count']:,} | {totals[s]['max_token_id']:,} |" for s in SPLITS),
+        "",
+        "## Read it",
+        "",
+        "```python",
+        "import flat_tokens",
+        "",
+        'dataset = flat_tokens.open("path/to/this/directory")',
+        "dataset.train.sequence(0)        # token ids of the first document: uint32[length]",
+        "dataset.train.slice(0, 2048)     # stored tokens: id * 2 + 1 where a sequence starts, id * 2 elsewhere",
+        "```",
+        "",
+        'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
+        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) and row.",
+        "",
+        "## Tokenizer",
+        "",
+        f"`{made_of.tokenizer['name']}`, ids 0 to {made_of.tokenizer['highest_id']:,}, digest `{made_of.tokenizer['digest']}`"
+        + (f", revision `{made_of.tokenizer['revision']}`." if made_of.tokenizer["revision"] else "."),
+        "",
+        "## Documents",
+        "",
+        f"{documents['read']:,} read, {documents['written']:,} written, {documents['text_bytes']:,} bytes of text, "
+        f"{documents['repeated_keys']:,} with the key of another.",
+        f"Skipped: {_counts(documents['skipped'])}. Replaced: {_counts(documents['replaced'])}.",
+        f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}.",
+        _split_sentence(made_of.split),
+        "",
+        "## Sources",
+    ]
+    number = 0
+    for source in made_of.sources:
+        lines += ["", f"### {source['name']}", "", f"From {source['from']}"]
+        lines[-1] += f", revision `{source['revision']}`." if source["revision"] else "."
+        lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
+        for file in source["files"]:
+            lines.append(f"| {number} | {file['name']} | {file['size']:,} | `{file['sha256']}` |")
+            number += 1
+    return "\n".join(lines) + "\n"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
+
+
+def _split_sentence(split: dict[str, Any]) -> str:
+    if not split["validation_fraction"]:
+        return "Validation: what the sources name as such."
+    return f"Validation: a share of {split['validation_fraction']:g} of the documents, by their keys and seed {split['seed']}."

@@ -1,0 +1,149 @@
+"""Tokenizing a slice into a token shard: a small flat-tokens array with a key and a row for every sequence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, ReadableArray, open_array
+from flat_tokens.batch import TokenBatch
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.storage import Store, StoredObject, make_directory, sync_directory
+from flat_tokens.writer import FlatTokensWriter
+from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard, put_aside, receipt_json, repairing
+from tasks.documents import Documents, Tally, read_documents
+from tasks.models import Slice, TokenShard
+from tasks.progress import meter
+from tasks.tokenizers import Engine, engine_of, load_tokenizer
+
+SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
+"""Raw, in smaller chunks than a dataset: a split that draws few documents reads little else."""
+
+
+def document_spec(layout: Layout) -> ArraySpec:
+    """How the arrays beside the tokens are stored: one uint64 a document."""
+    starts = layout.seq_starts
+    return ArraySpec("uint64", "document", starts.zarr_format, starts.object_length, starts.chunk_length, 1)
+
+
+class DocumentArrays(NamedTuple):
+    """Beside a shard's tokens, for each sequence: its document's key, and its row counted from the slice's first row."""
+
+    key: ReadableArray
+    row: ReadableArray
+
+
+def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
+    store = root / CACHE / shard.key
+    key, row = (open_array(store / f"documents/{name}", "uint64") for name in DocumentArrays._fields)
+    return open_split(store), DocumentArrays(key, row)
+
+
+def make_shard(part: Slice, recipe: Recipe, write: Callable[[TokenShard, Place], TokenShard]) -> TokenShard:
+    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now and handed to *write*."""
+    key = recipe.key(part)
+    stored = load_shard(recipe.place.root, key)
+    if stored is not None:
+        meter.add("tokenize", part.text_bytes, stored.read, stored.token_count)
+        return stored
+    return write(tokenize_slice(part, recipe), recipe.place)
+
+
+def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
+    """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document."""
+    key = recipe.key(part)
+    store = Store.at(Path(recipe.place.staging) / key)
+    engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
+    spec = document_spec(SHARD_LAYOUT)
+    tally, before = Tally(), 0
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
+        columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
+        documents = read_documents(part, recipe.source(part), recipe.documents, tally)
+        for batch, beside in token_batches(documents, engine):
+            writer.append(batch)
+            columns[0].append(beside.keys)
+            columns[1].append(beside.rows)
+            meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
+            before = tally.text_bytes
+    # What was estimated and what came differ: the display's total stays true.
+    meter.add("tokenize", part.text_bytes - tally.text_bytes)
+    return TokenShard(
+        key=key,
+        inputs=recipe.key_inputs(part),
+        objects=tuple(sorted([*writer.objects, *(stored for column in columns for stored in column.objects)])),
+        text_bytes=tally.text_bytes,
+        rows=tally.rows,
+        read=tally.read,
+        written=tally.written,
+        skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
+        replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
+        token_count=writer.token_count,
+        max_token_id=writer.max_token_id,
+    )
+
+
+def token_batches(documents: Iterator[Documents], engine: Engine) -> Iterator[tuple[TokenBatch, Documents]]:
+    for batch in documents:
+        ids, offsets = engine(batch.texts)
+        yield TokenBatch.from_flat(_writable(ids), offsets.astype(np.uint64)), batch
+
+
+def _writable(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    return ids if ids.flags.writeable else ids.copy()
+
+
+def write_shard(draft: TokenShard, place: Place) -> TokenShard:
+    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same bytes."""
+    root = place.root
+    staged, target = Path(place.staging) / draft.key, root / CACHE / draft.key
+    if root.is_local:
+        _move(root, staged, Path(target.root), draft)
+    else:
+        for stored in draft.objects:
+            _upload(target, staged, stored)
+        shutil.rmtree(staged)
+    target.put(RECEIPT, receipt_json(draft))
+    return draft
+
+
+def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
+    make_directory(target.parent)
+    for _ in range(3):
+        try:
+            os.rename(staged, target)
+        except OSError:
+            if not target.exists():
+                raise
+        else:
+            sync_directory(target.parent)
+            return
+        # Without a receipt: left by a dead process, or being written by another one at this moment.
+        if _is_whole(root / CACHE / draft.key, draft):
+            shutil.rmtree(staged)
+            return
+        with repairing(root):
+            if not _is_whole(root / CACHE / draft.key, draft):
+                put_aside(root, draft.key)
+    raise OSError(f"{target}: something else keeps writing there. Run the build again.")
+
+
+def _is_whole(store: Store, shard: TokenShard) -> bool:
+    try:
+        return all(store.digest(stored.key) == stored for stored in shard.objects)
+    except NOT_A_FILE:
+        return False
+
+
+def _upload(target: Store, staged: Path, stored: StoredObject) -> None:
+    with (staged / stored.key).open("rb") as file, target.create(stored.key) as writer:
+        while block := file.read(8 << 20):
+            writer.write(block)

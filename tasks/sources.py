@@ -1,0 +1,230 @@
+"""Resolving a source to a pinned, ordered list of files, before anything is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from tasks.models import Model, Source, Split
+
+HIDDEN = re.compile(r"(^|/)[._]")
+
+ATTEMPTS = 8
+LONGEST_WAIT = 60.0
+RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
+TIMEOUT = (10, 60)
+
+logger = logging.getLogger(__name__)
+
+
+class FoundFile(Model):
+    """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it."""
+
+    source: int
+    name: str
+    uri: str
+    size: int | None
+    immutable: str | None = None
+    split: Split | None = None
+
+
+class PinnedSource(Model):
+    """A source that no longer moves: where it is, as one may show it, at which revision, with which files."""
+
+    origin: str
+    revision: str | None
+    files: tuple[FoundFile, ...]
+
+
+def resolve_source(source: Source, index: int) -> PinnedSource:
+    """The files of a source, ordered by name. ValueError where there are none, or where one must not be read."""
+    if source.hub is not None:
+        from tasks.hub import resolve_hub
+
+        return resolve_hub(source, index)
+    assert source.path is not None
+    is_local = fsspec.utils.get_protocol(source.path) in ("file", "local")
+    pinned = (_local if is_local else _remote)(source, index, source.path)
+    files = assign_splits(source, pinned.files)
+    if not files:
+        raise ValueError(f"source {source.name!r}: there are no files at {source.path}")
+    return pinned.model_copy(update={"files": files})
+
+
+def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
+    """Say which files are validation where the source brings its own split, and leave out other splits' files."""
+    if source.split is None and source.validation_split is None:
+        return files
+    chosen = []
+    for file in files:
+        if source.validation_split and names_split(file.name, source.validation_split):
+            chosen.append(file.model_copy(update={"split": "validation"}))
+        elif source.split is None or names_split(file.name, source.split):
+            chosen.append(file.model_copy(update={"split": "train" if source.validation_split else None}))
+    for split in filter(None, (source.split, source.validation_split)):
+        if not any(names_split(file.name, split) for file in files):
+            raise ValueError(
+                f"source {source.name!r}: no file is of split {split!r}; there are {', '.join(f.name for f in files[:5])}"
+                f"{' ...' if len(files) > 5 else ''}. A split's name stands alone in a file's name or path, as in "
+                f"{split}-00000.parquet."
+            )
+    return tuple(chosen)
+
+
+def names_split(name: str, split: str) -> bool:
+    """Whether a file's name or a directory on its way is that of a split: ``train-00000.parquet``, ``data/train/x.jsonl``."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name) is not None
+
+
+def _local(source: Source, index: int, path: str) -> PinnedSource:
+    location = Path(os.path.expanduser(path.removeprefix("file://").removeprefix("local://")))
+    hidden_too = False
+    if not os.path.lexists(location) and any(character in str(location) for character in "*?["):
+        base = _glob_base(location)
+        pattern = location.relative_to(base)
+        paths = [p for p in sorted(base.glob(str(pattern))) if not p.is_dir()]
+        hidden_too = HIDDEN.search(pattern.as_posix()) is not None
+    elif location.is_dir():
+        base, paths = location, list(_walk(location, source))
+    elif os.path.lexists(location):
+        base, paths, hidden_too = location.parent, [location], True
+    else:
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}")
+    files = []
+    for file in paths:
+        name = file.relative_to(base).as_posix()
+        if HIDDEN.search(name) and not hidden_too:
+            continue
+        _refuse_special(file, source)
+        files.append(FoundFile(source=index, name=name, uri=os.fspath(file.absolute()), size=file.stat().st_size))
+    files.sort(key=lambda file: file.name)
+    return PinnedSource(origin=f"local files ({PurePosixPath(path).name or 'directory'})", revision=None, files=tuple(files))
+
+
+def _glob_base(location: Path) -> Path:
+    base = Path(location.anchor)
+    for part in location.parts[len(base.parts) :]:
+        if any(character in part for character in "*?["):
+            return base
+        base /= part
+    return base
+
+
+def _walk(directory: Path, source: Source) -> Iterator[Path]:
+    """Every file below a directory but in hidden directories; ValueError for a link to a directory, which may be a circle."""
+    for parent, directories, names in os.walk(directory, followlinks=False):
+        directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
+        for name in directories:
+            if (link := Path(parent, name)).is_symlink():
+                raise ValueError(
+                    f"source {source.name!r}: {link} is a link to a directory, which is not followed. Remove it, or make "
+                    f"{os.path.realpath(link)} a source of its own."
+                )
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def _refuse_special(file: Path, source: Source) -> None:
+    """Refuse what is not a plain file, and links that lead nowhere or in a circle."""
+    try:
+        real = file.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"source {source.name!r}: {file} is a link that leads nowhere or in a circle") from error
+    if not real.is_file():
+        raise ValueError(f"source {source.name!r}: {file} is not a plain file")
+
+
+def _remote(source: Source, index: int, url: str) -> PinnedSource:
+    http = fsspec.utils.get_protocol(url) in ("http", "https")
+    magic = "*[" if http else "*?["  # behind a question mark stands a query
+    fs, path = fsspec.core.url_to_fs(url)
+    hidden_too = False
+    try:
+        if any(character in path for character in magic):
+            base = path[: min(path.index(c) for c in magic if c in path)].rpartition("/")[0]
+            infos = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
+            hidden_too = HIDDEN.search(path[len(base) :]) is not None
+        elif http:
+            base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
+        elif fs.isdir(path):
+            base, infos = path, list(fs.find(path, detail=True).values())
+        else:
+            base, infos, hidden_too = posixpath.dirname(path), [fs.info(path)], True
+    except FileNotFoundError as error:
+        raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
+    files = []
+    for info in infos:
+        uri = fs.unstrip_protocol(info["name"])
+        name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
+        if HIDDEN.search(name) and not hidden_too:
+            continue
+        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=_version_of(info)))
+    files.sort(key=lambda file: file.name)
+    return PinnedSource(origin=url, revision=None, files=tuple(files))
+
+
+def _version_of(info: dict[str, Any]) -> str | None:
+    """What a store says of an object's content: it changes whenever the content does."""
+    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5"):
+        if info.get(name):
+            return f"{name}:{info[name]}"
+    return None
+
+
+def _http_info(url: str) -> dict[str, Any]:
+    """Name, size and strong ETag of a file, as far as its server tells them."""
+    import requests
+
+    headers = {"Accept-Encoding": "identity"}
+    failures, ask = 0, requests.head
+    while True:
+        try:
+            with ask(url, headers=headers, stream=True, allow_redirects=True, timeout=TIMEOUT) as response:
+                if response.status_code in (403, 405, 501) and ask is requests.head:  # not every server answers HEAD
+                    ask = requests.get
+                    continue
+                if response.status_code in (404, 410):
+                    raise FileNotFoundError(url)
+                response.raise_for_status()
+                length = response.headers.get("Content-Length", "") if "Content-Encoding" not in response.headers else ""
+                etag = response.headers.get("ETag", "")
+                strong = None if etag.startswith("W/") else etag
+                return {"name": url, "size": int(length) if length.isdigit() else None, "ETag": strong}
+        except requests.RequestException as error:
+            failures += 1
+            pause(error, failures, url)
+
+
+def pause(error: Exception, failures: int, what: str) -> None:
+    """Wait before *what* is asked for again, longer each time, as a server that is busy asks for. OSError where that would
+    not help, and after enough tries.
+    """
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    # The library's own words may hold the signed address of a redirection.
+    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if isinstance(status, int) else str(error)
+    if failures >= ATTEMPTS or not _may_pass(error, status):
+        tries = "1 try" if failures == 1 else f"{failures} tries"
+        raise OSError(f"{what} cannot be fetched ({tries}): {problem}") from error
+    wait = min(LONGEST_WAIT, 0.5 * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
+    asked = str((getattr(response, "headers", None) or {}).get("Retry-After", ""))
+    if asked.isdigit():  # it may also be a date
+        wait = min(LONGEST_WAIT, max(float(asked), wait))
+    logger.warning("%s: %s; trying again in %.0f s", what, problem, wait)
+    time.sleep(wait)
+
+
+def _may_pass(error: Exception, status: Any) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(status, int):
+        return status in RETRIED_STATUS
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | ValueError)

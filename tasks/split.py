@@ -1,0 +1,317 @@
+"""Train or validation: which documents go where, where each lands, and writing the final arrays object by object."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from flat_tokens.arrays import LAYOUTS, ArrayWriter, Layout, LayoutName
+from flat_tokens.keys import A, mix
+from flat_tokens.reader import SPLITS, FlatTokens
+from flat_tokens.storage import Store, StoredObject
+from tasks.caching import Place
+from tasks.models import Model, Split, TokenShard
+from tasks.progress import meter
+from tasks.shards import document_spec, open_shard
+
+SPAN_TOKENS = 1 << 26
+"""Tokens that one task writes, at least one stored object."""
+
+SPAN_DOCUMENTS = 1 << 20
+BLOCK_TOKENS = 1 << 19
+READ_AHEAD = 3
+MAX_SLICES_OF_A_BLOCK = 8
+SPARSE = 8
+"""A block is not read as a whole where less than one part in so many of it is wanted."""
+
+DOCUMENT_ARRAYS = ("key", "file", "row")
+
+
+class SplitRule(Model):
+    """A document is validation if a hash of its key and the seed falls below the fraction: so membership depends on the
+    document alone, not on the tokenizer, the order, the number of workers or what else the dataset holds.
+    """
+
+    fraction: float
+    seed: int
+
+    def draws(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which documents are validation: bool[n]."""
+        if self.fraction >= 1:
+            return np.ones(len(keys), bool)
+        salt = mix(np.array([self.seed], np.uint64) * A + A)
+        return mix(keys ^ salt) < np.uint64(int(self.fraction * 2**64))
+
+
+class ShardPlace(Model):
+    """A shard's place in a split: its sequences and tokens of that split start at ``first_seq`` and ``first_token``."""
+
+    shard: TokenShard
+    file: int
+    first_row: int
+    all_in: Split | None
+    first_seq: int = 0
+    seq_count: int = 0
+    first_token: int = 0
+    token_count: int = 0
+
+
+class Span(Model):
+    """A run of whole stored objects of one split that one task writes: items ``start:stop`` of the tokens, or of the arrays
+    that have an entry a document.
+    """
+
+    split: Split
+    of_tokens: bool
+    start: int
+    stop: int
+    places: tuple[ShardPlace, ...]
+    last_entry: int | None = Field(None, description="The token count, for the span that ends seq_starts")
+
+    @property
+    def label(self) -> str:
+        return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
+
+
+class Written(NamedTuple):
+    """What a task wrote of a span."""
+
+    objects: tuple[StoredObject, ...]
+    max_token_id: int
+
+
+class Counts(NamedTuple):
+    """What a shard holds of each split."""
+
+    train_seqs: int
+    train_tokens: int
+    validation_seqs: int
+    validation_tokens: int
+
+
+def chosen(split: Split, all_in: Split | None, rule: SplitRule, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which documents of a shard belong to *split*: bool[n]."""
+    if all_in is not None:
+        return np.full(len(keys), all_in == split)
+    drawn = rule.draws(keys)
+    return drawn if split == "validation" else ~drawn
+
+
+def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
+    """How many sequences and tokens of each split a shard holds, from its keys and starts."""
+    tokens, documents = open_shard(root, at.shard)
+    here = (tokens.seq_count, tokens.token_count)
+    if at.all_in is not None or rule.fraction == 0:
+        return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)
+    lengths = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1))
+    drawn = rule.draws(documents.key.read(0, tokens.seq_count))
+    seqs, count = int(drawn.sum()), int(lengths[drawn].sum())
+    return Counts(tokens.seq_count - seqs, tokens.token_count - count, seqs, count)
+
+
+def lay_out(counted: Iterable[tuple[ShardPlace, Counts]], layout: LayoutName) -> Iterator[Span]:
+    """The spans of both splits, by prefix sums over the shards' counts, each as soon as its last shard is known: objects
+    can be written while later slices are still tokenized.
+    """
+    lines = [_Line(split, of_tokens, LAYOUTS[layout]) for split in SPLITS for of_tokens in (True, False)]
+    for at, counts in counted:
+        for line in lines:
+            yield from line.add(at, counts)
+    ends = {line.split: line.end for line in lines if line.of_tokens}
+    for line in lines:
+        yield from line.rest(ends[line.split])
+
+
+class _Line:
+    """One array's items as they come, cut into spans. (shard, item) -> (split, item): a shard's items begin where those of
+    the shards before it end.
+    """
+
+    def __init__(self, split: Split, of_tokens: bool, layout: Layout) -> None:
+        length = layout.encoded_tokens.object_length if of_tokens else layout.seq_starts.object_length
+        self.split, self.of_tokens = split, of_tokens
+        self._step = length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+        self._start = self._seqs = self._tokens = 0
+        self._open: list[ShardPlace] = []
+
+    @property
+    def end(self) -> int:
+        return self._tokens if self.of_tokens else self._seqs
+
+    def add(self, at: ShardPlace, counts: Counts) -> Iterator[Span]:
+        seqs, tokens = counts[:2] if self.split == "train" else counts[2:]
+        if seqs == 0:
+            return
+        place = {"first_seq": self._seqs, "seq_count": seqs, "first_token": self._tokens, "token_count": tokens}
+        self._open.append(at.model_copy(update=place))
+        self._seqs += seqs
+        self._tokens += tokens
+        while self.end >= self._start + self._step:
+            yield self._span(self._start + self._step, None)
+
+    def rest(self, token_count: int) -> Iterator[Span]:
+        """What is left; the documents' last span may have none, but it ends seq_starts."""
+        if not self.of_tokens:
+            yield self._span(self.end, token_count)
+        elif self.end > self._start:
+            yield self._span(self.end, None)
+
+    def _span(self, stop: int, last_entry: int | None) -> Span:
+        span = Span(
+            split=self.split,
+            of_tokens=self.of_tokens,
+            start=self._start,
+            stop=stop,
+            places=tuple(self._open),
+            last_entry=last_entry,
+        )
+        self._start = stop
+        self._open = [at for at in self._open if self._end_of(at) > stop]
+        return span
+
+    def _end_of(self, at: ShardPlace) -> int:
+        return at.first_token + at.token_count if self.of_tokens else at.first_seq + at.seq_count
+
+
+def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
+    """Write a span's objects below ``versions/<version>``, each once and whole."""
+    return (_write_tokens if span.of_tokens else _write_documents)(span, rule, layout, place, version)
+
+
+def _write_tokens(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
+    spec = LAYOUTS[layout].encoded_tokens
+    store = place.root / "versions" / version / span.split
+    largest = 0
+    first = span.start // spec.object_length
+    with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False) as writer:
+        for at in span.places:
+            for tokens in _tokens_of(span, at, rule, place):
+                largest = max(largest, int(tokens.max()))
+                writer.append(tokens)
+                meter.add("split", tokens.nbytes)
+    _check_length(span, writer.length)
+    return Written(_named(span.split, writer.objects), largest >> 1)
+
+
+def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
+    """The span's tokens that come from one shard, in order."""
+    source, documents = open_shard(place.root, at.shard)
+    keep = chosen(span.split, at.all_in, rule, documents.key.read(0, source.seq_count))
+    starts = source.seq_starts.read(0, source.seq_count + 1).astype(np.int64)
+    # Kept documents that stand side by side make one run of tokens.
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]])))
+    begins, ends = starts[edges[0::2]], starts[edges[1::2]]
+    # (split, token) -> (shard, run): cut the first and last run at the span's borders
+    before = np.concatenate([[0], np.cumsum(ends - begins)])
+    low, high = span.start - at.first_token, span.stop - at.first_token
+    begins = np.maximum(begins, begins + low - before[:-1])
+    ends = np.minimum(ends, ends + high - before[1:])
+    some = begins < ends
+    yield from _runs(source, begins[some], ends[some])
+
+
+class _Piece(NamedTuple):
+    """Tokens ``begin:end`` of a shard that are read at once, and the runs ``first:last`` that lie in them."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _pieces(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[_Piece]:
+    """What is read for many runs: blocks, or, where a block holds little of them, each run alone."""
+    starts = np.arange(int(begins[0]) // BLOCK_TOKENS * BLOCK_TOKENS, int(ends[-1]), BLOCK_TOKENS)
+    firsts = np.searchsorted(ends, starts, "right")
+    lasts = np.searchsorted(begins, starts + BLOCK_TOKENS, "left")
+    for start, first, last in zip(starts.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        if first == last:
+            continue
+        low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + BLOCK_TOKENS)
+        if (high - low).sum() * SPARSE < high[-1] - low[0]:
+            yield from map(_Piece, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
+        else:
+            yield _Piece(int(low[0]), int(high[-1]), first, last)
+
+
+def _runs(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint32]]:
+    """The tokens of many runs, the next pieces being read while one is used."""
+    if not len(begins):
+        return
+    buffers = deque(np.empty((READ_AHEAD + 1, BLOCK_TOKENS), np.uint32))
+
+    with ThreadPoolExecutor(READ_AHEAD) as readers:
+        under_way: deque[tuple[_Piece, Future[npt.NDArray[np.uint32]]]] = deque()
+        for piece in _pieces(begins, ends):
+            out = buffers[0][: piece.end - piece.begin]
+            buffers.rotate(-1)  # a buffer is used again when all the others have been
+            under_way.append((piece, readers.submit(source.encoded_tokens.read, piece.begin, piece.end, out)))
+            if len(under_way) == READ_AHEAD:
+                yield from _of_piece(*under_way.popleft(), begins, ends)
+        while under_way:
+            yield from _of_piece(*under_way.popleft(), begins, ends)
+
+
+def _of_piece(
+    piece: _Piece, reading: Future[npt.NDArray[np.uint32]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[np.uint32]]:
+    """The tokens of a piece that belong to its runs."""
+    block = reading.result()
+    low = np.maximum(begins[piece.first : piece.last], piece.begin) - piece.begin
+    high = np.minimum(ends[piece.first : piece.last], piece.end) - piece.begin
+    if len(low) <= MAX_SLICES_OF_A_BLOCK:
+        yield from (block[i:j] for i, j in zip(low, high, strict=True))
+        return
+    edge = np.zeros(len(block) + 1, np.int8)
+    edge[low] += 1
+    edge[high] -= 1
+    yield block[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]
+
+
+def _write_documents(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
+    """seq_starts and, beside the arrays of the format, each document's key, file and row."""
+    spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
+    store = place.root / "versions" / version
+    first = span.start // spec.object_length
+    starts = ArrayWriter(store / span.split, "seq_starts", spec, first_object=first, write_metadata=False)
+    columns = {
+        name: ArrayWriter(store / f"documents/{span.split}", name, beside, first_object=first, write_metadata=False)
+        for name in DOCUMENT_ARRAYS
+    }
+    with starts, columns["key"], columns["file"], columns["row"]:
+        for at in span.places:
+            source, documents = open_shard(place.root, at.shard)
+            keys = documents.key.read(0, source.seq_count)
+            keep = np.flatnonzero(chosen(span.split, at.all_in, rule, keys))
+            entries = source.seq_starts.read(0, source.seq_count + 1)
+            lengths = np.diff(entries)[keep]
+            ends = np.cumsum(lengths) + np.uint64(at.first_token)
+            here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
+            starts.append((ends - lengths)[here])
+            columns["key"].append(keys[keep][here])
+            columns["file"].append(np.full(len(keep[here]), at.file, np.uint64))
+            rows = documents.row.read(0, source.seq_count)[keep][here]
+            columns["row"].append(rows + np.uint64(at.first_row))
+        _check_length(span, starts.length)
+        if span.last_entry is not None:
+            starts.append(np.array([span.last_entry], np.uint64))
+    beside_objects = [stored for name in DOCUMENT_ARRAYS for stored in columns[name].objects]
+    return Written(
+        (*_named(span.split, starts.objects), *_named(f"documents/{span.split}", beside_objects)),
+        0,
+    )
+
+
+def _check_length(span: Span, length: int) -> None:
+    if length != span.stop - span.start:
+        raise AssertionError(f"{span.label}: {length} items came instead of {span.stop - span.start}")
+
+
+def _named(prefix: str, objects: list[StoredObject]) -> tuple[StoredObject, ...]:
+    return tuple(stored._replace(key=f"{prefix}/{stored.key}") for stored in objects)

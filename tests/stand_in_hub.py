@@ -1,0 +1,282 @@
+"""A small Hugging Face hub on loopback: as much of its HTTP interface as ``huggingface_hub`` and ``datasets`` use to read.
+
+Repositories are directories, one for each commit: ``{datasets|models}/{organisation}/{name}/commits/{commit}/...``, and
+``.../refs/{branch}`` holds a commit. A test module that imports ``stand_in_hub_fixture`` has the fixture ``stand_in_hub``;
+another process is pointed to a hub by ``environment``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+Kind = Literal["datasets", "models"]
+API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?")
+RESOLVE = re.compile(r"/(?:(?P<kind>datasets)/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+
+
+@dataclass
+class Fault:
+    """What the next *times* requests to paths with *part* in them are answered with."""
+
+    part: str
+    status: int
+    times: int
+    headers: Mapping[str, str]
+
+
+@dataclass
+class Answer:
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class StandInHub:
+    """A hub over the directory *root*; ``requests`` is every (method, path) so far, in order."""
+
+    root: Path
+    url: str = ""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    gated: set[str] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def commit(self, repo: str, files: Mapping[str, bytes | str], kind: Kind = "datasets", branch: str = "main") -> str:
+        """Make *files* (path -> content) the whole content of a repository's branch; the commit."""
+        contents = {path: content.encode() if isinstance(content, str) else content for path, content in files.items()}
+        digest = hashlib.sha1(repr((kind, repo, sorted(contents.items()))).encode()).hexdigest()
+        home = self.root / kind / repo
+        for path, content in contents.items():
+            target = home / "commits" / digest / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        ref = home / "refs" / branch
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(digest)
+        return digest
+
+    def fail(self, part: str, status: int, times: int = 1, **headers: str) -> None:
+        """Answer the next *times* requests to a path that contains *part* with *status*; ``Retry_After="0"`` is a header."""
+        with self.lock:
+            self.faults.append(Fault(part, status, times, {name.replace("_", "-"): value for name, value in headers.items()}))
+
+    def count(self, part: str, method: str = "") -> int:
+        """Requests so far to paths that contain *part*, failed ones included."""
+        with self.lock:
+            return sum(part in path and method in ("", asked) for asked, path in self.requests)
+
+    def answer(self, method: str, target: str, body: bytes) -> Answer:
+        """What the hub says to a request; *target* is path and query as they were sent."""
+        parts = urlsplit(target)
+        path = unquote(parts.path)
+        with self.lock:
+            self.requests.append((method, path))
+            for fault in self.faults:
+                if fault.times and fault.part in path:
+                    fault.times -= 1
+                    return Answer(fault.status, b"stand-in fault", fault.headers)
+        # Revisions such as refs%2Fpr%2F1 are one part of the path: what is matched is still quoted.
+        if match := API.fullmatch(parts.path):
+            return self._api(**match.groupdict(), query=parse_qs(parts.query), form=parse_qs(body.decode()))
+        if match := RESOLVE.fullmatch(parts.path):
+            kind, repo, revision, name = match.group("kind") or "models", *map(unquote, match.group("repo", "revision", "path"))
+            return self._file(kind, repo, revision, name)
+        return _missing("EntryNotFound")
+
+    def _api(
+        self, kind: str, repo: str, verb: str | None, rest: str | None, query: dict[str, list[str]], form: dict[str, list[str]]
+    ) -> Answer:
+        revision, _, directory = (rest or "main").partition("/")
+        commit = self._find(kind, repo, unquote(revision))
+        if isinstance(commit, Answer):
+            return commit
+        files = self._files(kind, repo, commit)
+        if verb == "tree":
+            return self._tree(files, unquote(directory), query.get("recursive", ["false"])[0].lower() == "true")
+        if verb == "paths-info":
+            return _json([_entry(path, files[path]) for path in form.get("paths", []) if path in files])
+        siblings = [{"rfilename": path} for path in files]
+        gated = "manual" if repo in self.gated else False
+        return _json({"_id": commit[:24], "id": repo, "sha": commit, "private": False, "gated": gated, "siblings": siblings})
+
+    def _tree(self, files: dict[str, Path], directory: str, recursive: bool) -> Answer:
+        prefix = f"{directory}/" if directory else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for path, file in files.items():
+            if not path.startswith(prefix):
+                continue
+            parts = path[len(prefix) :].split("/")
+            for depth in range(1, len(parts) if recursive else min(len(parts), 2)):
+                folder = prefix + "/".join(parts[:depth])
+                entries[folder] = {
+                    "type": "directory",
+                    "oid": hashlib.sha1(folder.encode()).hexdigest(),
+                    "size": 0,
+                    "path": folder,
+                }
+            if recursive or len(parts) == 1:
+                entries[path] = _entry(path, file)
+        return _json(list(entries.values())) if entries or not directory else _missing("EntryNotFound")
+
+    def _file(self, kind: str, repo: str, revision: str, path: str) -> Answer:
+        commit = self._find(kind, repo, revision)
+        if isinstance(commit, Answer):
+            return commit
+        if repo in self.gated:
+            return Answer(403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to {repo} is restricted."})
+        file = self._files(kind, repo, commit).get(path)
+        if file is None:
+            return _missing("EntryNotFound", {"X-Repo-Commit": commit})
+        content = file.read_bytes()
+        return Answer(200, content, {"X-Repo-Commit": commit, "ETag": f'"{_oid(content)}"', "Accept-Ranges": "bytes"})
+
+    def _find(self, kind: str, repo: str, revision: str) -> str | Answer:
+        """The commit of a revision, or the answer that there is none."""
+        home = self.root / kind / repo
+        if not home.is_dir():
+            return _missing("RepoNotFound")
+        if (home / "commits" / revision).is_dir():
+            return revision
+        ref = home / "refs" / revision
+        return ref.read_text() if ref.is_file() else _missing("RevisionNotFound")
+
+    def _files(self, kind: str, repo: str, commit: str) -> dict[str, Path]:
+        tree = self.root / kind / repo / "commits" / commit
+        return {path.relative_to(tree).as_posix(): path for path in sorted(tree.rglob("*")) if path.is_file()}
+
+
+def _missing(code: str, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(404, json.dumps({"error": code}).encode(), {"X-Error-Code": code, **(headers or {})})
+
+
+def _json(value: Any) -> Answer:
+    return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+def _oid(content: bytes) -> str:
+    """The object id that git gives a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _entry(path: str, file: Path) -> dict[str, Any]:
+    content = file.read_bytes()
+    return {"type": "file", "oid": _oid(content), "size": len(content), "path": path}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP/1.0, so that no connection outlives its request."""
+
+    hub: StandInHub
+
+    def _respond(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        answer = self.hub.answer(self.command, self.path, body)
+        status, content, headers = answer.status, answer.body, dict(answer.headers)
+        if status == 200 and (match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")):
+            start, stop = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
+            status, headers["Content-Range"] = 206, f"bytes {start}-{stop - 1}/{len(content)}"
+            content = content[start:stop]
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(ConnectionError):  # a reader may stop when it has seen enough
+                self.wfile.write(content)
+
+    do_GET = do_HEAD = do_POST = _respond  # noqa: N815
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: what was asked is in ``StandInHub.requests``."""
+
+
+@contextmanager
+def serve(root: Path) -> Iterator[StandInHub]:
+    """A hub over the directory *root* for as long as the block runs."""
+    hub = StandInHub(root)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
+    server.daemon_threads = False  # closing the server waits for its last answers
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def environment(url: str, home: Path) -> dict[str, str]:
+    """Variables that point another process to the hub at *url*, all that it keeps below *home*."""
+    return {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_DATASETS_CACHE": str(home / "datasets"),
+        "HF_XET_CACHE": str(home / "xet"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    }
+
+
+def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
+    """Point this process to the hub at *url*: the libraries read their environment once, so that what they read is set too."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment(url, home).items():
+        monkeypatch.setenv(name, value)
+    in_huggingface_hub: dict[str, object] = {
+        "ENDPOINT": url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_XET_CACHE": str(home / "xet"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "HF_STORED_TOKENS_PATH": str(home / "stored_tokens"),
+        "AGENT_HARNESSES_PATH": str(home / "harnesses.json"),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_TELEMETRY": True,
+    }
+    in_datasets: dict[str, object] = {
+        "HF_ENDPOINT": url,
+        "HF_CACHE_HOME": str(home),
+        "HF_DATASETS_CACHE": home / "datasets",
+        "DOWNLOADED_DATASETS_PATH": home / "datasets" / "downloads",
+        "EXTRACTED_DATASETS_PATH": home / "datasets" / "extracted",
+        "HF_HUB_OFFLINE": False,
+        "HF_UPDATE_DOWNLOAD_COUNTS": False,
+    }
+    for module, values in ((constants, in_huggingface_hub), (datasets.config, in_datasets)):
+        for name, fixed in values.items():
+            monkeypatch.setattr(module, name, fixed)
+
+
+@pytest.fixture(name="stand_in_hub")
+def stand_in_hub_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    """An empty hub of the test's own; this process asks it, and keeps what it gives below the test's directory."""
+    from huggingface_hub import HfFileSystem, close_session
+
+    with serve(tmp_path / "hub") as hub:
+        isolate(monkeypatch, hub.url, tmp_path / "huggingface")
+        try:
+            yield hub
+        finally:
+            close_session()
+            HfFileSystem.clear_instance_cache()
