@@ -1,0 +1,8 @@
+"""``python -m flows``: the command line."""
+
+import sys
+
+from flows.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

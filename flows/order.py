@@ -1,0 +1,293 @@
+"""The order of a build, whoever runs its tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from flat_tokens.arrays import LayoutName
+from flat_tokens.manifest import read_manifest, verify
+from flat_tokens.storage import Store
+from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
+from tasks.documents import Tally, read_documents
+from tasks.download import fetch_file
+from tasks.finalize import Provenance, build_id, is_published, provenance, publish, read_pointer, write_version
+from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard
+from tasks.progress import meter
+from tasks.shards import make_shard
+from tasks.slices import plan_slices
+from tasks.sources import PinnedSource, resolve_source
+from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
+from tasks.tokenizers import Tokenizer, load_tokenizer, may_use_fast_engine
+
+SAMPLE_DOCUMENTS = 64
+SAMPLE_BYTES = 100_000
+
+
+class Started(Protocol):
+    """A task under way."""
+
+    def result(self) -> Any:
+        """Wait for it; what it returned, or the error that it raised."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs functions: on threads of this process, or as tasks that an orchestrator shows. ``window``: how many it should be
+    given at a time, enough to keep every worker busy, few enough that an error stops the rest.
+    """
+
+    window: int
+
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
+        """Begin ``function(item, *shared)``."""
+        ...
+
+
+class BuildResult(Model):
+    """What a build came to. ``seconds``: of each stage. ``slices_reused``: taken from earlier builds, not tokenized."""
+
+    path: str
+    version: str
+    sequence: int
+    was_published: bool
+    layout: LayoutName
+    totals: dict[str, Any]
+    byte_count: int
+    slices: int
+    slices_reused: int
+    seconds: dict[str, float]
+
+
+def build(config: BuildConfig, runner: Runner) -> BuildResult:
+    """Build a dataset version, publish it, and let ``latest`` point at it. A version that is there already is left as it is."""
+    meter.reset()
+    seconds: dict[str, float] = {}
+    root, layout = check_output(config), layout_of(config)
+    since = read_pointer(root)["sequence"]
+
+    with stage("download", seconds), ThreadPoolExecutor(1) as beside:
+        loading = beside.submit(load_tokenizer, config.tokenizer)
+        pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
+        check_apart(root, pinned)
+        found = [file for source in pinned for file in source.files]
+        files: list[SourceFile] = list(in_order(runner, fetch_file, found, config.sources, scratch_of(config)))
+        check_one_format(config, files)
+        tokenizer = loading.result()
+        made_of = provenance(config, pinned, files, tokenizer)
+        version = build_id(made_of, layout)
+
+    if is_published(root, version, layout):
+        with stage("finalize", seconds):
+            verify(root.path(f"versions/{version}") if root.is_local else f"{root.url}/versions/{version}")
+            return finish(config, root, version, layout, publish(root, version, since), seconds)
+
+    with attempt(config.output, scratch_of(config), version) as place:
+        with stage("tokenize", seconds):
+            slices = [part for file in files for part in plan_slices(file, config.sources[file.source], config.slice_bytes)]
+            recipe = make_recipe(config, place, tokenizer, slices)
+            distinct = {recipe.key(part): part for part in slices}
+            reused = sum(root.exists(f"{CACHE}/{key}/{RECEIPT}") for key in distinct)
+            meter.begin("tokenize", sum(part.text_bytes for part in distinct.values()))
+            shards = in_order(runner, make_shard, list(distinct.values()), recipe)
+            rule = SplitRule(fraction=config.fraction, seed=config.split_seed)
+            places: list[ShardPlace] = []
+            counted = count_in_order(place_shards(files, slices, recipe, shards), places, rule, place.root)
+            # Lazily, from the last line to the first: an object is written as soon as the shards that it takes from are there.
+            spans, writing = [], []
+            for span in lay_out(counted, layout):
+                spans.append(span)
+                writing.append(runner.start(write_span, span, rule, layout, place, version))
+
+        with stage("split", seconds):
+            meter.begin("split", 4 * sum(at.shard.token_count for at in places))
+            written: list[Written] = [task.result() for task in writing]
+
+        with stage("finalize", seconds):
+            runner.start(finalize, made_of, layout, spans, written, places, place, version, config.verify_level).result()
+            sequence = publish(root, version, since)
+
+    return finish(config, root, version, layout, sequence, seconds, len(slices), len(slices) - len(distinct) + reused)
+
+
+def finalize(
+    made_of: Provenance,
+    layout: LayoutName,
+    spans: list[Span],
+    written: list[Written],
+    places: list[ShardPlace],
+    place: Place,
+    version: str,
+    verify_level: str,
+) -> str:
+    """Write what is not tokens, check, commit; the version's name."""
+    write_version(made_of, layout, spans, written, places, place, version, verify_level)
+    return version
+
+
+def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
+    """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
+    recipe = Recipe(
+        place=place,
+        sources=config.sources,
+        tokenizer=config.tokenizer,
+        tokenizer_digest=tokenizer.digest,
+        fast=False,
+        documents=config.documents,
+    )
+    samples = sample_texts(config, slices)
+    return recipe.model_copy(update={"fast": may_use_fast_engine(tokenizer, config.tokenizer.engine, samples)})
+
+
+def sample_texts(config: BuildConfig, slices: list[Slice]) -> list[str]:
+    """The first documents of every source."""
+    texts: list[str] = []
+    first_of = {part.file.source: part for part in reversed(slices)}
+    for index, part in sorted(first_of.items()):
+        for documents in read_documents(part, config.sources[index], config.documents, Tally()):
+            size = 0
+            for text in documents.texts.slice(0, SAMPLE_DOCUMENTS):
+                size += len(text.as_buffer())
+                if size > SAMPLE_BYTES:
+                    break
+                texts.append(text.as_py())
+            break
+    return texts
+
+
+def place_shards(
+    files: list[SourceFile], slices: list[Slice], recipe: Recipe, shards: Iterator[TokenShard]
+) -> Iterator[ShardPlace]:
+    """Each slice's shard, in order, with its file's number and the row of the file at which it begins. *shards* has each
+    distinct shard once, where it is first needed: equal files share theirs.
+    """
+    numbers = {(file.source, file.name): i for i, file in enumerate(files)}
+    known: dict[str, TokenShard] = {}
+    rows: Counter[int] = Counter()
+    for part in slices:
+        number, key = numbers[part.file.source, part.file.name], recipe.key(part)
+        shard = known.get(key) or known.setdefault(key, next(shards))
+        yield ShardPlace(shard=shard, file=number, first_row=rows[number], all_in=part.file.split)
+        rows[number] += shard.rows
+
+
+def count_in_order(
+    places: Iterable[ShardPlace], seen: list[ShardPlace], rule: SplitRule, root: Store
+) -> Iterator[tuple[ShardPlace, Counts]]:
+    """Places as they come, with their counts; *seen* keeps them all."""
+    for at in places:
+        seen.append(at)
+        yield at, count_documents(at, rule, root)
+
+
+def in_order(runner: Runner, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
+    """Run *function* for every item, a window at a time; results in the items' order. The first error is raised."""
+    under_way: deque[Started] = deque()
+    for item in items:
+        under_way.append(runner.start(function, item, *shared))
+        if len(under_way) >= runner.window:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def layout_of(config: BuildConfig) -> LayoutName:
+    if config.layout == "auto":
+        return "mmap" if Store.at(config.output).is_local else "compact"
+    return config.layout
+
+
+def scratch_of(config: BuildConfig) -> Path:
+    """The local directory for downloads, and for staging where the output is remote."""
+    if config.scratch is not None:
+        return Path(config.scratch)
+    root = Store.at(config.output)
+    if root.is_local:
+        return Path(root.root) / CACHE
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flat-tokens"
+
+
+def check_output(config: BuildConfig) -> Store:
+    """The output's root. ValueError, before any work, where nothing can be written there."""
+    root = Store.at(config.output)
+    if root.is_local:
+        directory = Path(root.root)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(f"cannot write to output {config.output}: {error.strerror}. Choose another output.") from error
+    return root
+
+
+def check_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
+    """Refuse an output among the inputs: the next build would read what this one wrote."""
+    if not root.is_local:
+        return
+    for source in pinned:
+        for file in source.files:
+            if "://" not in file.uri and Path(file.uri).is_relative_to(root.root):
+                raise ValueError(f"the source file {file.uri} lies within the output {root.root}. Keep them apart.")
+
+
+def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:
+    """Refuse a source of several formats: what stands beside the data is hardly meant as text to train on."""
+    for index, source in enumerate(config.sources):
+        of_format = {file.format: file.name for file in files if file.source == index}
+        if len(of_format) > 1:
+            found = ", ".join(f"{kind} ({name})" for kind, name in sorted(of_format.items()))
+            raise ValueError(
+                f"source {source.name!r} holds files of several formats: {found}. Set source.path to a glob that takes one of "
+                f"them, such as {source.path or source.name}/*.{next(iter(of_format))}; give another format a source of its own."
+            )
+
+
+@contextlib.contextmanager
+def stage(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Time a stage and show that it has begun."""
+    meter.begin(name)
+    begun = time.monotonic()
+    yield
+    seconds[name] = round(seconds.get(name, 0) + time.monotonic() - begun, 3)
+
+
+def finish(
+    config: BuildConfig,
+    root: Store,
+    version: str,
+    layout: LayoutName,
+    sequence: int,
+    seconds: dict[str, float],
+    slices: int = 0,
+    reused: int | None = None,
+) -> BuildResult:
+    """The result, and a record of the run beside the versions: when, where, how long."""
+    manifest = read_manifest(root / "versions" / version)
+    result = BuildResult(
+        path=f"{root.url}/versions/{version}",
+        version=version,
+        sequence=sequence,
+        was_published=reused is None,
+        layout=layout,
+        totals=manifest["totals"],
+        byte_count=sum(stored["size"] for stored in manifest["objects"]),
+        slices=slices,
+        slices_reused=reused or 0,
+        seconds=seconds,
+    )
+    now = datetime.now(UTC)
+    record = {"at": now.isoformat(), "host": platform.node(), "config": config.model_dump(mode="json"), **result.model_dump()}
+    root.put(f"runs/{now:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(record, indent=2) + "\n").encode())
+    meter.begin("done")
+    return result

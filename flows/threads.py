@@ -1,0 +1,31 @@
+"""Running tasks on threads of this process, where no Prefect server watches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from tasks.shards import make_shard, write_shard
+
+
+class Threads:
+    """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock."""
+
+    def __init__(self, workers: int | None) -> None:
+        workers = workers or os.cpu_count() or 1
+        self.window = workers + 1
+        self._pool = ThreadPoolExecutor(workers, "task")
+
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Future[Any]:
+        if function is make_shard:
+            shared = (*shared, write_shard)
+        return self._pool.submit(function, item, *shared)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,93 @@
+"""Huge documents: bounded memory, or a clear error at the cap. Each build is a process of its own, measured as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import flat_tokens
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "deployments" / "demo"
+
+pytestmark = pytest.mark.slow
+
+
+class Measured(NamedTuple):
+    """How a build ended, what it said, and the most memory that it held."""
+
+    status: int
+    stderr: str
+    peak_bytes: int
+
+
+def build(tmp_path: Path, source: Path, **settings: Any) -> Measured:
+    config = tmp_path / "config.yaml"
+    whole = {"output": str(tmp_path / "out"), "source": {"path": str(source)}, "validation_fraction": 0, **settings}
+    config.write_text(json.dumps({"tokenizer": str(DEMO / "tokenizer.json"), **whole}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows", "build", str(config), "--no-server"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        stderr = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Measured(process.returncode, stderr, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "text"])
+def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path: Path, kind: str) -> None:
+    text = "A long document says the same thing again, and again, in slightly other words. " * 2_531_646
+    source = tmp_path / f"long.{kind}"
+    source.write_text(json.dumps({"text": text}) + "\n" if kind == "jsonl" else text)
+    done = build(tmp_path, source)
+    assert done.status == 0, done.stderr
+    dataset = flat_tokens.open(tmp_path / "out")
+    assert (dataset.train.seq_count, dataset.manifest["totals"]["documents"]["text_bytes"]) == (1, len(text))
+    assert done.peak_bytes < 2e9
+
+
+@pytest.mark.parametrize("tokenizer", ["demo", "cl100k_base"])
+def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path: Path, vocabularies: Path, tokenizer: str) -> None:
+    source = tmp_path / "spaceless.txt"
+    source.write_bytes(b"abcdefghij" * 1_000_000)
+    done = build(tmp_path, source, **({} if tokenizer == "demo" else {"tokenizer": tokenizer}))
+    assert done.status == 0, done.stderr
+    assert done.peak_bytes < 2e9
+
+
+def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path: Path) -> None:
+    source = tmp_path / "line.jsonl"
+    with source.open("wb") as file:
+        file.write(b'{"text": "first"}\n{"text": "')
+        file.truncate(2 << 30)  # a hole: zero bytes up to the end, and no end of line
+    done = build(tmp_path, source)
+    assert done.status == 1
+    assert "line.jsonl, row 1" in done.stderr
+    assert "documents.max_bytes" in done.stderr
+    assert done.peak_bytes < 1.5e9
+
+
+def test_a_line_of_2_gb_can_be_skipped(tmp_path: Path) -> None:
+    source = tmp_path / "line.jsonl"
+    with source.open("wb") as file:
+        file.write(b'{"text": "first"}\n{"text": "')
+        file.truncate(2 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(b'"}\n{"text": "last"}\n')
+    done = build(tmp_path, source, documents={"on_bad": "skip"}, slice_bytes=2**31)
+    assert done.status == 0, done.stderr
+    documents = flat_tokens.open(tmp_path / "out").manifest["totals"]["documents"]
+    assert (documents["read"], documents["written"], documents["skipped"]) == (3, 2, {"too_long": 1})
+    assert done.peak_bytes < 1.5e9

@@ -1,0 +1,111 @@
+"""The Prefect flow against a real server: what people see, what the cache does, what is never stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
+
+import flat_tokens
+from flows.build import build_dataset
+from flows.order import build
+from flows.threads import Threads
+from tasks.models import BuildConfig
+
+DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def config(output: Path, **settings: Any) -> BuildConfig:
+    sources = [{"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"}]
+    return BuildConfig.model_validate(
+        {"output": str(output), "name": "watched", "sources": sources, "tokenizer": "bytes", "slice_bytes": 1_000_000, **settings}
+    )
+
+
+def task_runs(flow_run_name: str) -> dict[str, str]:
+    """States of the task runs of the flow run of that name, by their names, once the server knows how it ended: it learns
+    of tasks some time after they are done."""
+    for _ in range(150):
+        found = asyncio.run(_task_runs(flow_run_name))
+        if any(name.startswith("finalize") and state == "Completed" for name, state in found.items()):
+            return asyncio.run(_task_runs(flow_run_name))
+        time.sleep(0.2)
+    raise TimeoutError(f"the server does not show the end of {flow_run_name!r}: {found}")
+
+
+async def _task_runs(flow_run_name: str) -> dict[str, str]:
+    async with get_client() as client:
+        of_name = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+        (flow_run,) = await client.read_flow_runs(flow_run_filter=of_name, sort=FlowRunSort.NAME_ASC, limit=2)
+        of_run = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]))
+        runs = await client.read_task_runs(task_run_filter=of_run, sort=TaskRunSort.NAME_ASC, limit=200)
+    return {run.name: run.state_name or "" for run in runs}
+
+
+@pytest.mark.slow
+def test_five_stages_are_seen_with_names_that_a_person_recognises(tmp_path: Path) -> None:
+    result = build_dataset(config(tmp_path / "out"))
+
+    assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189
+    seen = task_runs("build watched with bytes")
+    assert seen["download stories.parquet"] == "Completed"
+    assert seen["tokenize stories.parquet[0:3]"] == "Completed"
+    assert any(name.startswith("shard-write ") for name in seen)
+    assert any(name.startswith("split train tokens 0 to ") for name in seen)
+    assert seen[f"finalize {result.version}"] == "Completed"
+
+
+@pytest.mark.slow
+def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
+    """A new split finds every shard, and the server shows it as cached; without the receipt it is not."""
+    build_dataset(config(tmp_path / "out", name="first"))
+    again = build_dataset(config(tmp_path / "out", name="second", validation_fraction=0.5))
+    assert again.slices_reused == again.slices == 1
+    assert task_runs("build second with bytes")["tokenize stories.parquet[0:3]"] == "Cached"
+    for receipt in (tmp_path / "out" / "_cache").glob("*/receipt.json"):
+        receipt.unlink()
+    build_dataset(config(tmp_path / "out", name="third", validation_fraction=0.25))
+    assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
+
+
+@pytest.mark.slow
+def test_the_flow_makes_the_same_bytes_as_threads_alone_and_stores_no_results(tmp_path: Path) -> None:
+
+    watched = build_dataset(config(tmp_path / "watched", slice_bytes=10_000))
+    with Threads(2) as runner:
+        alone = build(config(tmp_path / "alone"), runner)
+    assert watched.version == alone.version
+    manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
+    assert manifests[0] == manifests[1]
+    for path in (tmp_path / "watched" / "_cache").rglob("*"):
+        if path.suffix == ".json":
+            assert "serializer" not in json.loads(path.read_text())
+
+
+def test_bad_input_fails_the_run_with_its_own_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no column 'body'"):
+        build_dataset(config(tmp_path / "out", sources=[{"path": str(DEMO / "stories.parquet"), "text_column": "body"}]))
+
+
+def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tmp_path: Path) -> None:
+    """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
+    parameters = {"config": config(tmp_path / "out").model_dump(mode="json", exclude_unset=True)}
+    program = (
+        "import json, sys; from prefect.flows import load_flow_from_entrypoint as load; "
+        "flow = load('flows/build.py:build_dataset', use_placeholder_flow=False); "
+        "print(flow.validate_parameters(json.loads(sys.argv[1]))['config'].name, list(flow.parameters.properties))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(parameters)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.stdout == "watched ['config']\n", done.stderr
