@@ -1,0 +1,77 @@
+"""What the tests of faults share: small inputs, builds here and in processes of their own, and what they left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.order import BuildResult, build
+from flows.threads import Threads
+from tasks.models import BuildConfig
+
+ROOT = Path(__file__).parents[2]
+
+Settings = dict[str, Any]
+
+
+def write_notes(path: Path, count: int, words: int = 12) -> Path:
+    """A JSONL file of *count* documents that differ."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"id": f"{path.stem}-{i}", "text": f"{path.stem} {i}: " + "salt wind " * (words + i % 5)})
+        for i in range(count)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def settings_of(output: Path, *paths: Path, **settings: Any) -> Settings:
+    """A configuration as JSON can carry it: a source for each path, byte tokens, half of the documents validation."""
+    sources = [{"name": path.stem, "path": str(path), "id_column": "id"} for path in paths]
+    return {"output": str(output), "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.5, **settings}
+
+
+def build_here(settings: Settings, workers: int = 2) -> BuildResult:
+    with Threads(workers) as runner:
+        return build(BuildConfig.model_validate(settings), runner)
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """The sha256 of every file below a directory, by its name."""
+    return {
+        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def version_digests(root: Path, version: str) -> dict[str, str]:
+    return digests(root / "versions" / version)
+
+
+def staged(root: Path) -> list[str]:
+    """What is left in the staging directory."""
+    return sorted(path.relative_to(root).as_posix() for path in root.glob("_staging/**/*"))
+
+
+def receipts(root: Path) -> set[str]:
+    """Keys of the finished shards."""
+    return {path.parent.name for path in root.glob("_cache/*/receipt.json")}
+
+
+def pointer(root: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((root / "latest.json").read_bytes())
+    return value
+
+
+def command(config: Path, *arguments: str) -> list[str]:
+    """The build as a command of its own; JSON is YAML, so settings can be written as they are."""
+    return [sys.executable, "-m", "flows", "build", str(config), "--no-server", *arguments]
+
+
+def run_command(config: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **options)

@@ -1,0 +1,343 @@
+"""Bits that flip, files that end early, receipts that lie: what is staged is built again, what is published is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from tasks.caching import receipt_json
+from tasks.models import TokenShard
+from tests.faults.support import (
+    Settings,
+    build_here,
+    digests,
+    pointer,
+    receipts,
+    run_command,
+    settings_of,
+    staged,
+    version_digests,
+    write_notes,
+)
+
+Damage = Callable[[Path], None]
+
+
+def flip_bit(path: Path) -> None:
+    """A bit in the middle; where a JSON file has a digit in its second half, one that makes another digit of it."""
+    data = bytearray(path.read_bytes())
+    at = len(data) // 2
+    if path.suffix == ".json" and (digit := re.search(rb"[0-9]", data[at:])):
+        at += digit.start()
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def become_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, str, dict[str, str]]:
+    """A build of many slices, undisturbed: what it was told, its version, its bytes."""
+    work = tmp_path_factory.mktemp("built")
+    settings = settings_of(work / "out", write_notes(work / "in" / "a.jsonl", 12), slice_bytes=150)
+    result = build_here(settings)
+    assert result.slices >= 10
+    return settings, result.version, version_digests(work / "out", result.version)
+
+
+@pytest.fixture
+def output(built: tuple[Settings, str, dict[str, str]], tmp_path: Path) -> Path:
+    """A copy of the output, to be damaged."""
+    return shutil.copytree(built[0]["output"], tmp_path / "out", symlinks=True)
+
+
+def unpublish(root: Path) -> None:
+    """Leave the token shards alone."""
+    shutil.rmtree(root / "versions")
+    (root / "latest.json").unlink()
+
+
+def check_mended(
+    built: tuple[Settings, str, dict[str, str]], root: Path, damaged: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rerun builds the damaged shards again, says so, keeps what was there aside, and comes to the same bytes."""
+    settings, version, expected = built
+    unpublish(root)
+    stamps = {key: (root / f"_cache/{key}/zarr.json").stat().st_ctime_ns for key in receipts(root) - damaged}
+    with caplog.at_level(logging.WARNING):
+        result = build_here({**settings, "output": str(root)})
+    warned = {message.split()[2] for message in caplog.messages if "is damaged and is built again" in message}
+    assert warned == {key[:12] for key in damaged}
+    assert {path.name.rpartition("-")[0] for path in root.glob("_quarantine/*-*")} == damaged
+    assert stamps == {key: (root / f"_cache/{key}/zarr.json").stat().st_ctime_ns for key in stamps}
+    assert result.version == version
+    assert version_digests(root, version) == expected
+    assert staged(root) == []
+    flat_tokens.verify(root, "full")
+
+
+OF_A_SHARD = (
+    "encoded_tokens/c/0",
+    "encoded_tokens/zarr.json",
+    "seq_starts/c/0",
+    "seq_starts/zarr.json",
+    "documents/key/c/0",
+    "documents/key/zarr.json",
+    "documents/row/c/0",
+    "documents/row/zarr.json",
+    "zarr.json",
+    "receipt.json",
+)
+
+
+def test_these_are_all_files_of_a_shard(output: Path) -> None:
+    for key in receipts(output):
+        assert set(digests(output / "_cache" / key)) == set(OF_A_SHARD)
+
+
+@pytest.mark.parametrize("damage", [flip_bit, cut_off, empty, become_directory])
+def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(
+    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each file in turn, in a shard of its own."""
+    keys = sorted(receipts(output))
+    for key, name in zip(keys, OF_A_SHARD, strict=False):
+        damage(output / "_cache" / key / name)
+    check_mended(built, output, set(keys[: len(OF_A_SHARD)]), caplog)
+
+
+def test_missing_files_of_a_shard_are_found(
+    built: tuple[Settings, str, dict[str, str]], output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = sorted(receipts(output))
+    for key, name in zip(keys, OF_A_SHARD[:-1], strict=False):
+        remove(output / "_cache" / key / name)
+    check_mended(built, output, set(keys[: len(OF_A_SHARD) - 1]), caplog)
+
+
+def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(
+    built: tuple[Settings, str, dict[str, str]], output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a kill between the shard and its receipt: no damage, no warning."""
+    before = {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in sorted(receipts(output))}
+    for key in list(before)[:3]:
+        remove(output / "_cache" / key / "receipt.json")
+    check_mended(built, output, set(), caplog)
+    assert before == {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in before}
+
+
+def test_damage_without_a_receipt_is_put_aside_too(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+    settings, version, expected = built
+    one, other, third, *_ = sorted(receipts(output))
+    for key in (one, other, third):
+        remove(output / "_cache" / key / "receipt.json")
+    flip_bit(output / "_cache" / one / "encoded_tokens/c/0")
+    shutil.rmtree(output / "_cache" / other)
+    (output / "_cache" / other).write_text("in the way")
+    shutil.rmtree(output / "_cache" / third / "documents")
+    unpublish(output)
+    assert build_here({**settings, "output": str(output)}).version == version
+    assert version_digests(output, version) == expected
+    assert {path.name.rpartition("-")[0] for path in output.glob("_quarantine/*-*")} == {one, other, third}
+
+
+def foreign(root: Path, keys: list[str]) -> None:
+    """The receipt of another shard, objects and all."""
+    shutil.rmtree(root / "_cache" / keys[0])
+    shutil.copytree(root / "_cache" / keys[1], root / "_cache" / keys[0])
+
+
+def renamed(root: Path, keys: list[str]) -> None:
+    """The receipt of another shard, under this one's name."""
+    other = json.loads((root / "_cache" / keys[1] / "receipt.json").read_bytes())
+    other.pop("sha256")
+    lying = TokenShard.model_validate({**other, "key": keys[0]})
+    (root / "_cache" / keys[0] / "receipt.json").write_bytes(receipt_json(lying))
+
+
+def pointing_out(name: str) -> Callable[[Path, list[str]], None]:
+    """A receipt, right in all else, with an object that lies elsewhere."""
+
+    def write(root: Path, keys: list[str]) -> None:
+        path = root / "_cache" / keys[0] / "receipt.json"
+        facts = json.loads(path.read_bytes())
+        facts.pop("sha256")
+        (root / "outside").write_bytes(b"outside")
+        facts["objects"].append([name.format(root=root), 7, "0" * 64])
+        path.write_bytes(receipt_json(TokenShard.model_validate(facts)))
+
+    return write
+
+
+def junk(content: bytes) -> Callable[[Path, list[str]], None]:
+    def write(root: Path, keys: list[str]) -> None:
+        (root / "_cache" / keys[0] / "receipt.json").write_bytes(content)
+
+    return write
+
+
+class Bomb:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        foreign,
+        renamed,
+        pointing_out("../../outside"),
+        pointing_out("encoded_tokens/../../../outside"),
+        pointing_out("{root}/outside"),
+        pointing_out("encoded_tokens"),
+        pointing_out("nul\0"),
+        pointing_out(""),
+        junk(b""),
+        junk(b"null"),
+        junk(b"[]"),
+        junk(b"{}"),
+        junk(b"\xff\xfe"),
+        junk(b"[" * 100_000),
+        junk(b'{"sha256": ' + b"9" * 5000 + b"}"),
+        junk(pickle.dumps(Bomb(Path("ran")))),
+    ],
+)
+def test_a_receipt_that_lies_is_not_believed(
+    built: tuple[Settings, str, dict[str, str]],
+    output: Path,
+    spoil: Callable[[Path, list[str]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = sorted(receipts(output))
+    spoil(output, keys)
+    check_mended(built, output, {keys[0]}, caplog)
+
+
+def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
+    built: tuple[Settings, str, dict[str, str]], output: Path
+) -> None:
+    """Readers may have it open: who removes the version gets it back from the shards, byte by byte."""
+    settings, version, expected = built
+    published = output / "versions" / version
+    for name in sorted(expected):
+        whole = (published / name).read_bytes()
+        flip_bit(published / name)
+        spoiled = (published / name).read_bytes()
+        with pytest.raises(ValueError, match=re.escape(published.name)):
+            flat_tokens.verify(output, "full")
+        with contextlib.suppress(ValueError):  # a quick check finds some of it
+            build_here({**settings, "output": str(output)})
+        assert (published / name).read_bytes() == spoiled
+        (published / name).write_bytes(whole)
+    flat_tokens.verify(output, "full")
+    flip_bit(published / "train/encoded_tokens/c/0")
+
+    shutil.rmtree(published)
+    again = build_here({**settings, "output": str(output)})
+    assert again.slices_reused == again.slices
+    assert version_digests(output, version) == expected
+    assert pointer(output)["sequence"] == 1
+
+
+@pytest.mark.parametrize("damage", [cut_off, remove])
+def test_a_rerun_over_a_shortened_version_says_so(
+    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, tmp_path: Path
+) -> None:
+    settings, version, _ = built
+    damage(output / "versions" / version / "train/encoded_tokens/c/0")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**settings, "output": str(output)}))
+    failed = run_command(config)
+    assert failed.returncode == 1
+    assert len(failed.stderr.splitlines()) == 1
+    assert "train/encoded_tokens/c/0" in failed.stderr
+    assert version in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"0123"',
+        b"\xff\xff",
+        b"[" * 100_000,
+        b'{"version": "x", "manifest_sha256": "y", "sequence": "1"}',
+        b'{"version": "x", "manifest_sha256": "y", "sequence": true}',
+        b'{"version": 1, "manifest_sha256": "y", "sequence": 1}',
+        b'{"version": null, "sequence": 1}',
+        b'{"version": "x", "sequence": 1}',
+    ],
+)
+def test_a_junk_pointer_is_a_clear_error(built: tuple[Settings, str, dict[str, str]], output: Path, content: bytes) -> None:
+    """Before any work; nothing is overwritten."""
+    (output / "latest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"latest\.json: is not .*\. Restore it or remove it, and run again\."):
+        build_here({**built[0], "output": str(output), "split_seed": 9})
+    assert (output / "latest.json").read_bytes() == content
+    assert len(list((output / "versions").iterdir())) == 1
+
+    (output / "latest.json").unlink()
+    assert build_here({**built[0], "output": str(output)}).was_published
+    flat_tokens.verify(output, "full")
+
+
+def test_a_junk_pointer_fails_the_command_in_one_line(
+    built: tuple[Settings, str, dict[str, str]], output: Path, tmp_path: Path
+) -> None:
+    (output / "latest.json").write_bytes(b"{}")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**built[0], "output": str(output)}))
+    failed = run_command(config)
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines() == [
+        f"build failed: {output}/latest.json: is not a pointer to a version. Restore it or remove it, and run again."
+    ]
+
+
+def test_a_pointer_with_another_manifest_is_a_clear_error(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+    """It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew."""
+    spoiled = {**pointer(output), "manifest_sha256": "0" * 64}
+    (output / "latest.json").write_text(json.dumps(spoiled))
+    with pytest.raises(ValueError, match=r"one of them is damaged"):
+        build_here({**built[0], "output": str(output)})
+    assert pointer(output) == spoiled
+
+
+def test_a_pointer_to_a_version_that_is_gone_moves_on(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+    (output / "latest.json").write_text(json.dumps({**pointer(output), "version": "gone", "sequence": 7}))
+    result = build_here({**built[0], "output": str(output)})
+    assert result.was_published
+    assert pointer(output) == {**pointer(Path(built[0]["output"])), "sequence": 8}

@@ -1,0 +1,156 @@
+"""What Prefect's cache is allowed to read: receipts, checked, and nothing that anybody can plant."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.filesystems import LocalFileSystem
+from prefect.results import ResultStore
+
+from flows.receipts import ReceiptStorage
+from tasks.models import TokenShard
+from tests.faults.support import Settings, build_here, digests, receipts, settings_of, version_digests, write_notes
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, fuse: Path) -> None:
+        self.fuse = fuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.fuse,)
+
+
+def planted_record(fuse: Path, key: str) -> bytes:
+    """A result record as Prefect writes them, whose serializer is pickle and whose result is a bomb."""
+    payload = base64.b64encode(pickle.dumps(Bomb(fuse))).decode()
+    metadata = {"storage_key": key, "expiration": None, "serializer": {"type": "pickle"}, "prefect_version": "3.8.8"}
+    return json.dumps({"metadata": metadata, "result": payload}).encode()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 4), slice_bytes=400)
+
+
+@pytest.fixture
+def output(settings: Settings) -> Path:
+    build_here(settings)
+    return Path(settings["output"])
+
+
+@pytest.fixture
+def key(output: Path) -> str:
+    return min(receipts(output))
+
+
+@pytest.fixture
+def storage(output: Path) -> ReceiptStorage:
+    return ReceiptStorage(output=str(output))
+
+
+def fresh_store(output: Path) -> ResultStore:
+    """The store through which Prefect looks a task's key up, which has nothing in memory yet."""
+    return ResultStore(result_storage=ReceiptStorage(output=str(output)))
+
+
+def test_the_planted_record_is_one_that_prefect_would_run(tmp_path: Path) -> None:
+    """Without our storage, the same bytes under the same key run: the other tests test something."""
+    fuse = tmp_path / "fuse"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "key").write_bytes(planted_record(fuse, "key"))
+    store = ResultStore(result_storage=LocalFileSystem(basepath=str(tmp_path / "results")))
+    assert store.exists("key")
+    store.read("key")
+    assert fuse.exists()
+
+
+def test_a_record_is_made_of_the_receipt(storage: ReceiptStorage, output: Path, key: str) -> None:
+    record = json.loads(storage.read_path(key))
+    assert record["metadata"]["serializer"]["type"] == "json"
+    assert record["metadata"]["storage_key"] == key
+    facts = json.loads((output / f"_cache/{key}/receipt.json").read_bytes())
+    facts.pop("sha256")
+    shard = TokenShard.model_validate(facts)
+    store = fresh_store(output)
+    assert store.exists(key)
+    assert store.read(key).result == shard
+    assert json.loads(asyncio.run(storage.aread_path(key))) == record
+
+
+def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStorage, key: str) -> None:
+    """Wherever below the output it stands, a shard's own files included: it is a miss, and the same bytes are built."""
+    output = Path(settings["output"])
+    fuse = output.parent / "fuse"
+    version = build_here(settings).version
+    expected = version_digests(output, version)
+    planted = planted_record(fuse, key)
+    for name in digests(output / "_cache" / key):
+        spoiled = output / "_cache" / key / name
+        whole = spoiled.read_bytes()
+        spoiled.write_bytes(planted)
+        assert not fresh_store(output).exists(key), name
+        quarantined = next((output / "_quarantine").glob(f"{key}-*"))
+        shutil.move(quarantined, output / "_cache" / key)
+        spoiled.write_bytes(whole)
+        assert fresh_store(output).read(key).result.key == key
+    shutil.rmtree(output / "_cache" / key)
+    for place in (f"_cache/{key}", key, f"results/{key}", f".prefect/{key}", f"versions/{key}", f"runs/{key}", f"_staging/{key}"):
+        path = output / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(planted)
+        assert not fresh_store(output).exists(key), place
+        with pytest.raises(ValueError, match="no receipt"):
+            storage.read_path(key)
+    (output / f"versions/{key}").unlink()
+    shutil.rmtree(output / "versions" / version)
+    build_here(settings)
+    assert version_digests(output, version) == expected
+    assert not fuse.exists()
+
+
+def test_nothing_is_written_for_prefect(storage: ReceiptStorage, output: Path, key: str, tmp_path: Path) -> None:
+    """Neither over a receipt nor beside it."""
+    before = digests(output)
+    for name in (key, "new", "../outside", "/outside", f"_cache/{key}/receipt.json"):
+        storage.write_path(name, b"anything")
+        asyncio.run(storage.awrite_path(name, b"anything"))
+    assert digests(output) == before
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "", ".", "../_cache", "../../etc", "a/b", hashlib.sha256(b"x").hexdigest()])
+def test_what_is_no_shard_is_a_miss(storage: ReceiptStorage, output: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="no receipt"):
+        storage.read_path(name)
+    assert not fresh_store(output).exists(name or "0")
+
+
+@pytest.mark.parametrize("name", ["encoded_tokens/c/0", "documents/row/zarr.json", "receipt.json"])
+def test_a_damaged_shard_is_a_miss(storage: ReceiptStorage, output: Path, key: str, name: str) -> None:
+    path = output / "_cache" / key / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="no receipt"):
+        storage.read_path(key)
+    assert not fresh_store(output).exists(key)
+    assert [aside.name[:64] for aside in (output / "_quarantine").glob("*-*")] == [key]
+
+
+def test_damage_after_a_look_is_seen_at_the_next_one(storage: ReceiptStorage, output: Path, key: str) -> None:
+    """Prefect asks and then reads: both have one check, the next pair has its own."""
+    storage.read_path(key)
+    storage.read_path(key)
+    shutil.rmtree(output / "_cache" / key)
+    with pytest.raises(ValueError, match="no receipt"):
+        storage.read_path(key)

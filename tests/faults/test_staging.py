@@ -1,0 +1,113 @@
+"""Whose staging is whose: what a dead process left is swept, what a live one writes is not."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.caching import attempt, sweep
+from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
+
+HOLD = """
+import sys
+from pathlib import Path
+from tasks.caching import attempt
+with attempt(sys.argv[1], Path(sys.argv[1]) / "_cache", "0123456789abcdef") as place:
+    Path(place.staging, "half").write_text("written")
+    print(place.staging, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_process(output: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that is in the middle of an attempt, and its staging directory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(output)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path: Path) -> None:
+    """Also if it was another version's; and what it wrote is never taken for its own by another attempt."""
+    output = tmp_path / "out"
+    settings = settings_of(output, write_notes(tmp_path / "in" / "a.jsonl", 2))
+    with other_process(output) as (process, staging):
+        result = build_here(settings)
+        assert (staging / "half").read_text() == "written"
+        build_here({**settings, "split_seed": 1})
+        assert (staging / "half").read_text() == "written"
+        process.kill()
+        process.wait()
+        assert (staging / "half").exists()
+    assert build_here(settings).version == result.version
+    assert staged(output) == []
+    assert not (output / "_staging").exists()
+
+
+def test_live_process_removes_its_staging_itself(tmp_path: Path) -> None:
+    with other_process(tmp_path) as (process, staging):
+        process.communicate("")
+        assert process.returncode == 0
+        assert not staging.exists()
+    assert not (tmp_path / "_staging").exists()
+
+
+def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path: Path) -> None:
+    """A directory without a lock, a lock without a directory, an empty build."""
+    staging = tmp_path / "_staging"
+    (staging / "build" / "0123456789ab" / "deep").mkdir(parents=True)
+    (staging / "build" / "0123456789ab" / "deep" / "file").write_text("x")
+    (staging / "other").mkdir()
+    (staging / "other" / "ba9876543210.lock").touch()
+    (staging / "third").mkdir()
+    with attempt(str(tmp_path), tmp_path, "mine") as place:
+        assert sorted(path.name for path in staging.iterdir()) == ["mine"]
+        assert Path(place.staging).is_dir()
+    assert not staging.exists()
+    sweep(staging)
+
+
+def test_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with attempt(str(tmp_path), tmp_path, "build") as place:
+            Path(place.staging, "file").write_text("x")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> None:
+    """Every one finds its directory there, however many begin, sweep and end beside it."""
+    faults: list[BaseException] = []
+
+    def come_and_go(build: str) -> None:
+        try:
+            for _ in range(60):
+                with attempt(str(tmp_path), tmp_path, build) as place:
+                    written = Path(place.staging, "file")
+                    written.write_text("x")
+                    sweep(tmp_path / "_staging")
+                    assert written.read_text() == "x"
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(build,)) for build in ("one", "one", "two", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert not (tmp_path / "_staging").exists()

@@ -1,0 +1,140 @@
+"""Several builds of one output at the same moment: equal ones help each other, different ones lose nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+from tests.faults.support import (
+    ROOT,
+    Settings,
+    build_here,
+    command,
+    pointer,
+    receipts,
+    settings_of,
+    staged,
+    version_digests,
+    write_notes,
+)
+
+
+def together(*several: Settings) -> list[dict[str, Any]]:
+    """Builds that begin behind one barrier; the result or the error of each."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.faults.forked", "together", *(json.dumps(settings) for settings in several)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 12), slice_bytes=400)
+
+
+def undisturbed(settings: Settings, root: Path) -> tuple[str, dict[str, str]]:
+    result = build_here({**settings, "output": str(root)})
+    return result.version, version_digests(root, result.version)
+
+
+def check_equal_builds(settings: Settings, outcomes: list[dict[str, Any]], calm: Path) -> None:
+    root = Path(settings["output"])
+    version, expected = undisturbed(settings, calm)
+    assert [outcome.get("result") for outcome in outcomes] == [{"version": version, "sequence": 1}] * len(outcomes), outcomes
+    assert version_digests(root, version) == expected
+    assert pointer(root)["sequence"] == 1
+    assert staged(root) == []
+    assert receipts(root) == receipts(calm)
+    flat_tokens.verify(root, "full")
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_equal_builds_at_once_all_succeed(settings: Settings, tmp_path: Path, count: int) -> None:
+    outcomes = together(*[settings] * count)
+    check_equal_builds(settings, outcomes, tmp_path / "calm")
+    assert not (Path(settings["output"]) / "_quarantine").exists()
+
+
+def test_equal_builds_as_commands_all_succeed(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(settings))
+    running = [
+        subprocess.Popen(command(config, "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outcomes = []
+    for process in running:
+        with process:
+            out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        result = json.loads(out)
+        outcomes.append({"result": {"version": result["version"], "sequence": result["sequence"]}})
+    check_equal_builds(settings, outcomes, tmp_path / "calm")
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
+    settings: Settings, tmp_path: Path, times: int
+) -> None:
+    """What one build has just mended, another one that saw the damage too leaves in place."""
+    root = Path(settings["output"])
+    for turn in range(times):
+        result = build_here(settings)
+        for key in receipts(root):
+            shard = root / "_cache" / key / "encoded_tokens" / "c" / "0"
+            shard.write_bytes(shard.read_bytes()[:-1])
+        version = root / "versions" / result.version
+        version.rename(tmp_path / f"first-{turn}")
+        (root / "latest.json").unlink()
+        check_equal_builds(settings, together(*[settings] * 4), tmp_path / f"calm-{turn}")
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_different_builds_at_once_lose_no_update(settings: Settings, tmp_path: Path, times: int) -> None:
+    """Both versions are complete; who comes second to the pointer is told so, and its rerun makes it the latest."""
+    root = Path(settings["output"])
+    other = settings_of(root, write_notes(tmp_path / "in" / "b.jsonl", 12), slice_bytes=400)
+    sequence = 0
+    for turn in range(times):
+        builds = [{**settings, "split_seed": turn}, {**other, "split_seed": turn}]
+        outcomes = together(*builds)
+        won = [outcome["result"] for outcome in outcomes if "result" in outcome]
+        lost = [(build, outcome) for build, outcome in zip(builds, outcomes, strict=True) if "error" in outcome]
+        now = pointer(root)
+        assert now["sequence"] == sequence + len(won)
+        assert now["version"] in [result["version"] for result in won]
+        flat_tokens.verify(root, "full")
+        for build, outcome in lost:
+            assert outcome["kind"] == "ValueError"
+            assert f"another build published {now['version']} while this one ran" in outcome["error"]
+            assert "run the build again to make it the latest" in outcome["error"]
+            again = build_here(build)
+            assert again.was_published
+            assert again.sequence == now["sequence"] + 1
+            assert pointer(root)["version"] == again.version
+        sequence = pointer(root)["sequence"]
+        for number, build in enumerate(builds):
+            version, expected = undisturbed(build, tmp_path / f"calm-{turn}-{number}")
+            assert version_digests(root, version) == expected
+        assert staged(root) == []
+
+
+def test_a_rerun_of_an_older_build_makes_it_the_latest_again(settings: Settings) -> None:
+    """Nothing is built; the sequence number goes on."""
+    older, newer = build_here(settings), build_here({**settings, "split_seed": 1})
+    assert (older.sequence, newer.sequence) == (1, 2)
+    again = build_here(settings)
+    assert again.was_published
+    assert (again.version, again.sequence) == (older.version, 3)
+    assert build_here(settings).sequence == 3
