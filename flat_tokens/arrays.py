@@ -281,6 +281,15 @@ class ReadableArray(Protocol):
         """Items ``start:stop``, with ``0 <= start <= stop <= length``; in *out*, if it is given."""
         ...
 
+    def gather(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
+    ) -> None:
+        """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
+
+        *out* is one-dimensional and contiguous; each range lies within the array.
+        """
+        ...
+
 
 class StoredArray:
     """An array read without zarr-python: one range request a run of inner chunks."""
@@ -306,6 +315,12 @@ class StoredArray:
                 low, high = max(first - at, 0), min(last - at, len(items))
                 out[base + at + low - start : base + at + high - start] = items[low:high]
         return out
+
+    def gather(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
+    ) -> None:
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
+            self.read(start, start + length, out[place : place + length])
 
     def _chunks(self, i: int, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """(position in the object, items) of each inner chunk that overlaps ``first:last`` of object *i*."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays import ReadableArray, open_array, read_json, read_metadata
-from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.storage import Store
 
 POINTER = "latest.json"
 SplitName = Literal["train", "validation"]
+STARTS_AT_A_TIME = 1 << 20
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 
@@ -50,10 +52,7 @@ class FlatTokens:
             raise IndexError(f"{self.store.url}: there is no sequence {i}; there are {self.seq_count}")
         start, stop = (int(entry) for entry in self.seq_starts.read(i % self.seq_count, i % self.seq_count + 2))
         if not start <= stop <= self.token_count:
-            raise ValueError(
-                f"{self.store.url}: seq_starts says that sequence {i % self.seq_count} is tokens {start} to {stop}, "
-                f"but there are {self.token_count} tokens. The dataset is damaged: run flat_tokens.verify on it."
-            )
+            raise ValueError(self._wrong_bounds(i % self.seq_count, start, stop))
         return self.slice(start, stop) >> np.uint32(1)
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
@@ -61,6 +60,58 @@ class FlatTokens:
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return self.encoded_tokens.read(start, stop)
+
+    def bounds(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where many sequences start and how long they are: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.seq_count:
+            wrong = indices[(indices < 0) | (indices >= self.seq_count)][0]
+            raise IndexError(f"{self.store.url}: there is no sequence {wrong}; there are {self.seq_count}")
+        entries = np.empty(2 * len(indices), np.uint64)
+        self.seq_starts.gather(indices, np.full(len(indices), 2), entries, np.arange(0, len(entries), 2))
+        starts, stops = entries[::2], entries[1::2]
+        if (wrong_ones := np.flatnonzero((stops < starts) | (stops > np.uint64(self.token_count)))).size:
+            k = wrong_ones[0]
+            raise ValueError(self._wrong_bounds(int(indices[k]), int(starts[k]), int(stops[k])))
+        return starts.astype(np.int64), (stops - starts).astype(np.int64)
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 1 << 22) -> Iterator[TokenBatch]:
+        """Sequences ``start:stop`` in order, about *max_tokens* tokens at a time; a longer sequence stands alone.
+
+        Each batch is a flat-tokens array of its own: its ``seq_starts`` begin with 0.
+        """
+        stop = self.seq_count if stop is None else stop
+        if not 0 <= start <= stop <= self.seq_count:
+            raise IndexError(f"{self.store.url}: there are no sequences {start} to {stop}; there are {self.seq_count}")
+        while start < stop:
+            entries = self.seq_starts.read(start, min(start + STARTS_AT_A_TIME, stop) + 1)
+            if (entries[1:] < entries[:-1]).any() or entries[-1] > self.token_count:
+                k = int(np.flatnonzero((entries[1:] < entries[:-1]) | (entries[1:] > self.token_count))[0])
+                raise ValueError(self._wrong_bounds(start + k, int(entries[k]), int(entries[k + 1])))
+            first = 0
+            while first < len(entries) - 1:
+                last = int(np.searchsorted(entries, entries[first] + np.uint64(max_tokens), side="right")) - 1
+                last = min(max(last, first + 1), len(entries) - 1)
+                encoded = self.slice(int(entries[first]), int(entries[last]))
+                largest = int(encoded.max() >> 1) if len(encoded) else 0
+                yield TokenBatch(encoded, entries[first : last + 1] - entries[first], largest)
+                first = last
+            start += len(entries) - 1
+
+    def require_vocab(self, vocabulary_size: int) -> Self:
+        """The array itself, if a model with that many token ids can read it; ValueError if it can't."""
+        if self.max_token_id >= vocabulary_size:
+            raise ValueError(
+                f"{self.store.url}: max_token_id is {self.max_token_id}, but the vocabulary ends at {vocabulary_size - 1}. "
+                "Take the model's own tokenizer, or a larger embedding."
+            )
+        return self
+
+    def _wrong_bounds(self, i: int, start: int, stop: int) -> str:
+        return (
+            f"{self.store.url}: seq_starts says that sequence {i} is tokens {start} to {stop}, "
+            f"but there are {self.token_count} tokens. The dataset is damaged: run flat_tokens.verify on it."
+        )
 
 
 @dataclass(frozen=True)
