@@ -1,0 +1,77 @@
+"""The neighbours' formats: written from flat-tokens arrays, and read back. One module a format.
+
+>>> opened = open_any("corpus/train.pbin")
+>>> opened.format, opened.splits["train"].seq_count
+
+What a module has to offer is said in ``contract``; this is the list of them, and knowing a path's format by its content.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flat_tokens.arrays import read_metadata
+from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
+from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
+from flat_tokens.storage import Store
+
+__all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any"]
+
+FLAT_TOKENS = "flat-tokens"
+
+_LISTED: tuple[Format[Any], ...] = ()
+FORMATS = {entry.name: entry for entry in _LISTED}
+"""Every format by its name, in the order in which they are listed for people."""
+
+
+class Opened(NamedTuple):
+    """What was found at a path: the format's name, and its splits."""
+
+    format: str
+    splits: Mapping[SplitName, Readable]
+
+
+def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, options: Any = None) -> Opened:
+    """Open what is at a path, in whatever format: a directory, a file, or the prefix that several files share.
+
+    The format is known by its content; one without anything to know it by has to be named. *options* are an instance of
+    the format's own dataclass. ValueError where no format is recognised, or several; FileNotFoundError where nothing is
+    there.
+    """
+    if format in (None, FLAT_TOKENS) and (splits := _flat_tokens(Store.at(path_or_url), required=format is not None)):
+        return Opened(FLAT_TOKENS, splits)
+    files = Files.at(path_or_url)
+    if format is None:
+        format = _recognise(files)
+    elif format not in FORMATS:
+        raise ValueError(f"there is no format {format!r}; there are {', '.join([FLAT_TOKENS, *FORMATS])}")
+    chosen = FORMATS[format]
+    return Opened(format, chosen.open(files, chosen.options() if options is None else options))
+
+
+def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
+    """The splits of a dataset, or a flat-tokens array alone under the split's name; nothing where *root* is neither."""
+    try:
+        store = resolve(root)
+        metadata = read_metadata(store, "group")
+    except (FileNotFoundError, NotADirectoryError):
+        if required:
+            raise
+        return {}
+    if "max_token_id" in metadata["attributes"]:
+        return {split_of(store.root.rsplit("/", 1)[-1]): open_split(store)}
+    return {split: open_split(store / split) for split in SPLITS}
+
+
+def _recognise(files: Files) -> str:
+    found = [name for name, entry in FORMATS.items() if entry.recognise(files)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(found or FORMATS)
+    raise ValueError(
+        f"{files.url}: is in several formats ({names}). Name one of its files, or the format."
+        if found
+        else f"{files.url}: is in none of the formats that are known by their content. Name it, if it is one of {names}."
+    )

@@ -1,0 +1,260 @@
+"""What every format's module agrees on.
+
+Writing is divided by output file, so that files can be written by different machines and again after a failure:
+
+- ``plan(splits, options) -> list[Part]``: the files, each with the run of sequences or tokens that goes into it. All
+  that can be refused is refused here, from what the arrays say of themselves, before anything is written.
+- ``write(splits, part, store, options) -> list[StoredObject]``: one of them, whole, through ``Store.create``. Writing a
+  part again gives the same bytes.
+- ``finish(splits, written, store, options) -> list[StoredObject]``: what can be written only when the parts are there,
+  such as an index over them; *written* is what ``write`` returned for all of the plan's parts, in order.
+
+Reading knows a format by its content: ``recognise(files)`` says whether some of the files have it, and
+``open(files, options)`` gives their splits as `Readable`, the shape of ``FlatTokens``. Options are one frozen dataclass
+a format, for both directions, of fields that JSON holds; what is wrong in one raises ValueError when it is made.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
+from flat_tokens.storage import Store, StoredObject
+
+BATCH_TOKENS = 1 << 21
+"""Tokens handled at a time: 8 MB as they are stored."""
+
+Splits = Mapping[SplitName, FlatTokens]
+"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone."""
+
+
+class Part(NamedTuple):
+    """One file of an export: its *key*, and which run of its *split*, in the format's own units, goes into it."""
+
+    key: str
+    split: SplitName
+    start: int
+    stop: int
+
+
+class Readable(Protocol):
+    """One split of a dataset in some format, read as ``FlatTokens`` is."""
+
+    @property
+    def token_count(self) -> int: ...
+
+    @property
+    def seq_count(self) -> int: ...
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        """Sequence *i*, decoded: uint32[length]. IndexError where there is none."""
+        ...
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
+        """Sequences ``start:stop`` in order.
+
+        A batch may end inside a sequence that is longer than *max_tokens*. The next one then goes on with it: its
+        ``seq_starts`` begins above 0, or is ``[token_count]`` alone where no sequence starts in it, and its tokens before
+        that carry no mark. So a file of one endless sequence is read in bounded memory, and batches one behind the other
+        are always the whole array, which is how ``FlatTokensWriter.append`` takes them.
+        """
+        ...
+
+
+class Files(NamedTuple):
+    """What a path names: *keys*, in order, of files below *store*, which is a directory."""
+
+    store: Store
+    keys: tuple[str, ...]
+
+    @classmethod
+    def at(cls, path_or_url: str | os.PathLike[str]) -> Self:
+        """The files at a path or URL: all below a directory, one file, or those that begin with a prefix and a dot.
+
+        FileNotFoundError where there are none. Hidden files are left out.
+        """
+        store = Store.at(path_or_url)
+        parent, name = posixpath.split(store.root)
+        above = Store(parent or "/", store.fs)
+        if store.fs.isfile(store.root):
+            return cls(above, (name,))
+        keys = sorted(key for key, _ in store.listing() if not key.startswith(".") and "/." not in key)
+        if keys:
+            return cls(store, tuple(keys))
+        if above.exists(""):
+            beside = (posixpath.basename(path) for path in above.fs.ls(above.root, detail=False))
+            keys = sorted(key for key in beside if key.startswith(f"{name}."))
+        if not keys:
+            raise FileNotFoundError(f"{store.url}: there is no file here, none below and none of that name with an ending")
+        return cls(above, tuple(keys))
+
+    @property
+    def url(self) -> str:
+        return self.store.path(self.keys[0]) if len(self.keys) == 1 else self.store.url
+
+
+O = TypeVar("O")  # noqa: E741 - the options of a format
+
+
+@dataclass(frozen=True)
+class Format(Generic[O]):
+    """A neighbour's format: what it is, and its module's functions."""
+
+    name: str
+    summary: str
+    """One line for a list of formats."""
+    keeps: str
+    """What a round trip gives back."""
+    loses: str
+    """What it doesn't."""
+    options: type[O]
+    recognise: Callable[[Files], bool]
+    open: Callable[[Files, O], Mapping[SplitName, Readable]]
+    plan: Callable[[Splits, O], list[Part]]
+    write: Callable[[Splits, Part, Store, O], list[StoredObject]]
+    finish: Callable[[Splits, Sequence[StoredObject], Store, O], list[StoredObject]]
+
+
+def nothing_to_finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Any) -> list[StoredObject]:
+    """For formats whose files stand alone."""
+    return []
+
+
+VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdout"}
+
+
+def split_of(key: str) -> SplitName:
+    """The split that a file's path says it belongs to, by its words: ``fineweb_val_000000.npy`` is validation."""
+    return "validation" if VALIDATION_WORDS & set(re.split(r"[^a-z]+", key.lower())) else "train"
+
+
+def by_split(keys: Sequence[str], opened: Callable[[str], Readable]) -> dict[SplitName, Readable]:
+    """The files' readers, those of a split one behind the other in the order of the keys."""
+    parts: dict[SplitName, list[Readable]] = {}
+    for key in keys:
+        parts.setdefault(split_of(key), []).append(opened(key))
+    return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in parts.items()}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several readers, one behind the other, as one."""
+
+    parts: tuple[Readable, ...]
+
+    @property
+    def token_count(self) -> int:
+        return sum(part.token_count for part in self.parts)
+
+    @property
+    def seq_count(self) -> int:
+        return sum(part.seq_count for part in self.parts)
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        first, count = self._firsts(), self.seq_count
+        check_index(i, count, "the files")
+        k = bisect.bisect_right(first, i % count) - 1
+        return self.parts[k].sequence(i % count - first[k])
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
+        for first, part in zip(self._firsts(), self.parts, strict=True):
+            last = first + part.seq_count
+            low, high = max(start, first), last if stop is None else min(stop, last)
+            if low < high:
+                yield from part.batches(low - first, high - first, max_tokens=max_tokens)
+
+    def _firsts(self) -> list[int]:
+        firsts = [0]
+        for part in self.parts[:-1]:
+            firsts.append(firsts[-1] + part.seq_count)
+        return firsts
+
+
+def check_index(i: int, seq_count: int, where: str) -> None:
+    """IndexError where there is no sequence *i*, negative ones counted from the end."""
+    if not -seq_count <= i < seq_count:
+        raise IndexError(f"{where}: there is no sequence {i}; there are {seq_count}")
+
+
+def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) -> None:
+    """ValueError where an option is set, but not to a token id."""
+    if value is not None and (type(value) is not int or not 0 <= value <= largest):
+        raise ValueError(f"{name} is {value!r}, but it is a token id from 0 to {largest}")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """ValueError where an option is set, but not to a count."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
+
+
+def check_id_fits(splits: Splits, largest: int, what: str) -> None:
+    """ValueError, naming ``max_token_id``, where a split holds ids that *what* can't."""
+    for split in splits.values():
+        if split.token_count and split.max_token_id > largest:
+            raise ValueError(f"{split.store.url}: max_token_id is {split.max_token_id}, but {what} holds ids up to {largest}")
+
+
+def bounded_batches(
+    split: FlatTokens, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS
+) -> Iterator[TokenBatch]:
+    """Sequences ``start:stop`` of a flat-tokens array, long ones cut as `Readable.batches` says: none above *max_tokens*."""
+    stop = split.seq_count if stop is None else stop
+    while start < stop:
+        entries = checked_entries(split, start, min(start + STARTS_AT_A_TIME, stop))
+        k, token = 0, int(entries[0])  # the next sequence to start, the next token
+        while k < len(entries) - 1 or token < entries[-1]:
+            limit = token + max_tokens
+            last = int(np.searchsorted(entries, np.uint64(limit), side="right")) - 1
+            if last > k or (last == k and token < entries[k]):  # up to a sequence's end
+                end, started = int(entries[last]), entries[k:last]
+            else:  # into one that is too long
+                end, started = limit, entries[k : k + (token == entries[k])]
+            encoded = split.slice(token, end)
+            seq_starts = np.append(started, np.uint64(end)) - np.uint64(token)
+            yield TokenBatch(encoded, seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
+            k, token = k + len(started), end
+        start += len(entries) - 1
+
+
+def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError where they do not increase to the token count."""
+    if not 0 <= start <= stop <= split.seq_count:
+        raise IndexError(f"{split.store.url}: there are no sequences {start} to {stop}; there are {split.seq_count}")
+    entries = split.seq_starts.read(start, stop + 1)
+    if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
+        raise ValueError(
+            f"{split.store.url}: seq_starts does not increase to the {split.token_count} tokens that there are, between "
+            f"entries {start} and {stop}. The dataset is damaged: run flat_tokens.verify on it."
+        )
+    return entries
+
+
+def cut_at_sequences(split: FlatTokens, max_tokens: int | None) -> list[tuple[int, int]]:
+    """Runs of whole sequences, each of at most *max_tokens* tokens unless one sequence is longer; one run where None.
+
+    Looks up a few entries of ``seq_starts`` a run, however many sequences there are. No run where there is no sequence.
+    """
+
+    def entry(i: int) -> int:
+        return int(split.seq_starts.read(i, i + 1)[0])
+
+    runs, start = [], 0
+    while start < split.seq_count:
+        stop = split.seq_count
+        if max_tokens is not None:
+            stop = bisect.bisect_right(range(stop + 1), entry(start) + max_tokens, start + 1, key=entry) - 1
+        stop = max(stop, start + 1)
+        runs.append((start, stop))
+        start = stop
+    return runs

@@ -1,0 +1,110 @@
+"""What the formats share: cutting into parts and batches, naming splits, finding files, opening anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import TokenBatch
+from flat_tokens.formats import Files, open_any
+from flat_tokens.formats.contract import bounded_batches, cut_at_sequences, split_of
+from flat_tokens.writer import FlatTokensWriter, write_dataset
+
+RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=20)
+
+
+def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()) -> flat_tokens.Dataset:
+    write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    return flat_tokens.open(path)
+
+
+@given(sequences=RAGGED, max_tokens=st.integers(1, 15))
+def test_bounded_batches_put_together_are_the_array(
+    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], max_tokens: int
+) -> None:
+    """No batch is larger than it may be, and what a writer makes of them is what was read."""
+    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
+    store = flat_tokens.reader.Store.at(tmp_path_factory.mktemp("d") / "out")
+    with FlatTokensWriter(store, flat_tokens.LAYOUTS["mmap"]) as writer:
+        for batch in bounded_batches(split, max_tokens=max_tokens):
+            assert batch.token_count <= max_tokens
+            assert batch.seq_starts[-1] == batch.token_count
+            writer.append(batch)
+    again = flat_tokens.reader.open_split(store)
+    assert [list(again.sequence(i)) for i in range(again.seq_count)] == sequences
+    assert np.array_equal(again.slice(0, again.token_count), split.slice(0, split.token_count))
+
+
+@given(sequences=RAGGED, data=st.data())
+def test_bounded_batches_of_a_run_hold_that_run(
+    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], data: st.DataObject
+) -> None:
+    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
+    start = data.draw(st.integers(0, len(sequences)))
+    stop = data.draw(st.integers(start, len(sequences)))
+    batches = list(bounded_batches(split, start, stop, max_tokens=5))
+    assert sum(batch.seq_count for batch in batches) == stop - start
+    tokens = [int(token) >> 1 for batch in batches for token in batch.encoded_tokens]
+    assert tokens == [token for sequence in sequences[start:stop] for token in sequence]
+
+
+@given(sequences=RAGGED, max_tokens=st.one_of(st.none(), st.integers(1, 30)))
+def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(
+    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], max_tokens: int | None
+) -> None:
+    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
+    runs = cut_at_sequences(split, max_tokens)
+    assert [i for start, stop in runs for i in range(start, stop)] == list(range(len(sequences)))
+    if max_tokens is None:
+        assert len(runs) == bool(sequences)
+        return
+    for start, stop in runs:
+        tokens = sum(map(len, sequences[start:stop]))
+        assert stop == start + 1 or tokens <= max_tokens
+        assert stop == len(sequences) or tokens + len(sequences[stop]) > max_tokens
+
+
+@pytest.mark.parametrize(
+    ("key", "split"),
+    [
+        ("edufineweb_val_000000.npy", "validation"),
+        ("edufineweb_train_000001.npy", "train"),
+        ("test_0000.npy", "validation"),
+        ("validation/shard.00000.mds", "validation"),
+        ("validation.pbin", "validation"),
+        ("lorem_ipsum.pbin", "train"),
+        ("evaluated_values.bin", "train"),
+    ],
+)
+def test_a_files_words_name_its_split(key: str, split: str) -> None:
+    assert split_of(key) == split
+
+
+def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path: Path) -> None:
+    for name in ("a.bin", "a.idx", "b.bin", ".hidden", "deeper/c.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert Files.at(tmp_path).keys == ("a.bin", "a.idx", "b.bin", "deeper/c.bin")
+    assert Files.at(tmp_path / "b.bin").keys == ("b.bin",)
+    assert Files.at(tmp_path / "a").keys == ("a.bin", "a.idx")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        Files.at(tmp_path / "nothing")
+
+
+def test_flat_tokens_datasets_open_like_any_format(tmp_path: Path) -> None:
+    dataset(tmp_path / "d", [[1, 2], [3]], [[4]])
+    opened = open_any(tmp_path / "d")
+    assert opened.format == "flat-tokens"
+    assert {split: readable.seq_count for split, readable in opened.splits.items()} == {"train": 2, "validation": 1}
+    assert list(open_any(tmp_path / "d" / "validation").splits["validation"].sequence(0)) == [4]
+
+
+def test_what_is_in_no_format_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no tokens in here\n")
+    with pytest.raises(ValueError, match=r"notes\.txt: is in none of the formats"):
+        open_any(tmp_path / "notes.txt")
