@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from flat_tokens.arrays import ReadableArray, open_array, read_json, read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.storage import Store
+from flat_tokens.views import BlocksView, DocumentsView, Framework, PackedView
 
 POINTER = "latest.json"
 SplitName = Literal["train", "validation"]
@@ -97,6 +98,22 @@ class FlatTokens:
                 yield TokenBatch(encoded, entries[first : last + 1] - entries[first], largest)
                 first = last
             start += len(entries) - 1
+
+    def packed(
+        self, length: int, *, overlap: int = 0, fields: Sequence[str] | None = None, framework: Framework = "numpy"
+    ) -> PackedView:
+        """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on."""
+        return PackedView(self, length, overlap=overlap, fields=fields, framework=framework)
+
+    def documents(
+        self, max_length: int, pad_id: int = 0, *, fields: Sequence[str] | None = None, framework: Framework = "numpy"
+    ) -> DocumentsView:
+        """One sequence a row, cut at *max_length* or padded up to it, with a ``loss_mask``."""
+        return DocumentsView(self, max_length, pad_id, fields=fields, framework=framework)
+
+    def blocks(self, length: int, *, fields: Sequence[str] | None = None, framework: Framework = "numpy") -> BlocksView:
+        """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule."""
+        return BlocksView(self, length, fields=fields, framework=framework)
 
     def require_vocab(self, vocabulary_size: int) -> Self:
         """The array itself, if a model with that many token ids can read it; ValueError if it can't."""
