@@ -8,21 +8,19 @@ through zarr-python costs a build more than the tokenizer does. Arrays of other 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import reprlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from numcodecs.zstd import Zstd
 
-from flat_tokens.foreign import ABSENT, ForeignSpec, ShardIndex, check_lengths, check_size, foreign_spec, inflate, without_crc32c
+from flat_tokens.foreign import ABSENT, ShardIndex, check_lengths, check_size, foreign_spec, inflate, without_crc32c
 from flat_tokens.storage import ObjectWriter, Store, StoredObject
+from flat_tokens.stored_array import StoredArray
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
 
@@ -271,114 +269,6 @@ def put_metadata(store: Store, name: str, metadata: dict[str, bytes]) -> list[St
     return [store.put(f"{name}/{key}" if name else key, data) for key, data in metadata.items()]
 
 
-class ReadableArray(Protocol):
-    """A stored array, read in ranges."""
-
-    length: int
-    numpy_dtype: np.dtype[Any]
-
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Items ``start:stop``, with ``0 <= start <= stop <= length``; in *out*, if it is given."""
-        ...
-
-    def gather(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
-    ) -> None:
-        """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
-
-        *out* is one-dimensional and contiguous; each range lies within the array.
-        """
-        ...
-
-
-class StoredArray:
-    """An array read without zarr-python: one range request a run of inner chunks."""
-
-    def __init__(self, store: Store, spec: ArraySpec | ForeignSpec, length: int) -> None:
-        self._store, self._spec, self.length = store, spec, length
-        self.numpy_dtype = spec.numpy_dtype
-        self._index = lru_cache(maxsize=64)(self._read_index)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredArray, (self._store, self._spec, self.length)
-
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        if out is None:
-            try:
-                out = np.empty(stop - start, self.numpy_dtype)
-            except MemoryError as error:
-                raise MemoryError(f"{self._store.url}: items {start} to {stop} do not fit into memory") from error
-        for i in range(start // self._spec.object_length, self._spec.object_count(stop) if stop > start else 0):
-            base = i * self._spec.object_length  # position in the array -> position in the object
-            first, last = max(start - base, 0), min(stop - base, self._spec.object_length)
-            for at, items in self._chunks(i, first, last):
-                low, high = max(first - at, 0), min(last - at, len(items))
-                out[base + at + low - start : base + at + high - start] = items[low:high]
-        return out
-
-    def gather(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
-    ) -> None:
-        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
-            self.read(start, start + length, out[place : place + length])
-
-    def _chunks(self, i: int, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """(position in the object, items) of each inner chunk that overlaps ``first:last`` of object *i*."""
-        key, length = self._spec.object_key(i), self._spec.chunk_length
-        chunks = range(first // length, -(-last // length))
-        spans = self._spans(i, chunks)
-        stored = [(offset, size) for offset, size in spans if offset != ABSENT]
-        begin, end = min((o for o, _ in stored), default=0), max((o + n for o, n in stored), default=0)
-        if end - begin > len(chunks) * (2 * length * self.numpy_dtype.itemsize + 4096):
-            raise ValueError(f"{self._store.path(key)}: is far larger than its chunks. Remove the file and build again.")
-        with self._store.borrow_range(key, begin, end) if stored else contextlib.nullcontext(memoryview(b"")) as data:
-            for c, (offset, size) in zip(chunks, spans, strict=True):
-                if offset == ABSENT:
-                    yield c * length, self._absent(key, c)
-                    continue
-                try:
-                    items = self._spec.decode_chunk(data[offset - begin : offset - begin + size])
-                except ValueError as error:
-                    raise ValueError(
-                        f"{self._store.path(key)}: inner chunk {c} {error}. The file is damaged: remove it and build again."
-                    ) from error
-                yield c * length, items
-
-    def _spans(self, i: int, chunks: range) -> list[tuple[int, int]]:
-        """(offset, size) of inner chunks in object *i*; (ABSENT, ABSENT) where one is not stored."""
-        try:
-            if self._spec.index is None:
-                return [(0, self._store.size(self._spec.object_key(i)))]
-            index = self._index(i)
-        except FileNotFoundError:
-            if self._spec.absent_value is None:
-                raise
-            return [(ABSENT, ABSENT)] * len(chunks)
-        return [(int(index[c, 0]), int(index[c, 1])) for c in chunks]
-
-    def _absent(self, key: str, c: int) -> npt.NDArray[Any]:
-        if self._spec.absent_value is None:
-            raise ValueError(f"{self._store.path(key)}: inner chunk {c} is not stored. Rebuild the dataset.")
-        return np.broadcast_to(np.array(self._spec.absent_value, self.numpy_dtype), self._spec.chunk_length)
-
-    def _read_index(self, i: int) -> npt.NDArray[np.uint64]:
-        assert self._spec.index is not None
-        location, checked = self._spec.index
-        key, count = self._spec.object_key(i), self._spec.chunks_per_object
-        size, length = self._store.size(key), count * 16 + 4 * checked
-        start = 0 if location == "start" else max(size - length, 0)
-        stored = self._store.read_range(key, start, min(start + length, size))
-        damaged = ValueError(f"{self._store.path(key)}: the shard's index is damaged. Remove the file and build again.")
-        if len(stored) != length or (checked and google_crc32c.value(stored[:-4]) != int.from_bytes(stored[-4:], "little")):
-            raise damaged
-        index = np.frombuffer(stored, "<u8", count * 2).reshape(count, 2)
-        # In floats: offset + length of a hostile index overflows 64 bits.
-        ends = index[:, 0].astype(np.float64) + index[:, 1]
-        if (ends[index[:, 0] != ABSENT] > size).any():
-            raise damaged
-        return index
-
-
 MAX_METADATA_BYTES = 1 << 20
 
 
@@ -418,8 +308,11 @@ def read_json(store: Store, key: str) -> dict[str, Any]:
     return value
 
 
-def open_array(store: Store, dtype: Literal["uint32", "uint64"]) -> ReadableArray:
-    """Open the array at *store*'s root. ValueError, naming it, where it is not a plain array of that type."""
+def open_array(store: Store, dtype: Literal["uint32", "uint64"], *, in_order: bool = False) -> StoredArray:
+    """Open the array at *store*'s root. ValueError, naming it, where it is not a plain array of that type.
+
+    *in_order*: it was written here; see ``StoredArray``.
+    """
     metadata = read_metadata(store, "array")
     shape, found = metadata.get("shape"), metadata.get("data_type", metadata.get("dtype"))
     if found not in (dtype, np.dtype(dtype).newbyteorder("<").str):
@@ -434,7 +327,7 @@ def open_array(store: Store, dtype: Literal["uint32", "uint64"]) -> ReadableArra
         raise ValueError(f"{store.url}: its metadata is not complete ({reprlib.repr(error)})") from error
     except ValueError as error:
         raise ValueError(f"{store.url}: {error}") from error
-    return StoredArray(store, spec, shape[0])
+    return StoredArray(store, spec, shape[0], in_order=in_order)
 
 
 def _matching_spec(metadata: dict[str, Any], dtype: Literal["uint32", "uint64"]) -> ArraySpec | None:

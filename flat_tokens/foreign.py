@@ -73,6 +73,45 @@ class ForeignSpec:
         sums, differences = self.delta
         return np.cumsum(items.view(differences), dtype=sums).view(self.stored_dtype)
 
+    @property
+    def decodes_parts(self) -> bool:
+        """Whether a part of a chunk can be decoded without the rest: Blosc compresses in blocks."""
+        return self.index is None and self.delta is None and [name for name, _ in self.codecs] == ["blosc"]
+
+    def decode_part(self, stored: memoryview, first: int, last: int) -> npt.NDArray[Any]:
+        """Items ``first:last`` of one chunk: dtype[last - first]. ValueError where its size is not right."""
+        itemsize, ((_, size),) = self.numpy_dtype.itemsize, self.codecs
+        begin, data = blosc_part(stored, size, first * itemsize, last * itemsize)
+        return np.frombuffer(data, self.stored_dtype, last - first, first * itemsize - begin)
+
+
+def blosc_part(stored: memoryview, size: int, start: int, stop: int) -> tuple[int, memoryview]:
+    """The blocks of a Blosc 1 buffer of *size* decompressed bytes that hold bytes ``start:stop``: (first byte, bytes).
+
+    A buffer is a header of 16 bytes (flags at 2, decompressed size at 4, size of a block at 8, compressed size at 12), the
+    offset of each block as int32, then the blocks, in any order. Some of the blocks under a header of their own are a
+    buffer too, so that the library decodes them.
+    """
+    if (claimed := _claimed_size("blosc", stored)) != size:
+        raise ValueError(f"does not decompress to {size} bytes (it says {claimed})")
+    block_size = int.from_bytes(stored[8:12], "little")
+    if stored[2] & 0x02 or not 0 < block_size < size:  # stored as it is, or one block
+        return 0, inflate("blosc", stored, size)
+    count = -(-size // block_size)
+    body = 16 + 4 * count
+    if len(stored) < body:
+        raise ValueError(f"does not decompress to {size} bytes (it is cut off)")
+    offsets = np.frombuffer(stored, "<i4", count, 16).astype(np.int64)
+    if offsets.min() < body or offsets.max() >= len(stored):
+        raise ValueError(f"does not decompress to {size} bytes (its blocks stand outside of it)")
+    ends = np.append(np.sort(offsets), len(stored))
+    first, last = start // block_size, -(-stop // block_size)
+    wanted = [stored[offset : ends[np.searchsorted(ends, offset, side="right")]] for offset in offsets[first:last].tolist()]
+    starts = 16 + 4 * len(wanted) + np.cumsum([0, *map(len, wanted)])
+    part_size = min(last * block_size, size) - first * block_size
+    header = bytes(stored[:4]) + np.array([part_size, block_size, starts[-1], *starts[:-1]], "<i4").tobytes()
+    return first * block_size, inflate("blosc", memoryview(b"".join([header, *wanted])), part_size)
+
 
 def check_size(stored: memoryview, size: int) -> None:
     if len(stored) != size:

@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays import group_metadata, read_json, read_metadata, to_json
-from flat_tokens.reader import POINTER, SPLITS, FlatTokens, open_split, resolve
+from flat_tokens.reader import MANIFEST, POINTER, SPLITS, FlatTokens, open_split, resolve
 from flat_tokens.storage import Store, StoredObject
 
-MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 
 BLOCK_TOKENS = 1 << 22

@@ -13,12 +13,14 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays import ReadableArray, open_array, read_json, read_metadata
+from flat_tokens.arrays import open_array, read_json, read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.storage import Store
+from flat_tokens.stored_array import StoredArray
 from flat_tokens.views import BlocksView, DocumentsView, Framework, PackedView
 
 POINTER = "latest.json"
+MANIFEST = "manifest.json"
 SplitName = Literal["train", "validation"]
 STARTS_AT_A_TIME = 1 << 20
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
@@ -30,8 +32,8 @@ class FlatTokens:
 
     store: Store
     max_token_id: int
-    encoded_tokens: ReadableArray
-    seq_starts: ReadableArray
+    encoded_tokens: StoredArray
+    seq_starts: StoredArray
 
     @property
     def token_count(self) -> int:
@@ -147,7 +149,7 @@ class Dataset:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The manifest: where the tokens come from, totals, digests. FileNotFoundError where a dataset has none."""
-        value: dict[str, Any] = json.loads(self.store.read("manifest.json"))
+        value: dict[str, Any] = json.loads(self.store.read(MANIFEST))
         return value
 
 
@@ -160,7 +162,9 @@ def open(path_or_url: str | os.PathLike[str]) -> Dataset:
     """
     store = resolve(Store.at(path_or_url))
     read_metadata(store, "group")
-    return Dataset(store, *(open_split(store / split) for split in SPLITS))
+    # Datasets with a manifest were written here. Local ones are looked at in any case.
+    in_order = not store.is_local and store.exists(MANIFEST)
+    return Dataset(store, *(open_split(store / split, in_order=in_order) for split in SPLITS))
 
 
 def resolve(store: Store) -> Store:
@@ -174,13 +178,14 @@ def resolve(store: Store) -> Store:
     return store / "versions" / version
 
 
-def open_split(store: Store) -> FlatTokens:
+def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
     """Open one flat-tokens array; its few numbers are checked against each other, its tokens are not read."""
     attributes = read_metadata(store, "group")["attributes"]
     max_token_id = attributes.get("max_token_id") if isinstance(attributes, dict) else None
     if type(max_token_id) is not int or not 0 <= max_token_id <= MAX_TOKEN_ID:
         raise ValueError(f"{store.url}: max_token_id is {reprlib.repr(max_token_id)}, but the format says 0 to {MAX_TOKEN_ID}")
-    tokens, starts = open_array(store / "encoded_tokens", "uint32"), open_array(store / "seq_starts", "uint64")
+    tokens = open_array(store / "encoded_tokens", "uint32", in_order=in_order)
+    starts = open_array(store / "seq_starts", "uint64", in_order=in_order)
     if starts.length == 0:
         raise ValueError(f"{(store / 'seq_starts').url}: is empty, but it ends with the token count")
     if begin := int(starts.read(0, 1)[0]):

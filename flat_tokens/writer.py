@@ -11,7 +11,8 @@ import numpy as np
 
 from flat_tokens.arrays import LAYOUTS, ArrayWriter, Layout, LayoutName, group_metadata, put_metadata
 from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import MANIFEST, manifest_bytes
+from flat_tokens.manifest import manifest_bytes
+from flat_tokens.reader import MANIFEST
 from flat_tokens.storage import Store, StoredObject
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_metadata
-from flat_tokens.manifest import MANIFEST, check_objects, check_split, manifest_bytes
-from flat_tokens.reader import POINTER, SPLITS, open_split
+from flat_tokens.manifest import check_objects, check_split, manifest_bytes
+from flat_tokens.reader import MANIFEST, POINTER, SPLITS, open_split
 from flat_tokens.storage import Store, StoredObject
 from flat_tokens.writer import commit
 from tasks.caching import STAGING, Place, sweep

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, ReadableArray, open_array
+from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.storage import Store, StoredObject, make_directory, sync_directory
+from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard, put_aside, receipt_json, repairing
 from tasks.documents import Documents, Tally, read_documents
@@ -37,8 +38,8 @@ def document_spec(layout: Layout) -> ArraySpec:
 class DocumentArrays(NamedTuple):
     """Beside a shard's tokens, for each sequence: its document's key, and its row counted from the slice's first row."""
 
-    key: ReadableArray
-    row: ReadableArray
+    key: StoredArray
+    row: StoredArray
 
 
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:

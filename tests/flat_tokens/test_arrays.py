@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, LayoutName, ReadableArray, group_metadata, open_array
+from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, LayoutName, group_metadata, open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.storage import Store
+from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import FlatTokensWriter, write_dataset
 
 NAMES = get_args(LayoutName)
@@ -44,7 +45,7 @@ def items_of(spec: ArraySpec, count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, spec.fill_value, count, spec.numpy_dtype, endpoint=True)
 
 
-def write(root: Path, spec: ArraySpec, items: np.ndarray, name: str = "array") -> ReadableArray:
+def write(root: Path, spec: ArraySpec, items: np.ndarray, name: str = "array") -> StoredArray:
     store = Store.at(root)
     with ArrayWriter(store, name, spec) as writer:
         writer.append(items)
@@ -269,14 +270,14 @@ def test_plain_zarr_reads_a_dataset(tmp_path: Path, name: LayoutName) -> None:
 
 
 @pytest.fixture(scope="module", params=ARRAYS, ids=lambda pair: "-".join(pair))
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReadableArray, np.ndarray]:
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredArray, np.ndarray]:
     spec = small(*request.param)
     items = items_of(spec, 4 * OBJECT + 7)
     return write(tmp_path_factory.mktemp("arrays"), spec, items), items
 
 
 @given(data=st.data())
-def test_any_range_equals_the_array(stored: tuple[ReadableArray, np.ndarray], data: st.DataObject) -> None:
+def test_any_range_equals_the_array(stored: tuple[StoredArray, np.ndarray], data: st.DataObject) -> None:
     array, items = stored
     start = data.draw(st.integers(0, len(items)))
     stop = data.draw(st.integers(start, len(items)))

@@ -164,23 +164,55 @@ def test_a_pointer_to_no_version_is_a_file_not_found_error(tmp_path: Path) -> No
         flat_tokens.open(tmp_path)
 
 
-def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the dataset: with the shard's index known, two ranges are read, of one inner chunk each."""
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]]:
+    """Every request to a store from here on: the (object, bytes) that it asks for together."""
+    requests: list[list[tuple[str, int]]] = []
+    real = Store.read_ranges
+
+    def counted(self: Store, keys: list[str], starts: list[int], stops: list[int | None]) -> list[bytes | FileNotFoundError]:
+        found = real(self, keys, starts, stops)
+        requests.append(
+            [(f"{self.root.rpartition('dataset/')[2]}/{key}", len(part)) for key, part in zip(keys, found, strict=True)]
+        )
+        return found
+
+    monkeypatch.setattr(Store, "read_ranges", counted)
+    return requests
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName
+) -> None:
+    """However large the dataset: with the shards' indexes known and the entries' chunk read, just the sequence's bytes."""
     rng = np.random.default_rng(0)
-    write(tmp_path / "dataset", [rng.integers(0, 100, 1000).tolist()] * 300)
-    train = flat_tokens.open(tmp_path / "dataset").train
-    train.sequence(0)
-    reads: list[tuple[str, int]] = []
-    real = Store.read_range
+    root = f"memory://{tmp_path.name}-{layout}/dataset"
+    sequences = [rng.integers(0, 100, 1000).tolist()] * 400
+    write(root, sequences, layout=layout)
+    key = "0" if layout == "zarr2" else "c/0"
 
-    def counted(self: Store, key: str, start: int, stop: int) -> bytes:
-        reads.append((self.path(key).removeprefix(str(tmp_path)), stop - start))
-        return real(self, key, start, stop)
+    requests = counted_reads(monkeypatch)
+    train = flat_tokens.open(root).train
+    train.sequence(399)
+    requests.clear()
+    assert train.sequence(100).tolist() == sequences[0]
+    assert [[name for name, _ in request] for request in requests] == [[f"train/encoded_tokens/{key}"]]
+    if layout == "mmap":
+        assert requests == [[("train/encoded_tokens/c/0", 4000)]]
 
-    monkeypatch.setattr(Store, "read_range", counted)
-    train.sequence(100)
-    assert [path for path, _ in reads] == ["/dataset/train/seq_starts/c/0", "/dataset/train/encoded_tokens/c/0"]
-    assert all(size <= 2 * (4 * 65536 + 4) for _, size in reads)
+
+def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an object store; and one before each for the indexes of shards that were not read yet."""
+    root = f"memory://{tmp_path.name}/dataset"
+    sequences = [[i % 100] * 1000 for i in range(40_000 // 100)]
+    write(root, sequences, layout="compact")
+    train = flat_tokens.open(root).train
+    requests = counted_reads(monkeypatch)
+    starts, lengths = train.bounds(np.arange(0, 400, 7))
+    out = np.empty(lengths.sum(), np.uint32)
+    train.encoded_tokens.gather(starts, lengths, out, np.cumsum(lengths) - lengths)
+    assert (out >> 1).reshape(-1, 1000).tolist() == sequences[::7]
+    assert len(requests) <= 3
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=10), st.sampled_from(NAMES))
