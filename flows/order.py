@@ -20,8 +20,9 @@ from flat_tokens.storage import Store
 from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
 from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
-from tasks.finalize import Provenance, build_id, is_published, provenance, publish, read_pointer, write_version
+from tasks.finalize import Provenance, build_id, is_published, provenance, write_version
 from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard
+from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.shards import make_shard
 from tasks.slices import plan_slices
@@ -73,7 +74,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
     meter.reset()
     seconds: dict[str, float] = {}
     root, layout = check_output(config), layout_of(config)
-    since = read_pointer(root)["sequence"]
+    since = read_pointer(root).sequence
 
     with stage("download", seconds), ThreadPoolExecutor(1) as beside:
         loading = beside.submit(load_tokenizer, config.tokenizer)

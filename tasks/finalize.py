@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_metadata
 from flat_tokens.manifest import check_objects, check_split, manifest_bytes
-from flat_tokens.reader import MANIFEST, POINTER, SPLITS, open_split
+from flat_tokens.reader import MANIFEST, SPLITS, open_split
 from flat_tokens.storage import Store, StoredObject
 from flat_tokens.writer import commit
-from tasks.caching import STAGING, Place, sweep
+from tasks.caching import Place
 from tasks.models import FORMAT_SEMANTICS, BuildConfig, Model, SourceFile, TokenShard, digest_of
 from tasks.shards import document_spec, open_shard
 from tasks.sources import PinnedSource
@@ -170,76 +165,6 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
             faults += check_split(split)
     if faults:
         raise ValueError(f"{store.url} is not what was written; nothing was published:\n  " + "\n  ".join(faults[:10]))
-
-
-def read_pointer(root: Store) -> dict[str, Any]:
-    """``latest.json``: version, manifest digest, sequence number (0 where nothing was ever published)."""
-    try:
-        pointer = json.loads(root.read(POINTER))
-    except FileNotFoundError:
-        return {"version": None, "manifest_sha256": None, "sequence": 0}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{root.path(POINTER)}: is not JSON ({error}). Restore it or remove it, and run again.") from error
-    kinds = {"version": str, "manifest_sha256": str, "sequence": int}
-    if not isinstance(pointer, dict) or any(type(pointer.get(name)) is not kind for name, kind in kinds.items()):
-        raise ValueError(f"{root.path(POINTER)}: is not a pointer to a version. Restore it or remove it, and run again.")
-    return pointer
-
-
-def publish(root: Store, version: str, since: int) -> int:
-    """Let ``latest`` point at a version; the pointer's sequence number.
-
-    *since* is the sequence number when this build began: a pointer that another build has moved meanwhile is left alone,
-    and a ValueError says so.
-    """
-    if root.is_local:
-        sweep(Path(root.path(STAGING)))  # of an attempt that died behind the commit, there is no other to clear up
-    manifest_sha256 = hashlib.sha256(root.read(f"versions/{version}/{MANIFEST}")).hexdigest()
-    with _pointer_lock(root):
-        pointer = read_pointer(root)
-        if pointer["version"] == version:
-            if pointer["manifest_sha256"] != manifest_sha256:
-                raise ValueError(
-                    f"{root.path(POINTER)}: names version {version}, but another {MANIFEST} than it has: one of them is damaged. "
-                    "Remove the version and run again; if this comes again, remove the pointer."
-                )
-            _link_latest(root, version)
-            return int(pointer["sequence"])
-        if pointer["sequence"] != since:
-            raise ValueError(
-                f"{root.url}: another build published {pointer['version']} while this one ran. Version {version} is complete; "
-                "run the build again to make it the latest."
-            )
-        moved = {"version": version, "manifest_sha256": manifest_sha256, "sequence": since + 1}
-        root.put(POINTER, (json.dumps(moved, indent=2) + "\n").encode())
-        _link_latest(root, version)
-        return since + 1
-
-
-@contextlib.contextmanager
-def _pointer_lock(root: Store) -> Iterator[None]:
-    """Processes of this machine swap the pointer one after the other."""
-    if not root.is_local:
-        yield
-        return
-    with open(root.path(".latest.lock"), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for half_written in Path(root.root).glob(f".{POINTER}.*.part"):  # whose process is dead, for it had the lock
-            half_written.unlink()
-        yield
-
-
-def _link_latest(root: Store, version: str) -> None:
-    """On a local disk, a symbolic link for people and for readers that know nothing of the pointer."""
-    if not root.is_local:
-        return
-    link, target = Path(root.path("latest")), f"versions/{version}"
-    if link.is_symlink() and os.readlink(link) == target:
-        return
-    fresh = link.with_name(".latest.fresh")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    os.replace(fresh, link)
 
 
 def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
