@@ -145,10 +145,13 @@ def _layout(name: LayoutName, zarr_format: Literal[2, 3], tokens: tuple[int, int
 
 LAYOUTS: dict[LayoutName, Layout] = {
     "mmap": _layout("mmap", 3, (1 << 26, 1 << 16), None),
-    "compact": _layout("compact", 3, (1 << 26, 1 << 16), 1),
+    "compact": _layout("compact", 3, (1 << 26, 1 << 14), 1),
     "zarr2": _layout("zarr2", 2, (1 << 18, 1 << 18), 1),
 }
-"""``mmap``: raw shards for local disks. ``compact``: zstd, for object stores. ``zarr2``: zarr v2, for zarr 2 readers."""
+"""``mmap``: raw shards for local disks. ``compact``: zstd, for object stores. ``zarr2``: zarr v2, for zarr 2 readers.
+
+The inner chunks of ``compact`` are a quarter of the others': 2 % larger files, for random reads that decode a quarter.
+"""
 
 
 def group_metadata(zarr_format: Literal[2, 3], attributes: dict[str, Any]) -> dict[str, bytes]:

@@ -70,9 +70,7 @@ class FlatTokens:
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.seq_count:
             wrong = indices[(indices < 0) | (indices >= self.seq_count)][0]
             raise IndexError(f"{self.store.url}: there is no sequence {wrong}; there are {self.seq_count}")
-        entries = np.empty(2 * len(indices), np.uint64)
-        self.seq_starts.gather(indices, np.full(len(indices), 2), entries, np.arange(0, len(entries), 2))
-        starts, stops = entries[::2], entries[1::2]
+        starts, stops = self.seq_starts.take(np.concatenate([indices, indices + 1])).reshape(2, -1)
         if (wrong_ones := np.flatnonzero((stops < starts) | (stops > np.uint64(self.token_count)))).size:
             k = wrong_ones[0]
             raise ValueError(self._wrong_bounds(int(indices[k]), int(starts[k]), int(stops[k])))

@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
@@ -103,13 +103,17 @@ class StoredArray:
     def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Items ``start:stop``, with ``0 <= start <= stop <= length``; in *out*, if it is given."""
         i = start // self._object_length
-        if (words := self._words.get(i)) is not None:
-            first = start - i * self._object_length
-            chunk = first // self._chunk_length
-            last = first + stop - start
-            # A read that takes all items of its chunk goes the checked way.
-            if last < (chunk + 1) * self._chunk_length and (stop < self.length or first > chunk * self._chunk_length):
-                part = words[first + chunk : last + chunk]
+        first = start - i * self._object_length
+        chunk = first // self._chunk_length
+        if first + stop - start < (chunk + 1) * self._chunk_length:  # within one chunk, as nearly all random reads are
+            part = None
+            if (words := self._words.get(i)) is not None:
+                # A read that takes all items of its chunk goes the checked way below.
+                if stop < self.length or first > chunk * self._chunk_length:
+                    part = words[first + chunk : first + chunk + stop - start]
+            elif (items := self._decoded.find((i, chunk))) is not None:
+                part = items[first - chunk * self._chunk_length :][: stop - start]
+            if part is not None:
                 if out is None:
                     return part.copy()
                 out[:] = part
@@ -125,6 +129,21 @@ class StoredArray:
             end = min((at // step + 1) * step, stop)
             self._read_pieces(self._cut(at, end, at - start), out)
             at = end
+        return out
+
+    def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """The items at *indices*: dtype[n]. Each inner chunk is read once, and those of an object store all together."""
+        out = np.empty(len(indices), self.numpy_dtype)
+        order = np.argsort(indices, kind="stable")
+        chunks = indices[order] // self._chunk_length  # chunks of all objects, one behind the other
+        firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
+        groups = {
+            divmod(int(chunks[first]), self._spec.chunks_per_object): order[first:last]
+            for first, last in itertools.pairwise([*firsts.tolist(), len(order)])
+        }
+        for (i, c), items in self._chunks(list(groups), keep=True):
+            where = groups[i, c]
+            out[where] = items[indices[where] - (i * self._object_length + c * self._chunk_length)]
         return out
 
     def gather(
@@ -174,34 +193,48 @@ class StoredArray:
             for c in range(piece.first // self._chunk_length, -(-piece.last // self._chunk_length)):
                 low, high = max(piece.first, c * self._chunk_length), min(piece.last, (c + 1) * self._chunk_length)
                 by_chunk.setdefault((piece.i, c), []).append(Piece(c, low, high, piece.at + low - piece.first))
-        missing = {}
-        for (i, c), parts in by_chunk.items():
-            if (items := self._decoded.find((i, c))) is not None:
-                self._place(c, items, parts, out)
-            else:
-                missing[i, c] = parts
-        for (i, c), stored in self._stored_chunks(sorted(missing)):
-            parts = missing[i, c]
-            try:
-                if stored is None:
-                    items = self._absent(i, c)
-                elif isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
-                    for part in parts:
-                        first, last = part.first - c * self._chunk_length, part.last - c * self._chunk_length
-                        out[part.at : part.at + last - first] = self._spec.decode_part(stored, first, last)
-                    continue
-                else:
-                    items = self._spec.decode_chunk(stored)
-            except ValueError as error:
-                raise self._damaged(i, f"inner chunk {c} {error}") from error
-            self._place(c, items, parts, out)
-            if sum(part.last - part.first for part in parts) < self._chunk_length and not self.store.read_once:
-                self._decoded.keep((i, c), items)
+        if isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
+            self._read_parts(by_chunk, out)
+            return
+        wanted = sum(piece.last - piece.first for piece in pieces)
+        for (i, c), items in self._chunks(list(by_chunk), keep=wanted < len(by_chunk) * self._chunk_length):
+            base = c * self._chunk_length  # position in the object -> position in the chunk
+            for _, first, last, at in by_chunk[i, c]:
+                out[at : at + last - first] = items[first - base : last - base]
 
-    def _place(self, c: int, items: npt.NDArray[Any], parts: list[Piece], out: npt.NDArray[Any]) -> None:
-        base = c * self._chunk_length  # position in the object -> position in the chunk
-        for _, first, last, at in parts:
-            out[at : at + last - first] = items[first - base : last - base]
+    def _read_parts(self, by_chunk: dict[tuple[int, int], list[Piece]], out: npt.NDArray[Any]) -> None:
+        """Decode just the parts of chunks that are asked for."""
+        for (i, c), stored in self._stored_chunks(sorted(by_chunk)):
+            for _, first, last, at in by_chunk[i, c]:
+                base = c * self._chunk_length
+                with self._naming(i, c):
+                    out[at : at + last - first] = (
+                        self._absent(i, c)[: last - first]
+                        if stored is None
+                        else cast(ForeignSpec, self._spec).decode_part(stored, first - base, last - base)
+                    )
+
+    def _chunks(self, wanted: Sequence[tuple[int, int]], *, keep: bool) -> Iterator[tuple[tuple[int, int], npt.NDArray[Any]]]:
+        """((object, chunk), its items: dtype[chunk_length]) for each wanted chunk, in any order."""
+        missing = []
+        for where in wanted:
+            if (items := self._decoded.find(where)) is not None:
+                yield where, items
+            else:
+                missing.append(where)
+        for (i, c), stored in self._stored_chunks(sorted(missing)):
+            with self._naming(i, c):
+                items = self._absent(i, c) if stored is None else self._spec.decode_chunk(stored)
+            if keep and not self.store.read_once:
+                self._decoded.keep((i, c), items)
+            yield (i, c), items
+
+    @contextlib.contextmanager
+    def _naming(self, i: int, c: int) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise self._damaged(i, f"inner chunk {c} {error}") from error
 
     # Raw shards: mapped, or read in place
 
@@ -361,7 +394,7 @@ class StoredArray:
 
     def _absent(self, i: int, c: int) -> npt.NDArray[Any]:
         if self._spec.absent_value is None:
-            raise self._damaged(i, f"inner chunk {c} is not stored")
+            raise ValueError("is not stored")
         return np.broadcast_to(np.array(self._spec.absent_value, self.numpy_dtype), self._chunk_length)
 
     # Bytes and indexes
