@@ -1,0 +1,130 @@
+"""Permutations that are computed, not stored: where the sample at a position of a shuffled order comes from.
+
+The *keyed* permutation of ``range(n)`` is a Feistel network: number x is the pair ``(x // b, x % b)`` of ``range(a)``
+and ``range(b)``, and rounds r = 0, 1, 2 ... add to one half, in turn, a hash of the other:
+
+    left = (left + hash(right + key + r * A) * a) mod a,  then  right = (right + hash(left + key + (r + 1) * A) * b) mod b
+
+where ``A`` and ``mix`` are those of ``flat_tokens.keys``, all sums are modulo 2**64, and hash is the topmost 39 bits of
+``mix``, taken as a fraction. Numbers from n to a * b go through the network again until they fall into ``range(n)``:
+``a`` and ``b`` are about the square root of n, chosen so that there are hardly any.
+
+The *reference* permutation is the one of the reference loader: swaps in a row, drawn from Philox.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.keys import A, B, mix
+
+MAX_LENGTH = 1 << 48
+"""How many numbers a keyed permutation takes: halves of 25 bits are multiplied by hashes of 39."""
+ROUNDS = 8
+SMALL_ROUNDS, SMALL_LENGTH = 24, 256
+"""Functions of few values mix slowly: below 16 rounds a chi-square test tells the orders of six numbers from random ones."""
+
+HASH_BITS = np.uint64(39)
+DROPPED_BITS = np.uint64(64 - 39)
+INDICES_AT_A_TIME = 1 << 13
+"""The temporaries of this many numbers stay in the processor's second-level cache."""
+
+
+def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Keys that have nothing to do with one another, for a seed and any numbers behind it: uint64[n], or uint64[1]."""
+    keys = mix(np.array([seed], np.uint64) + A)
+    for number in numbers:
+        keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)
+    return keys
+
+
+@dataclass(frozen=True)
+class KeyedPermutation:
+    """Permutations of ``range(length)``, one a key, in no memory: the place of each number is computed when asked for.
+
+    ValueError for a length that is not from 1 to 2**48.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= MAX_LENGTH:
+            raise ValueError(f"there are permutations of 1 to {MAX_LENGTH} numbers, not of {self.length}")
+
+    @cached_property
+    def _sides(self) -> tuple[np.uint64, np.uint64]:
+        root = isqrt(self.length - 1) + 1
+        root += root % 2  # an even side: with two odd ones, every permutation would be an even one
+        a = np.arange(root, root + min(root // 4, 1024) + 1, 2)
+        best = int(a[np.argmin(-self.length % a)])
+        return np.uint64(best), np.uint64(-(-self.length // best))
+
+    def __call__(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Where the permutation sends each of *indices*: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
+        permuted = np.empty(len(indices), np.uint64)
+        for start in range(0, len(indices), INDICES_AT_A_TIME):
+            part = slice(start, start + INDICES_AT_A_TIME)
+            permuted[part] = self._walked(indices[part], keys if len(keys) == 1 else keys[part])
+        return permuted
+
+    def _walked(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        permuted = self._network(indices, keys)
+        while (outside := np.flatnonzero(permuted >= np.uint64(self.length))).size:
+            permuted[outside] = self._network(permuted[outside], keys if len(keys) == 1 else keys[outside])
+        return permuted
+
+    def _network(self, x: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        a, b = self._sides
+        left = x // b
+        right = x - left * b
+        side, other = a, b
+        for r in np.arange(SMALL_ROUNDS if self.length < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A:
+            moved = mix(right + (keys + r))
+            moved >>= DROPPED_BITS
+            moved *= side
+            moved >>= HASH_BITS
+            moved += left
+            # Below 2 * side: what is taken off too much wraps around to a huge number.
+            left, right = right, np.minimum(moved, moved - side)
+            side, other = other, side
+        return left * b + right
+
+
+def reference_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
+    """The reference loader's permutation of ``range(n)``: int64[n].
+
+    With ``r = Philox(seed).random_raw(n) % (arange(n) + 1)`` and ``p = arange(n)``, swap ``p[i]`` and ``p[r[i]]`` for i
+    from n - 1 down to 0. Not swap by swap, but with the same result: what place x holds is known from the last swap that
+    wrote to it. ValueError for n above 2**32.
+    """
+    if not 0 <= n <= 1 << 32:
+        raise ValueError(f"the reference order permutes up to 2**32 numbers at a time, not {n}")
+    times = np.arange(n, dtype=np.uint64)
+    drawn = np.random.Philox(seed).random_raw(n) % (times + np.uint64(1))
+    # Swap i, at time i, moves what place i holds to place r[i] <= i. Sorted by (place, time): who wrote to each place.
+    writes = drawn << np.uint64(32) | times
+    writes.sort()
+    place, time = (writes >> np.uint64(32)).astype(np.int64), (writes & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    place_of, again = drawn.astype(np.int64), np.empty(max(n - 1, 0), np.bool_)
+    np.equal(place[1:], place[:-1], out=again)
+    # Time runs down, so the write before time i to the same place is the next larger time.
+    before = np.full(n, -1)
+    before[time[:-1][again]] = time[1:][again]
+    # source[x]: the swap whose number is in place x when swap x comes to it: the last one that wrote there, or none.
+    source = np.arange(n)
+    first = np.ones(n, np.bool_)
+    first[1:] = ~again
+    source[place[first]] = time[first]
+    own = np.flatnonzero(place_of == np.arange(n))
+    source[own] = np.where(before[own] >= 0, before[own], own)
+    # Swap t wrote what place t held: follow the sources up to a place that nothing was written to, which holds its number.
+    while not np.array_equal(held := source[source], source):
+        source = held
+    permuted = np.where(before >= 0, held[before], place_of)
+    permuted[own] = held[own]
+    return permuted
