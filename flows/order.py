@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.manifest import read_manifest, verify
@@ -21,14 +21,16 @@ from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
 from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
 from tasks.finalize import Provenance, build_id, is_published, provenance, write_version
+from tasks.leases import building
 from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard
 from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.shards import make_shard
 from tasks.slices import plan_slices
-from tasks.sources import PinnedSource, resolve_source
+from tasks.sources import FoundFile, PinnedSource, resolve_source
 from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
 from tasks.tokenizers import Tokenizer, load_tokenizer, may_use_fast_engine
+from tasks.versions import remember_origin
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
@@ -73,22 +75,55 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
     """Build a dataset version, publish it, and let ``latest`` point at it. A version that is there already is left as it is."""
     meter.reset()
     seconds: dict[str, float] = {}
-    root, layout = check_output(config), layout_of(config)
+    root = check_output(config)
     since = read_pointer(root).sequence
+    with building(root, scratch_of(config)):
+        with stage("download", seconds), ThreadPoolExecutor(1) as beside:
+            loading = beside.submit(load_tokenizer, config.tokenizer)
+            pinned = pin_sources(config, root)
+            text = Text(pinned, fetch_files(config, files_of(pinned), runner))
+            tokenizer = loading.result()
+        return build_version(config, text, tokenizer, runner, since, seconds)
 
-    with stage("download", seconds), ThreadPoolExecutor(1) as beside:
-        loading = beside.submit(load_tokenizer, config.tokenizer)
-        pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
-        check_apart(root, pinned)
-        found = [file for source in pinned for file in source.files]
-        files: list[SourceFile] = list(in_order(runner, fetch_file, found, config.sources, scratch_of(config)))
-        check_one_format(config, files)
-        tokenizer = loading.result()
-        made_of = provenance(config, pinned, files, tokenizer)
-        version = build_id(made_of, layout)
+
+class Text(NamedTuple):
+    """What the sources hold: where they are pinned, and their files, readable here and with their contents' digests."""
+
+    pinned: tuple[PinnedSource, ...]
+    files: list[SourceFile]
+
+
+def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
+    """Look every source up."""
+    pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
+    check_apart(root, pinned)
+    return pinned
+
+
+def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
+    return [file for source in pinned for file in source.files]
+
+
+def fetch_files(config: BuildConfig, found: list[FoundFile], runner: Runner) -> list[SourceFile]:
+    """Bring files here, with their contents' digests."""
+    files = list(in_order(runner, fetch_file, found, config.sources, scratch_of(config)))
+    check_one_format(config, files)
+    return files
+
+
+def build_version(
+    config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, since: int, seconds: dict[str, float]
+) -> BuildResult:
+    """The version that a text gives, published. *since*: the pointer's sequence number when it was looked up. To be called
+    while ``building``.
+    """
+    root, layout, files = Store.at(config.output), layout_of(config), text.files
+    made_of = provenance(config, text.pinned, files, tokenizer)
+    version = build_id(made_of, layout)
 
     if is_published(root, version, layout):
         with stage("finalize", seconds):
+            remember_origin(root, version, config, text.pinned, files)
             verify(root.path(f"versions/{version}") if root.is_local else f"{root.url}/versions/{version}")
             return finish(config, root, version, layout, publish(root, version, since), seconds)
 
@@ -115,6 +150,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
 
         with stage("finalize", seconds):
             runner.start(finalize, made_of, layout, spans, written, places, place, version, config.verify_level).result()
+            remember_origin(root, version, config, text.pinned, files)
             sequence = publish(root, version, since)
 
     return finish(config, root, version, layout, sequence, seconds, len(slices), len(slices) - len(distinct) + reused)

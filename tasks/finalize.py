@@ -97,7 +97,7 @@ def write_version(
             "max_token_id": max(part.max_token_id for _, part in mine),
         }
         objects += _split_metadata(store, split, chosen, totals[split])
-    totals["documents"] = document_totals(places, place)
+    totals["documents"] = {**document_totals(places, place), "by_source": source_totals(made_of, places)}
     objects.append(store.put(CARD, card(made_of, layout, totals, version).encode()))
     manifest = manifest_bytes(objects, totals, layout, made_of.model_dump())
     store.put(MANIFEST, manifest)
@@ -136,6 +136,22 @@ def document_totals(places: list[ShardPlace], place: Place) -> dict[str, Any]:
         "repeated_keys": repeated_keys(shards, place),
         "text_bytes": sum(shard.text_bytes for shard in shards),
     }
+
+
+def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[str, Any]]:
+    """Documents, text and tokens of each source, in the order of the sources."""
+    of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
+    shards: list[list[TokenShard]] = [[] for _ in made_of.sources]
+    for at in places:
+        shards[of_file[at.file]].append(at.shard)
+    return [
+        {
+            "name": source["name"],
+            **{name: sum(getattr(shard, name) for shard in mine) for name in ("read", "written", "text_bytes", "token_count")},
+            "skipped": dict(sorted(sum((Counter(shard.skipped) for shard in mine), Counter[str]()).items())),
+        }
+        for source, mine in zip(made_of.sources, shards, strict=True)
+    ]
 
 
 def repeated_keys(shards: list[TokenShard], place: Place) -> int:

@@ -53,9 +53,9 @@ class Pointer(NamedTuple):
         }
         return (json.dumps({key: item for key, item in value.items() if item != []}, indent=2) + "\n").encode()
 
-    def moved(self, version: str, manifest_sha256: str) -> Pointer:
-        """The pointer that comes after this one when it moves on to *version*."""
-        former = (*self.former, *([self._until_now()] if self.version else []))
+    def moved(self, version: str, manifest_sha256: str, *, is_there: bool) -> Pointer:
+        """The pointer that comes after this one when it moves on to *version*; this one's is remembered if it is there."""
+        former = (*self.former, *([self._until_now()] if is_there else []))
         return Pointer(
             version,
             manifest_sha256,
@@ -127,7 +127,7 @@ def publish(root: Store, version: str, since: int) -> int:
                 f"{root.url}: another build published {pointer.version} while this one ran. Version {version} is complete; "
                 "run the build again to make it the latest."
             )
-        return pointer.moved(version, digest)
+        return pointer.moved(version, digest, is_there=pointer.version is not None and is_dataset(root, pointer.version))
 
     return move(root, after).sequence
 

@@ -1,0 +1,188 @@
+"""What came, went and changed from one version to the next, by their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from tasks.models import Model
+
+SHOWN_FILES = 20
+
+
+class FileChange(Model):
+    """A file that is not as it was. ``moved``: the same content under another name, which was *former_name*."""
+
+    source: str
+    name: str
+    kind: Literal["came", "went", "changed", "moved"]
+    sha256: str
+    former_sha256: str | None = None
+    former_name: str | None = None
+
+
+class SourceChange(Model):
+    """Documents that were written and their tokens, before and after; None where it is not known or there was no such source."""
+
+    name: str
+    files: tuple[int, int]
+    documents: tuple[int | None, int | None]
+    tokens: tuple[int | None, int | None]
+
+
+class Changes(Model):
+    """From version *before* (None: there was none) to *after*. ``settings``: what else gives other bytes, as sentences."""
+
+    before: str | None
+    after: str
+    files: tuple[FileChange, ...]
+    sources: tuple[SourceChange, ...]
+    settings: tuple[str, ...]
+
+    def count(self, kind: str) -> int:
+        return sum(file.kind == kind for file in self.files)
+
+    @property
+    def headline(self) -> str:
+        """Such as ``2 files came, 1 went, 1 changed``."""
+        counts = [(self.count(kind), kind) for kind in ("came", "went", "changed", "moved")]
+        parts = [f"{count:,} {kind}" for count, kind in counts if count]
+        if parts:
+            first = parts[0].partition(" ")
+            parts[0] = f"{first[0]} {'file' if first[0] == '1' else 'files'} {first[2]}"
+        return ", ".join([*parts, *self.settings]) or "nothing changed"
+
+
+def changes_between(before: str | None, old: dict[str, Any] | None, after: str, new: dict[str, Any]) -> Changes:
+    """Compare two manifests; *old* is None where there was no version."""
+    then = {source["name"]: source for source in old["provenance"]["sources"]} if old else {}
+    now = {source["name"]: source for source in new["provenance"]["sources"]}
+    names = list(dict.fromkeys([*now, *then]))
+    counted_then, counted_now = _counted(old), _counted(new)
+    sources, files = [], []
+    for name in names:
+        files += list(_files(name, _digests(then.get(name)), _digests(now.get(name))))
+        sources.append(
+            SourceChange(
+                name=name,
+                files=(len(_digests(then.get(name))), len(_digests(now.get(name)))),
+                documents=_pair("written", counted_then, counted_now, name),
+                tokens=_pair("token_count", counted_then, counted_now, name),
+            )
+        )
+    return Changes(
+        before=before,
+        after=after,
+        files=tuple(files),
+        sources=tuple(sources),
+        settings=tuple(_settings(old, new)) if old else (),
+    )
+
+
+def _digests(source: dict[str, Any] | None) -> dict[str, str]:
+    return {file["name"]: file["sha256"] for file in source["files"]} if source else {}
+
+
+def _counted(manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    by_source = manifest["totals"].get("documents", {}).get("by_source", []) if manifest else []
+    return {counts["name"]: counts for counts in by_source}
+
+
+def _pair(
+    count: str, then: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], name: str
+) -> tuple[int | None, int | None]:
+    return (then.get(name, {}).get(count), now.get(name, {}).get(count))
+
+
+def _files(source: str, then: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
+    """Changes of one source's files, in the order of their names."""
+    gone = {name: sha256 for name, sha256 in then.items() if name not in now}
+    names_of = {sha256: name for name, sha256 in gone.items()}
+    moved = {name: names_of.pop(sha256) for name, sha256 in now.items() if name not in then and sha256 in names_of}
+    for name in moved.values():
+        del gone[name]
+    for name in sorted({*now, *gone}):
+        if name in gone:
+            yield FileChange(source=source, name=name, kind="went", sha256=gone[name])
+        elif name in moved:
+            yield FileChange(source=source, name=name, kind="moved", sha256=now[name], former_name=moved[name])
+        elif name not in then:
+            yield FileChange(source=source, name=name, kind="came", sha256=now[name])
+        elif then[name] != now[name]:
+            yield FileChange(source=source, name=name, kind="changed", sha256=now[name], former_sha256=then[name])
+
+
+def _settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """Whatever else differs: revision, tokenizer, policy, split, columns, layout."""
+    was, now = old["provenance"], new["provenance"]
+    earlier = {source["name"]: source for source in was["sources"]}
+    for source in now["sources"]:
+        for key in sorted({*source, *earlier.get(source["name"], source)} - {"name", "files"}):
+            if source["name"] in earlier and source.get(key) != earlier[source["name"]].get(key):
+                yield _sentence(f"{source['name']}.{key}", earlier[source["name"]].get(key), source.get(key))
+    for part in ("tokenizer", "documents", "split"):
+        for key in sorted({*was[part], *now[part]}):
+            if was[part].get(key) != now[part].get(key):
+                yield _sentence(f"{part}.{key}", was[part].get(key), now[part].get(key))
+    if [source["name"] for source in was["sources"]] != [source["name"] for source in now["sources"]]:
+        yield "the list of sources changed"
+    for key in ("name", "semantics"):
+        if was.get(key) != now.get(key):
+            yield _sentence(key, was.get(key), now.get(key))
+    if old["layout"] != new["layout"]:
+        yield _sentence("layout", old["layout"], new["layout"])
+
+
+def _sentence(what: str, was: Any, now: Any) -> str:
+    return f"{what} {_short(was)} -> {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) in (40, 64) and text.isalnum() else text
+
+
+def as_text(changes: Changes) -> list[str]:
+    """For a terminal: a line for each file, the first ones of many, and one for each source."""
+    lines = [f"  {change.kind:10} {_named(change)}" for change in changes.files[:SHOWN_FILES]]
+    if len(changes.files) > SHOWN_FILES:
+        lines.append(f"  ...        and {len(changes.files) - SHOWN_FILES:,} more files")
+    lines += [f"  setting    {sentence}" for sentence in changes.settings]
+    for source in changes.sources:
+        lines.append(
+            f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
+        )
+    return lines
+
+
+def _named(change: FileChange) -> str:
+    tail = f" (was {change.former_name})" if change.former_name else ""
+    digests = f"{change.former_sha256[:12]} -> {change.sha256[:12]}" if change.former_sha256 else change.sha256[:12]
+    return f"{change.source}: {change.name}{tail}  {digests}"
+
+
+def _step(pair: tuple[int | None, int | None]) -> str:
+    was, now = pair
+    if was is None and now is None:
+        return "unknown"
+    difference = (now or 0) - (was or 0)
+    return f"{now or 0:,} ({difference:+,})" if difference else f"{now or 0:,}"
+
+
+def as_markdown(changes: Changes) -> str:
+    """For a Prefect artifact."""
+    lines = [changes.headline[0].upper() + changes.headline[1:] + ".", ""]
+    lines += ["| source | documents | tokens | files |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {source.name} | {_step(source.documents)} | {_step(source.tokens)} | {_step(source.files)} |"
+        for source in changes.sources
+    ]
+    if changes.files:
+        lines += ["", "| | source | file | sha256 |", "|---|---|---|---|"]
+        for change in changes.files[:SHOWN_FILES]:
+            was = f" (was `{change.former_name}`)" if change.former_name else ""
+            digest = " → ".join(f"`{sha256[:12]}`" for sha256 in (change.former_sha256, change.sha256) if sha256)
+            lines.append(f"| {change.kind} | {change.source} | `{change.name}`{was} | {digest} |")
+        if len(changes.files) > SHOWN_FILES:
+            lines.append(f"| … | | and {len(changes.files) - SHOWN_FILES:,} more | |")
+    return "\n".join(lines) + "\n"
