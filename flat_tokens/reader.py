@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.storage import Store
 from flat_tokens.stored_array import StoredArray
 from flat_tokens.views import BlocksView, DocumentsView, Framework, PackedView
+
+if TYPE_CHECKING:
+    from flat_tokens.packing import PackedDocumentsView
 
 POINTER = "latest.json"
 MANIFEST = "manifest.json"
@@ -114,6 +117,35 @@ class FlatTokens:
     def blocks(self, length: int, *, fields: Sequence[str] | None = None, framework: Framework = "numpy") -> BlocksView:
         """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule."""
         return BlocksView(self, length, fields=fields, framework=framework)
+
+    def packed_documents(
+        self,
+        length: int,
+        *,
+        split_across_pack: bool = False,
+        max_packs: int | None = None,
+        padding_idx: int = 0,
+        fit: Literal["greedy", "best"] = "greedy",
+        too_long: Literal["error", "cut"] = "error",
+        cache: str | os.PathLike[str] | None = None,
+        fields: Sequence[str] | None = None,
+        framework: Framework = "numpy",
+    ) -> PackedDocumentsView:
+        """Documents packed into rows of *length* as torchtune does it, or closer: ``tokens``, ``labels``, ``input_pos``."""
+        from flat_tokens.packing import PackedDocumentsView  # which needs the manifest, and that the reader
+
+        return PackedDocumentsView(
+            self,
+            length,
+            split_across_pack=split_across_pack,
+            max_packs=max_packs,
+            padding_idx=padding_idx,
+            fit=fit,
+            too_long=too_long,
+            cache=cache,
+            fields=fields,
+            framework=framework,
+        )
 
     def require_vocab(self, vocabulary_size: int) -> Self:
         """The array itself, if a model with that many token ids can read it; ValueError if it can't."""
