@@ -6,6 +6,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -54,12 +55,16 @@ class FlatTokens:
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         """Sequence *i*, decoded: uint32[length]. One index read and one token read. Negative *i* counts from the end."""
+        return self.slice(*self.span(i)) >> np.uint32(1)
+
+    def span(self, i: int) -> tuple[int, int]:
+        """Where sequence *i* starts and where it ends, in tokens. One index read. Negative *i* counts from the end."""
         if not -self.seq_count <= i < self.seq_count:
             raise IndexError(f"{self.store.url}: there is no sequence {i}; there are {self.seq_count}")
         start, stop = (int(entry) for entry in self.seq_starts.read(i % self.seq_count, i % self.seq_count + 2))
         if not start <= stop <= self.token_count:
             raise ValueError(self._wrong_bounds(i % self.seq_count, start, stop))
-        return self.slice(start, stop) >> np.uint32(1)
+        return start, stop
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Tokens ``start:stop`` as they are stored: uint32[stop - start], ``id * 2 + starts_a_sequence``."""
@@ -194,7 +199,9 @@ def open(path_or_url: str | os.PathLike[str]) -> Dataset:
     read_metadata(store, "group")
     # Datasets with a manifest were written here. Local ones are looked at in any case.
     in_order = not store.is_local and store.exists(MANIFEST)
-    return Dataset(store, *(open_split(store / split, in_order=in_order) for split in SPLITS))
+    with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together
+        splits = pool.map(lambda split: open_split(store / split, in_order=in_order), SPLITS)
+        return Dataset(store, *splits)
 
 
 def resolve(store: Store) -> Store:
@@ -218,9 +225,10 @@ def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
     starts = open_array(store / "seq_starts", "uint64", in_order=in_order)
     if starts.length == 0:
         raise ValueError(f"{(store / 'seq_starts').url}: is empty, but it ends with the token count")
-    if begin := int(starts.read(0, 1)[0]):
+    begin, end = starts.take(np.array([0, starts.length - 1])).tolist()
+    if begin:
         raise ValueError(f"{(store / 'seq_starts').url}: begins with {begin} instead of 0")
-    if (end := int(starts.read(starts.length - 1, starts.length)[0])) != tokens.length:
+    if end != tokens.length:
         raise ValueError(
             f"{(store / 'seq_starts').url}: ends at {end}, but encoded_tokens has {tokens.length} tokens. "
             "The dataset is damaged or was not written to its end."
