@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from tasks.models import BuildConfig, unknown_key_hint
+from tasks.models import BuildConfig, faults_of
 
 if TYPE_CHECKING:
     from flows.order import BuildResult
@@ -88,28 +88,59 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+class ConfigLoader(yaml.SafeLoader):
+    """YAML in which no key stands twice in a mapping: the last of them would win without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ValueError(f"the key {key.value!r} is in line {lines[key.value]} and again in line {line}; remove one")
+            lines[key.value] = line
+        return node
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text. ValueError says what is wrong with *what*, and in which line."""
+    try:
+        return yaml.load(text, ConfigLoader)  # noqa: S506  a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{what} is not YAML: {error.problem or error.context}{where}") from error
+    except RecursionError as error:
+        raise ValueError(f"{what} is nested too deep") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is not YAML: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 def read_config(path: Path, settings: list[str]) -> BuildConfig:
     """The configuration in a YAML file with settings from the command line on top. ValueError says all that is wrong."""
     try:
-        value = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
+    value = read_yaml(text, str(path))
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a mapping of settings")
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set {setting}: write KEY=VALUE, such as --set tokenizer=gpt2")
-        try:
-            set_at(value, key.split("."), yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set {setting}: the value is not YAML ({one_line(error)})") from error
+        key, equals, new = setting.partition("=")
+        names = key.split(".")
+        if not equals or not all(names):
+            raise ValueError(f"--set {key}: write KEY=VALUE, such as --set tokenizer=gpt2 or --set source.text_column=body")
+        set_at(value, names, read_yaml(new, f"--set {key}: the value"))
     try:
         return BuildConfig.model_validate(value)
     except ValidationError as error:
-        raise ValueError(f"{path}: {'; '.join(unknown_key_hint(error, BuildConfig))}") from error
+        raise ValueError(f"{path}: {'; '.join(faults_of(error, BuildConfig, 'source' in value))}") from error
 
 
 def set_at(value: Any, path: list[str], new: Any) -> None:
@@ -120,15 +151,18 @@ def set_at(value: Any, path: list[str], new: Any) -> None:
     for here, following in itertools.pairwise(path):
         if isinstance(value, list):
             value = value[_place(whole, value, here)]
-            continue
-        if isinstance(value.get(here), str) and here == "tokenizer":
-            value[here] = {"name": value[here]}
-        if here == "source" and "source" not in value and len(value.get("sources") or []) == 1:
+        elif here == "source" and "source" not in value and len(value.get("sources") or []) == 1:
             value = value["sources"][0]
-            continue
-        value = value.setdefault(here, [] if following.isdigit() else {})
+        else:
+            if here == "tokenizer" and isinstance(value.get(here), str):
+                value[here] = {"name": value[here]}
+            if value.get(here) is None:
+                value[here] = {}
+            value = value[here]
         if not isinstance(value, dict | list):
             raise ValueError(f"--set {whole}: {here!r} has no settings within")
+        if isinstance(value, dict) and following.isdecimal():
+            raise ValueError(f"--set {whole}: {here!r} is not a list, so it has no item {following!r}")
     if isinstance(value, list):
         value[_place(whole, value, path[-1])] = new
     else:
@@ -136,7 +170,7 @@ def set_at(value: Any, path: list[str], new: Any) -> None:
 
 
 def _place(whole: str, items: list[Any], text: str) -> int:
-    if not text.isdigit() or int(text) >= len(items):
+    if not text.isdecimal() or int(text) >= len(items):
         raise ValueError(f"--set {whole}: there is no item {text!r}; there are {len(items)}, counted from 0")
     return int(text)
 

@@ -173,30 +173,30 @@ def finalize(
 
 def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
-    recipe = Recipe(
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, slices))
+    may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
+    return Recipe(
         place=place,
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=tokenizer.digest,
-        fast=False,
+        fast=fast,
         documents=config.documents,
+        engine="reference" if may_differ else None,
     )
-    samples = sample_texts(config, slices)
-    return recipe.model_copy(update={"fast": may_use_fast_engine(tokenizer, config.tokenizer.engine, samples)})
 
 
 def sample_texts(config: BuildConfig, slices: list[Slice]) -> list[str]:
-    """The first documents of every source."""
+    """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: list[str] = []
     first_of = {part.file.source: part for part in reversed(slices)}
     for index, part in sorted(first_of.items()):
         for documents in read_documents(part, config.sources[index], config.documents, Tally()):
-            size = 0
+            left = SAMPLE_BYTES
             for text in documents.texts.slice(0, SAMPLE_DOCUMENTS):
-                size += len(text.as_buffer())
-                if size > SAMPLE_BYTES:
-                    break
-                texts.append(text.as_py())
+                if len(text.as_buffer()) <= left:
+                    left -= len(text.as_buffer())
+                    texts.append(text.as_py())
             break
     return texts
 
@@ -270,12 +270,11 @@ def check_output(config: BuildConfig) -> Store:
 
 def check_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse an output among the inputs: the next build would read what this one wrote."""
-    if not root.is_local:
-        return
+    within = root.url.rstrip("/") + "/"
     for source in pinned:
         for file in source.files:
-            if "://" not in file.uri and Path(file.uri).is_relative_to(root.root):
-                raise ValueError(f"the source file {file.uri} lies within the output {root.root}. Keep them apart.")
+            if file.uri.startswith(within):
+                raise ValueError(f"the source file {file.uri} lies within the output {root.url}. Keep them apart.")
 
 
 def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import Field
+
 from flat_tokens.storage import Store
 from tasks.models import FORMAT_SEMANTICS, DocumentPolicy, Model, Slice, Source, TokenizerConfig, TokenShard, digest_of
 
@@ -46,12 +48,15 @@ class Recipe(Model):
     tokenizer_digest: str
     fast: bool
     documents: DocumentPolicy
+    engine: str | None = Field(None, description="Named where it may decide which documents are left out")
 
     def source(self, part: Slice) -> Source:
         return self.sources[part.file.source]
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
-        """Every ingredient that changes the shard's bytes, and nothing else: no path, no time, no worker, no engine."""
+        """Every ingredient that changes the shard's bytes, and nothing else: no path, no time, no worker, and no engine
+        unless documents that it does not take are left out.
+        """
         return {
             "file": part.file.identity(),
             "range": (part.start, part.stop, part.rows),
@@ -59,6 +64,7 @@ class Recipe(Model):
             "tokenizer": self.tokenizer_digest,
             "documents": self.documents.model_dump(),
             "semantics": FORMAT_SEMANTICS,
+            **({"engine": self.engine} if self.engine else {}),
         }
 
     def key(self, part: Slice) -> str:

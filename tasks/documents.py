@@ -124,7 +124,7 @@ def _clean(raw: Raw, part: Slice, source: Source, policy: DocumentPolicy, tally:
     keep[long] = False
     if bad:
         if policy.on_bad == "error":
-            raise _bad_document(part, source, *min(bad))
+            raise bad_document(part, source, *min(bad))
         tally.skipped.update(reason for _, reason, _ in bad)
     if policy.empty == "skip":
         empty = (lengths == 0) & keep
@@ -146,7 +146,7 @@ def _too_long(length: int, policy: DocumentPolicy) -> str:
     return f"the document has {length:,} bytes or more, above documents.max_bytes = {policy.max_bytes:,}"
 
 
-def _bad_document(part: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
+def bad_document(part: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
     """The error for a bad document; its row counts from the start of the file."""
     return ValueError(
         f"{part.file.name}, row {first_row(part, source) + row}: {detail} [{reason}]. "

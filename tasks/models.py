@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import json
 import os
+import posixpath
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -59,6 +60,16 @@ def plain_location(location: str) -> str:
 
 
 Location = Annotated[str, BeforeValidator(lambda v: plain_location(os.fspath(v)) if isinstance(v, str | os.PathLike) else v)]
+
+
+def number(value: Any) -> Any:
+    """Refuse yes, no, on and off, which YAML makes booleans of, and which would then pass for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, not {str(value).lower()}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(number)]
 
 
 class HubDataset(Model):
@@ -130,7 +141,7 @@ class DocumentPolicy(Model):
         "what has no text at all is skipped",
     )
     empty: Literal["keep", "skip"] = Field("keep", description="keep: an empty text is a sequence of no tokens")
-    max_bytes: int = Field(256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document; never cut")
+    max_bytes: Whole = Field(256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document; never cut")
 
 
 class BuildConfig(Model):
@@ -141,11 +152,13 @@ class BuildConfig(Model):
     sources: tuple[Source, ...] = Field(min_length=1, description="Read in this order")
     tokenizer: TokenizerConfig = Field(description="A name, or name with pattern, revision, engine")
     documents: DocumentPolicy = Field(DocumentPolicy(), description="What happens to documents that are empty or not text")
-    validation_fraction: float = Field(0.005, ge=0, le=1, description="Of all documents, by a stable hash of their keys")
-    split_seed: int = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
+    validation_fraction: Annotated[float, BeforeValidator(number)] = Field(
+        0.005, ge=0, le=1, description="Of all documents, by a stable hash of their keys"
+    )
+    split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
-    slice_bytes: int = Field(128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume")
-    workers: int | None = Field(None, ge=1, le=256, description="Slices at a time; the number of cores without it")
+    slice_bytes: Whole = Field(128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume")
+    workers: Whole | None = Field(None, ge=1, le=256, description="Slices at a time; the number of cores without it")
     scratch: Location | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
@@ -162,8 +175,11 @@ class BuildConfig(Model):
             value["sources"] = [value.pop("source")]
         if isinstance(value.get("sources"), dict):
             raise ValueError("'sources' is a list; a single one may be called 'source'")
-        if isinstance(value.get("tokenizer"), str):
-            value["tokenizer"] = {"name": value["tokenizer"]}
+        tokenizer = value.get("tokenizer")
+        if isinstance(tokenizer, str):
+            value["tokenizer"] = {"name": tokenizer}
+        elif "tokenizer" in value and not isinstance(tokenizer, dict | TokenizerConfig):
+            raise ValueError("'tokenizer' is a name, such as cl100k_base, or a mapping of name, pattern, revision, engine")
         return value
 
     @field_validator("sources")
@@ -184,11 +200,14 @@ class BuildConfig(Model):
     @model_validator(mode="after")
     def apart(self) -> Self:
         """The next build would read what this one wrote."""
-        output = _local_path(self.output)
+        store, output = _place(self.output)
         for source in self.sources:
-            path = _local_path(source.path) if source.path else None
-            if output and path and os.path.commonpath([output, path]) in (output, path):
-                raise ValueError(f"output {output} and source {path} lie within each other. Keep them apart.")
+            where, path = _place(source.path) if source.path else (None, "")
+            if where == store and os.path.commonpath([output, path]) in (output, path):
+                raise ValueError(
+                    f"output {self.output} and source {source.path} lie within each other. Keep them apart, so that no build "
+                    "reads what another one wrote."
+                )
         return self
 
     @model_validator(mode="after")
@@ -265,44 +284,89 @@ class TokenShard(Model):
         return sum(stored.size for stored in self.objects)
 
 
-def _local_path(location: str) -> str | None:
-    """A local path with its links resolved; None of a URL."""
+def _place(location: str) -> tuple[str, str]:
+    """Which store a location is in, and its path there, links resolved where it is local."""
     path = location.removeprefix("file://").removeprefix("local://")
-    if "://" in path:
-        return None
-    return os.path.realpath(os.path.expanduser(path))
+    scheme, separator, rest = path.partition("://")
+    if not separator:
+        return "", os.path.realpath(os.path.expanduser(path))
+    return {"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), posixpath.normpath("/" + rest.lstrip("/"))
 
 
-def unknown_key_hint(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One sentence for each fault of a configuration, with the nearest valid key for an unknown one."""
+def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool = False) -> list[str]:
+    """One sentence for each fault of a configuration, with the nearest valid key for an unknown one. *one_source*: it was
+    written as ``source``, not as a list.
+    """
     sentences = []
     faults = error.errors(include_url=False)
     for fault in faults:
         if fault["type"] == "too_short" and any(other["loc"][:1] == fault["loc"] != other["loc"] for other in faults):
             continue  # pydantic counts an item that is refused as absent; its own fault says more
         where = ".".join(str(part) for part in fault["loc"])
+        if one_source and fault["loc"][:2] == ("sources", 0):
+            where = where.replace("sources.0", "source", 1)
         if fault["type"] == "extra_forbidden":
-            valid = sorted(_fields_at(model, fault["loc"][:-1]))
-            near = difflib.get_close_matches(str(fault["loc"][-1]), valid, 1, 0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Valid keys: {', '.join(valid)}."
-            sentences.append(f"unknown key {where!r}. {hint}")
-        else:
-            said = fault["msg"].removeprefix("Value error, ")
-            message = "should be a mapping of settings" if fault["type"] == "model_type" else said
-            sentences.append(f"{where}: {message}" if where else message)
+            sentences.append(f"unknown key {where!r}. {_nearest(str(fault['loc'][-1]), model, fault['loc'][:-1])}")
+            continue
+        message = PLAIN_WORDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if fault["type"] not in ("missing", "too_short", "value_error"):
+            message += _shown(fault["input"])
+        sentences.append(f"{where}: {message}" if where else message)
     return sentences
 
 
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> set[str]:
-    """Names of the fields of the model that stands at *path* within *model*."""
-    nested: dict[str, type[BaseModel]] = {
-        "sources": Source,
-        "source": Source,
-        "hub": HubDataset,
-        "tokenizer": TokenizerConfig,
-        "documents": DocumentPolicy,
-    }
+PLAIN_WORDS = {
+    "model_type": "should be a mapping of settings",
+    "tuple_type": "should be a list",
+    "too_short": "needs at least one item",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "int_type": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "string_type": "should be text",
+}
+"""What pydantic says in terms of Python, by its names for it."""
+
+
+def _shown(value: Any) -> str:
+    """What was given instead, if it is short and cannot hold a secret."""
+    if isinstance(value, str) and (len(value) > 40 or "@" in value or "/" in value):
+        return ""
+    named = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
+    return f", not {named.get(type(value)) or repr(value)}"
+
+
+def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What may have been meant by a key that the model at *path* within *model* does not have."""
+    here = model
     for part in path:
-        if isinstance(part, str) and part in nested:
-            model = nested[part]
+        here = _nested(here).get(str(part), here)
+    valid = sorted(_keys(here))
+    near = [name for name in _all_keys(model) if name.rpartition(".")[2] == key] or difflib.get_close_matches(
+        key.lower(), valid, 1, 0.5
+    )
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Valid keys: {', '.join(valid)}."
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields) | ({"source"} if model is BuildConfig else set())
+
+
+def _nested(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The models that stand in the fields of a model, by the fields' names."""
+    found: dict[str, type[BaseModel]] = {}
+    for name in _keys(model):
+        kinds = [model.model_fields["sources" if name == "source" else name].annotation]
+        while kinds:
+            kind = kinds.pop()
+            kinds += get_args(kind)
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def _all_keys(model: type[BaseModel]) -> list[str]:
+    """Every key within a model as ``--set`` takes it."""
+    within = [f"{name}.{key}" for name, kind in sorted(_nested(model).items()) if name != "sources" for key in _all_keys(kind)]
+    return sorted(_keys(model)) + within

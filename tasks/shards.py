@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, open_array
 from flat_tokens.batch import TokenBatch
@@ -20,10 +21,10 @@ from flat_tokens.storage import Store, StoredObject, make_directory, sync_direct
 from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard, put_aside, receipt_json, repairing
-from tasks.documents import Documents, Tally, read_documents
+from tasks.documents import Documents, Tally, bad_document, read_documents
 from tasks.models import Slice, TokenShard
 from tasks.progress import meter
-from tasks.tokenizers import Engine, engine_of, load_tokenizer
+from tasks.tokenizers import Engine, Tokens, UnencodableError, concatenate, engine_of, load_tokenizer
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset: a split that draws few documents reads little else."""
@@ -69,7 +70,7 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
         writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
         columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
         documents = read_documents(part, recipe.source(part), recipe.documents, tally)
-        for batch, beside in token_batches(documents, engine):
+        for batch, beside in token_batches(documents, engine, part, recipe, tally):
             writer.append(batch)
             columns[0].append(beside.keys)
             columns[1].append(beside.rows)
@@ -92,10 +93,32 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
     )
 
 
-def token_batches(documents: Iterator[Documents], engine: Engine) -> Iterator[tuple[TokenBatch, Documents]]:
+def token_batches(
+    documents: Iterator[Documents], engine: Engine, part: Slice, recipe: Recipe, tally: Tally
+) -> Iterator[tuple[TokenBatch, Documents]]:
+    """Documents with their tokens. What the engine does not take is a bad document: ValueError, or left out and counted."""
     for batch in documents:
-        ids, offsets = engine(batch.texts)
-        yield TokenBatch.from_flat(_writable(ids), offsets.astype(np.uint64)), batch
+        try:
+            taken, (ids, offsets) = batch, engine(batch.texts)
+        except UnencodableError:
+            taken, (ids, offsets) = _encodable(batch, engine, part, recipe, tally)
+        yield TokenBatch.from_flat(_writable(ids), offsets.astype(np.uint64)), taken
+
+
+def _encodable(batch: Documents, engine: Engine, part: Slice, recipe: Recipe, tally: Tally) -> tuple[Documents, Tokens]:
+    """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
+    keep, taken = np.ones(len(batch.texts), bool), []
+    for i, tokens in enumerate(engine.one_by_one(batch.texts)):
+        if not isinstance(tokens, str):
+            taken.append(tokens.ids)
+            continue
+        if recipe.documents.on_bad == "error":
+            raise bad_document(part, recipe.source(part), int(batch.rows[i]), "unencodable", tokens)
+        keep[i] = False
+        tally.written -= 1
+        tally.skipped["unencodable"] += 1
+        tally.text_bytes -= len(batch.texts[i].as_buffer())
+    return Documents(batch.texts.filter(pa.array(keep)), batch.keys[keep], batch.rows[keep]), concatenate(taken)
 
 
 def _writable(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

@@ -199,7 +199,7 @@ def _from_encoding(name: str, encoding: Any) -> Tokenizer:
         return encoding.encode_to_numpy(text, disallowed_special=())  # type: ignore[no-any-return]
 
     def encode(texts: pa.LargeStringArray) -> Tokens:
-        return concatenate(_each(name, encode_one, texts))
+        return concatenate(map(encode_one, texts.to_pylist()))
 
     def make_fast() -> Encode:
         import gigatoken
@@ -213,17 +213,6 @@ def _from_encoding(name: str, encoding: Any) -> Tokenizer:
     digest = hashlib.sha256(pattern.encode() + b"\0" + rank_file).hexdigest()
     fast = make_fast if pattern in FAST_SCHEMES and max(ranks.values()) == len(ranks) - 1 else None
     return Tokenizer(name, digest, max(ranks.values()), encode, fast, encoding.decode)
-
-
-def _each(name: str, encode: Callable[[str], T], texts: pa.LargeStringArray) -> Iterator[T]:
-    """What *encode* gives of each text; ValueError that shows the one it cannot take."""
-    for text in texts.to_pylist():
-        try:
-            yield encode(text)
-        except Exception as error:
-            raise ValueError(
-                f"tokenizer {name!r} cannot encode a document of {len(text):,} characters that begins {text[:40]!r}: {error}"
-            ) from error
 
 
 def _hub_tokenizer(config: TokenizerConfig) -> Tokenizer:
@@ -259,10 +248,7 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
 
     def encode(texts: pa.LargeStringArray) -> Tokens:
-        try:
-            encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
-        except Exception:  # noqa: BLE001  # the library raises a bare one and does not say which text it was
-            encodings = list(_each(name, lambda text: tokenizer.encode(text, add_special_tokens=False), texts))
+        encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
         return concatenate(np.array(encoding.ids, np.uint32) for encoding in encodings)
 
     # The fast engine would take a special token's text for the token: it does not get to know them.
@@ -367,6 +353,26 @@ def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | 
     return None
 
 
+class UnencodableError(ValueError):
+    """What an engine says of texts that it does not take."""
+
+
+def sheltered(encode: Encode) -> Encode:
+    """The same engine, whose every failure is an UnencodableError: libraries raise bare exceptions, and in Rust they panic,
+    which is no Exception at all.
+    """
+
+    def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
+        try:
+            return encode(texts)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:
+            raise UnencodableError(f"{type(error).__name__}: {error}") from error
+
+    return encode_or_say_why
+
+
 class Engine:
     """The engine a build uses: the fast one, one instance a thread and bounded in memory, or the reference."""
 
@@ -376,16 +382,30 @@ class Engine:
         self._threads = threading.local()
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
+        """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
-            return self._tokenizer.reference(texts)
+            return sheltered(self._tokenizer.reference)(texts)
         state = self._threads.__dict__
         if "encode" not in state or (state["bytes"] > RENEW_AFTER_BYTES and resident_bytes() > RESIDENT_LIMIT):
             # An instance remembers every word that it has seen, without end: a thread whose share of the memory is
             # used up starts anew. Dropping the old one first keeps two from standing side by side.
             state.pop("encode", None)
-            state.update(encode=self._tokenizer.make_fast(), bytes=0)
+            state.update(encode=sheltered(self._tokenizer.make_fast()), bytes=0)
         state["bytes"] += texts.nbytes
         return state["encode"](texts)  # type: ignore[no-any-return]
+
+    def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
+        """Of each text alone its tokens, or why there are none. Where the fast engine fails the reference has its say."""
+        for i in range(len(texts)):
+            text = texts.slice(i, 1)
+            try:
+                try:
+                    yield self(text)
+                except UnencodableError:
+                    self._threads.__dict__.clear()  # what a failure has left of an instance is not used again
+                    yield sheltered(self._tokenizer.reference)(text)
+            except UnencodableError as error:
+                yield f"tokenizer {self._tokenizer.name!r} cannot encode the document ({error})"
 
 
 RENEW_AFTER_BYTES = 32 << 20
@@ -420,10 +440,11 @@ def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable
     """
     if preference != "auto" or tokenizer.make_fast is None:
         return False
+    texts = [*samples, *awkward_texts()]
     try:
-        difference = first_difference((*samples, *awkward_texts()), tokenizer.make_fast(), tokenizer.reference)
+        difference = first_difference(texts, sheltered(tokenizer.make_fast()), sheltered(tokenizer.reference))
     except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
-        difference = f"({type(error).__name__}: {error})"
+        difference = f"({error})" if isinstance(error, UnencodableError) else f"({type(error).__name__}: {error})"
     if difference is not None:
         logger.warning(
             "The fast engine does not give the tokens of %s on %r: using the slower reference engine.", tokenizer.name, difference

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,17 +76,68 @@ def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
         ("tokenizer", "write KEY=VALUE"),
         ("sources.7.name=x", "sources"),
         ("source.path=s3://user:secret@host/x", "carries credentials"),
+        ("source.path={s3://user:secret@host: ", "--set source.path: the value is not YAML"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line_in_under_two_seconds(config: Path, setting: str, words: str) -> None:
-    begun = time.monotonic()
+def test_a_mistake_is_refused_in_one_line_that_repeats_no_secret(config: Path, setting: str, words: str) -> None:
     done = command("build", config, "--set", setting)
-    assert time.monotonic() - begun < 2
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert "secret" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("workers", "--set workers: write KEY=VALUE, such as --set tokenizer=gpt2"),
+        ("=3", "--set : write KEY=VALUE"),
+        ("source..path=x", "--set source..path: write KEY=VALUE"),
+        ("workers=[", "--set workers: the value is not YAML: expected the node content"),
+        (
+            "tokenizer={name: a, name: b}",
+            "--set tokenizer: the value: the key 'name' is in line 1 and again in line 1; remove one",
+        ),
+        ("sources.1.path=x", "--set sources.1.path: there is no item '1'; there are 1, counted from 0"),
+        ("sources.-1.path=x", "--set sources.-1.path: there is no item '-1'"),
+        ("sources.first.path=x", "--set sources.first.path: there is no item 'first'"),
+        ("source.0.path=x", "--set source.0.path: 'source' is not a list, so it has no item '0'"),
+        ("documents.0=skip", "--set documents.0: 'documents' is not a list, so it has no item '0'"),
+        ("output.path=x", "--set output.path: 'output' has no settings within"),
+        ("source.text_column.name=x", "source.text_column: should be text, not a mapping"),
+        ("documents.on_bad=", "documents.on_bad: should be 'error', 'skip' or 'replace', not nothing"),
+        ("sources.0.text_colum=x", "unknown key 'sources.0.text_colum'. Did you mean 'text_column'?"),
+        ("documents.onbad=skip", "unknown key 'documents.onbad'. Did you mean 'on_bad'?"),
+        ("on_bad=skip", "unknown key 'on_bad'. Did you mean 'documents.on_bad'?"),
+    ],
+)
+def test_a_setting_that_leads_nowhere_is_refused_by_name(config: Path, setting: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_config(config, [setting])
+
+
+@pytest.mark.parametrize("written", ["", "tokenizer:", "tokenizer: bytes", "tokenizer: {name: bytes}"])
+def test_a_setting_makes_the_mappings_that_it_needs(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"output: out\nsource:\n{written}\n")
+    read = read_config(path, ["source.path=in", "tokenizer.name=gpt2", "tokenizer.engine=reference"])
+    assert (read.sources[0].path, read.tokenizer.name, read.tokenizer.engine) == ("in", "gpt2", "reference")
+
+
+def test_a_mapping_may_be_merged_and_overridden(tmp_path: Path) -> None:
+    """What YAML's anchors are for; that is no key twice."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "output: out\ntokenizer: bytes\n"
+        "sources:\n- &a {name: a, path: a, text_column: body}\n- {<<: *a, name: b, path: b}\n- {<<: *a, name: c, path: c}\n"
+    )
+    read = read_config(path, [])
+    assert [(source.name, source.path, source.text_column) for source in read.sources] == [
+        ("a", "a", "body"),
+        ("b", "b", "body"),
+        ("c", "c", "body"),
+    ]
 
 
 def test_a_config_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path) -> None:

@@ -336,6 +336,43 @@ def test_documents_of_one_id_are_on_the_same_side_of_the_split(tmp_path: Path) -
     assert result.totals["train"]["seq_count"] == 20 * len(train)
 
 
+def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
+    """A tokenizer that has these words and nothing for others."""
+    vocabulary = {word: number for number, word in enumerate(words)}
+    definition = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }
+    return written(tmp_path / "words.json", json.dumps(definition))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path: Path, kind: str) -> None:
+    """The error names file and row, and says what the engine says; the policies that skip count it."""
+    texts = ["one", "two one", "one three", "", "two", "four"]
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(
+        parquet(pa.array(texts)) if kind == "parquet" else b"\n".join(json.dumps({"text": t}).encode() for t in texts)
+    )
+    settings = {"tokenizer": tokenizer_of_words(tmp_path, "one", "two"), "slice_bytes": 30}
+    refuse(
+        tmp_path,
+        path,
+        rf"^a.{kind}, row 2: tokenizer '.*words.json' cannot encode the document \(Exception: .*Missing \[UNK\] token.*\) "
+        r"\[unencodable\]\. Mend it, or set documents\.on_bad to 'skip'",
+        **settings,
+    )
+    for policy in ("skip", "replace"):
+        result = run(tmp_path, path, documents={"on_bad": policy}, **settings)
+        assert counts(result) == {"read": 6, "written": 4, "skipped": {"unencodable": 2}}
+        assert result.totals["documents"]["text_bytes"] == len("onetwo onetwo")
+        dataset = flat_tokens.open(result.path)
+        assert [dataset.train[i].tolist() for i in range(4)] == [[0], [1, 0], [], [1]]
+        flat_tokens.verify(Path(result.path), "full")
+
+
 def test_every_bad_document_of_a_build_is_counted_by_its_reason(tmp_path: Path) -> None:
     lines = [b'{"text": "%d"}' % i for i in range(1000)]
     lines[10:20] = [b'{"text": null}'] * 10
@@ -654,32 +691,48 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     ),
     "unknown key of a source": (
         {"source": {"path": "x", "text_colum": "a"}},
-        "unknown key 'sources.0.text_colum'. Did you mean 'text_column'?",
+        "unknown key 'source.text_colum'. Did you mean 'text_column'?",
     ),
     "unknown key of the hub": (
         {"source": {"hub": {"path": "a/b", "splt": "x"}}},
-        "unknown key 'sources.0.hub.splt'. Did you mean 'split'?",
+        "unknown key 'source.hub.splt'. Did you mean 'split'?",
     ),
     "unknown key of documents": ({"documents": {"onbad": "skip"}}, "unknown key 'documents.onbad'. Did you mean 'on_bad'?"),
     "unknown key of the tokenizer": (
         {"tokenizer": {"name": "bytes", "patern": "x"}},
         "unknown key 'tokenizer.patern'. Did you mean 'pattern'?",
     ),
-    "negative": ({"slice_bytes": -1}, "slice_bytes: Input should be greater than 0"),
-    "no workers": ({"workers": 0}, "workers: Input should be greater than or equal to 1"),
-    "NaN": ({"validation_fraction": float("nan")}, "validation_fraction: Input should be a finite number"),
-    "fraction above 1": ({"validation_fraction": 1.5}, "validation_fraction: Input should be less than or equal to 1"),
-    "fraction below 0": ({"validation_fraction": -0.1}, "validation_fraction: Input should be greater than or equal to 0"),
-    "unknown policy": ({"documents": {"on_bad": "ignore"}}, "documents.on_bad: Input should be 'error', 'skip' or 'replace'"),
-    "unknown layout": ({"layout": "zip"}, "layout: Input should be 'auto', 'mmap', 'compact' or 'zarr2'"),
+    "negative": ({"slice_bytes": -1}, "slice_bytes: should be greater than 0, not -1"),
+    "key of another mapping": ({"text_column": "body"}, "unknown key 'text_column'. Did you mean 'source.text_column'?"),
+    "key of two other mappings": (
+        {"revision": "main"},
+        "unknown key 'revision'. Did you mean 'source.hub.revision' or 'tokenizer.revision'?",
+    ),
+    "boolean as a number": ({"workers": True}, "workers: should be a number, not true"),
+    "yes as a fraction": ({"validation_fraction": True}, "validation_fraction: should be a number, not true"),
+    "fraction of a worker": ({"workers": 2.5}, "workers: should be a whole number, not 2.5"),
+    "size with a unit": ({"slice_bytes": "128 MB"}, "slice_bytes: should be a whole number, not '128 MB'"),
+    "name that is a number": ({"name": 12}, "name: should be text, not 12"),
+    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
+    "documents that are a word": ({"documents": "skip"}, "documents: should be a mapping of settings, not 'skip'"),
+    "sources that are nothing": ({"source": REMOVED, "sources": None}, "sources: should be a list, not nothing"),
+    "no workers": ({"workers": 0}, "workers: should be greater than or equal to 1, not 0"),
+    "NaN": ({"validation_fraction": float("nan")}, "validation_fraction: should be a finite number, not nan"),
+    "fraction above 1": ({"validation_fraction": 1.5}, "validation_fraction: should be less than or equal to 1, not 1.5"),
+    "fraction below 0": ({"validation_fraction": -0.1}, "validation_fraction: should be greater than or equal to 0, not -0.1"),
+    "unknown policy": (
+        {"documents": {"on_bad": "ignore"}},
+        "documents.on_bad: should be 'error', 'skip' or 'replace', not 'ignore'",
+    ),
+    "unknown layout": ({"layout": "zip"}, "layout: should be 'auto', 'mmap', 'compact' or 'zarr2', not 'zip'"),
     "no output": ({"output": REMOVED}, "output: Field required"),
-    "no sources": ({"source": REMOVED, "sources": []}, "sources: Tuple should have at least 1 item"),
+    "no sources": ({"source": REMOVED, "sources": []}, "sources: needs at least one item"),
     "source and sources": ({"sources": [{"path": "x"}]}, "there are both 'source' and 'sources'"),
     "sources that are no list": (
         {"source": REMOVED, "sources": {"path": "x"}},
         "'sources' is a list; a single one may be called 'source'",
     ),
-    "source that is a string": ({"source": "x.jsonl"}, "sources.0: should be a mapping of settings"),
+    "source that is a string": ({"source": "x.jsonl"}, "source: should be a mapping of settings, not 'x.jsonl'"),
     "neither path nor hub": ({"source": {"name": "a"}}, "source 'a' has neither of 'path' and 'hub'; give one"),
     "both path and hub": (
         {"source": {"path": "x", "hub": {"path": "a/b"}}},
@@ -720,6 +773,10 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "output within the source": (
         lambda tmp: {"source": {"path": str(tmp)}, "output": str(tmp / "out")},
         "lie within each other. Keep them apart",
+    ),
+    "output within a source in a store": (
+        {"source": {"path": "s3://bucket"}, "output": "s3://bucket/out"},
+        "output s3://bucket/out and source s3://bucket lie within each other. Keep them apart",
     ),
     "source within the output": (
         lambda tmp: {"source": {"path": str(tmp / "in.jsonl")}, "output": str(tmp)},
@@ -766,11 +823,22 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
 }
 
 
+@pytest.fixture(scope="module")
+def two_seconds() -> float:
+    """As many as a process takes here that does no more than to import what a refusal needs, four times over: about two
+    seconds of a usual processor.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import flows.order, tiktoken, tokenizers"], cwd=ROOT, check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 4 * (used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime)
+
+
 @pytest.mark.parametrize(("change", "words"), CONFIGS.values(), ids=CONFIGS)
 def test_a_mistake_in_the_configuration_is_told_at_once_in_one_line(
-    tmp_path: Path, change: dict[str, Any] | Callable[[Path], dict[str, Any]], words: str
+    tmp_path: Path, two_seconds: float, change: dict[str, Any] | Callable[[Path], dict[str, Any]], words: str
 ) -> None:
-    """In under two seconds, by a status that is not 0, without a traceback and without any secret."""
+    """Before any work, by a status that is not 0, without a traceback and without any secret."""
     (tmp_path / "in.jsonl").write_bytes(PLAIN)
     whole = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in.jsonl")}, "tokenizer": "bytes"}
     whole |= change(tmp_path) if callable(change) else change
@@ -781,7 +849,7 @@ def test_a_mistake_in_the_configuration_is_told_at_once_in_one_line(
     assert done.stderr.count("\n") == 1
     assert "Tr0ub4dor" not in done.stderr
     assert done.stdout == ""
-    assert seconds < 2
+    assert seconds < two_seconds
     assert not (tmp_path / "out" / "versions").exists()
 
 
@@ -791,15 +859,23 @@ def test_a_mistake_in_the_configuration_is_told_at_once_in_one_line(
         ("output: [", "is not YAML: "),
         ("- output", "is not a mapping of settings"),
         ("", "is not a mapping of settings"),
+        (
+            "output: x\nsource:\n  path: y\n  path: z\ntokenizer: bytes\n",
+            "config.yaml: the key 'path' is in line 3 and again in line 4",
+        ),
+        ("output: x\n" * 2, "config.yaml: the key 'output' is in line 1 and again in line 2; remove one"),
+        ('{"output": "x", "output": "x"}', "config.yaml: the key 'output' is in line 1 and again in line 1; remove one"),
+        ("[" * 100_000, "is nested too deep"),
+        ("output: x\nsource: {path: y\ntokenizer: bytes\n", "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)"),
         ("1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n", "1: Keys should be strings"),
         ("!!python/object/apply:os.system ['touch /tmp/owned']", "is not YAML: could not determine a constructor"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_told_at_once(tmp_path: Path, config: str, words: str) -> None:
+def test_a_file_that_is_no_configuration_is_told_at_once(tmp_path: Path, two_seconds: float, config: str, words: str) -> None:
     done, seconds = command_line(tmp_path, config)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert words in done.stderr
-    assert seconds < 2
+    assert seconds < two_seconds
 
 
 def test_a_bad_document_is_one_line_of_the_command_line_too(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from tasks.models import (
     TokenizerConfig,
     TokenShard,
     digest_of,
+    faults_of,
     plain_location,
-    unknown_key_hint,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> No
     settings: dict[str, Any] = {"source": {"path": location}} if setting == "path" else {setting: location}
     with pytest.raises(ValidationError) as refused:
         config(**settings)
-    told = "; ".join(unknown_key_hint(refused.value, BuildConfig))
+    told = "; ".join(faults_of(refused.value, BuildConfig))
     assert any(words in told for words in ("carries credentials", "is signed", "chained"))
     assert "Tr0ub4dor" not in told + str(refused.value) + repr(refused.value)
 
@@ -127,6 +127,10 @@ def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> No
         ("data/out", "data/"),
         ("file:///data/out", "/data"),
         ("out", "."),
+        ("gs://a/out", "gs://a"),
+        ("gs://a", "gcs://a/in/*.jsonl"),
+        ("s3a://a/out/", "s3://a/out"),
+        ("memory://x/out", "memory:///x/"),
     ],
 )
 def test_output_and_sources_within_each_other_are_refused(output: str, path: str) -> None:
@@ -143,7 +147,15 @@ def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("output", "path"),
-    [("/data/out", "/data/in"), ("/data/out", "/data/*.jsonl"), ("/data2", "/data"), ("gs://a/out", "gs://a"), ("/x", "s3://x")],
+    [
+        ("/data/out", "/data/in"),
+        ("/data/out", "/data/*.jsonl"),
+        ("/data2", "/data"),
+        ("gs://a/out", "gs://a/in"),
+        ("gs://a/out", "gs://a/*.jsonl"),
+        ("gs://a/out", "s3://a/out"),
+        ("/x", "s3://x"),
+    ],
 )
 def test_output_and_sources_side_by_side_are_accepted(output: str, path: str) -> None:
     assert config(output=output, source={"path": path}).output == output

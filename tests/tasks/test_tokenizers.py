@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,6 +27,7 @@ from tasks.tokenizers import (
     Engine,
     Tokenizer,
     Tokens,
+    UnencodableError,
     awkward_texts,
     engine_of,
     first_difference,
@@ -364,12 +367,68 @@ def test_a_pattern_that_leaves_out_text_is_refused(tmp_path: Path, pattern: str)
         load_tokenizer(TokenizerConfig(name=str(path), pattern=pattern))
 
 
-def test_a_tokenizer_that_cannot_encode_a_text_shows_it(tmp_path: Path) -> None:
-    path = word_level(tmp_path / "tokenizer.json")
-    tokenizer = load_tokenizer(TokenizerConfig(name=str(path)))
-    assert lists(tokenizer.reference, large_string_array("one two", "two")) == [[0, 1], [1]]
-    with pytest.raises(ValueError, match=r"cannot encode a document of 9 characters that begins 'two three': .*Missing"):
-        tokenizer.reference(large_string_array("one", "two three"))
+def test_texts_that_an_engine_refuses_are_told_one_by_one_from_those_that_it_takes(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(word_level(tmp_path / "tokenizer.json"))))
+    engine, texts = Engine(tokenizer, fast=False), large_string_array("one two", "two three", "", "two")
+    with pytest.raises(UnencodableError, match="Missing"):
+        engine(texts)
+    first, refused, empty, last = engine.one_by_one(texts)
+    assert [tokens.ids.tolist() for tokens in (first, empty, last) if isinstance(tokens, Tokens)] == [[0, 1], [], [1]]
+    assert isinstance(refused, str)
+    assert re.search(r"^tokenizer '.*tokenizer.json' cannot encode the document \(Exception: .*Missing", refused)
+
+
+class Panic(BaseException):
+    """What the fault of a library in Rust is in Python: no Exception."""
+
+
+def test_what_makes_the_fast_engine_fail_is_left_to_the_reference() -> None:
+    """And the instance that failed is not used again."""
+    made = []
+
+    def make_fast() -> Encode:
+        made.append(True)
+
+        def encode(texts: pa.LargeStringArray) -> Tokens:
+            if "bad" in texts.to_pylist():
+                raise Panic("poisoned")
+            return tokenizer.reference(texts)
+
+        return encode
+
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    engine = Engine(dataclasses.replace(tokenizer, digest="panics", make_fast=make_fast), fast=True)
+    texts = large_string_array("a", "bad", "b")
+    with pytest.raises(UnencodableError, match="Panic: poisoned"):
+        engine(texts)
+    taken = [tokens for tokens in engine.one_by_one(texts) if isinstance(tokens, Tokens)]
+    assert [tokens.ids.tolist() for tokens in taken] == [[98], [99, 98, 101], [99]]
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_is_no_fault_of_the_text_is_not_taken_for_one(error: type[BaseException]) -> None:
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        raise error
+
+    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), reference=encode)
+    with pytest.raises(error):
+        Engine(tokenizer, fast=False)(large_string_array("a"))
+
+
+@pytest.mark.slow
+def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fast_one(vocabularies: Path) -> None:
+    """As far as the reference engine can tell, which takes shorter runs, the tokens are right."""
+    tokenizer = load_tokenizer(TokenizerConfig(name="o200k_base"))
+    texts = large_string_array(" " * 1_000_000, "a" * 1_000_000, "ok")
+    ids, offsets = Engine(tokenizer, fast=True)(texts)
+    assert tokenizer.decode(ids[: offsets[1]].tolist()) == " " * 1_000_000
+    spaces, letters, ok = Engine(tokenizer, fast=False).one_by_one(texts)
+    assert isinstance(spaces, str)
+    assert "Max stack size exceeded" in spaces
+    assert isinstance(letters, Tokens)
+    assert isinstance(ok, Tokens)
+    assert np.array_equal(ids[offsets[1] :], np.concatenate([letters.ids, ok.ids]))
 
 
 def test_loading_again_is_for_nothing(tmp_path: Path) -> None:
