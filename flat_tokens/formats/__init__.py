@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from flat_tokens.arrays import read_metadata
 from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
+from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
 from flat_tokens.storage import Store
 
@@ -21,7 +22,7 @@ __all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Reada
 
 FLAT_TOKENS = "flat-tokens"
 
-_LISTED: tuple[Format[Any], ...] = ()
+_LISTED: tuple[Format[Any], ...] = (MODALITIES,)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

@@ -83,9 +83,7 @@ class Files(NamedTuple):
 
         FileNotFoundError where there are none. Hidden files are left out.
         """
-        store = Store.at(path_or_url)
-        parent, name = posixpath.split(store.root)
-        above = Store(parent or "/", store.fs)
+        store, (above, name) = Store.at(path_or_url), file_at(path_or_url)
         if store.fs.isfile(store.root):
             return cls(above, (name,))
         keys = sorted(key for key, _ in store.listing() if not key.startswith(".") and "/." not in key)
@@ -101,6 +99,13 @@ class Files(NamedTuple):
     @property
     def url(self) -> str:
         return self.store.path(self.keys[0]) if len(self.keys) == 1 else self.store.url
+
+
+def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
+    """The directory of a file, as a store, and the file's key in it."""
+    store = Store.at(path_or_url)
+    parent, name = posixpath.split(store.root)
+    return Store(parent or "/", store.fs), name
 
 
 O = TypeVar("O")  # noqa: E741 - the options of a format
@@ -128,6 +133,20 @@ class Format(Generic[O]):
 def nothing_to_finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Any) -> list[StoredObject]:
     """For formats whose files stand alone."""
     return []
+
+
+def members(files: Files, ending: str, has_format: Callable[[Store, str], bool]) -> list[str]:
+    """The files to open in a format that is asked for: one that was named, all with its *ending*, or else all that have it.
+
+    A file with the ending that is damaged must not be passed over, so what has the ending is not looked into here.
+    ValueError where there is no such file.
+    """
+    if len(files.keys) == 1:
+        return list(files.keys)
+    keys = [key for key in files.keys if key.endswith(ending)] or [key for key in files.keys if has_format(files.store, key)]
+    if not keys:
+        raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a {ending} file")
+    return keys
 
 
 VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdout"}
@@ -210,20 +229,50 @@ def bounded_batches(
 ) -> Iterator[TokenBatch]:
     """Sequences ``start:stop`` of a flat-tokens array, long ones cut as `Readable.batches` says: none above *max_tokens*."""
     stop = split.seq_count if stop is None else stop
+    for run in runs(lambda first, last: checked_entries(split, first, last), start, stop, max_tokens):
+        encoded = split.slice(run.start, run.stop)
+        yield TokenBatch(encoded, run.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
+
+
+class Run(NamedTuple):
+    """Tokens ``start:stop`` of an array, and which sequences start and end among them, as positions in the array."""
+
+    start: int
+    stop: int
+    starts: npt.NDArray[np.uint64]
+    begins: npt.NDArray[np.uint64]
+    """Of the sequences that end: the first may have begun in an earlier run."""
+    ends: npt.NDArray[np.uint64]
+
+    @property
+    def seq_starts(self) -> npt.NDArray[np.uint64]:
+        """Those of a ``TokenBatch`` of the run's tokens."""
+        return np.append(self.starts, np.uint64(self.stop)) - np.uint64(self.start)
+
+    @property
+    def last(self) -> npt.NDArray[np.int64]:
+        """Positions among the run's tokens of the last ones of the sequences that end and have any: int64[n], increasing."""
+        return (self.ends[self.ends > self.begins] - np.uint64(self.start)).astype(np.int64) - 1
+
+
+def runs(entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, stop: int, max_tokens: int) -> Iterator[Run]:
+    """Sequences ``start:stop`` in runs of at most *max_tokens* tokens, cut between sequences unless one is longer.
+
+    ``entries_of(first, last)`` gives ``seq_starts[first : last + 1]``. A sequence's end is in the run of its last token.
+    """
     while start < stop:
-        entries = checked_entries(split, start, min(start + STARTS_AT_A_TIME, stop))
+        entries = entries_of(start, min(start + STARTS_AT_A_TIME, stop))
         k, token = 0, int(entries[0])  # the next sequence to start, the next token
         while k < len(entries) - 1 or token < entries[-1]:
-            limit = token + max_tokens
-            last = int(np.searchsorted(entries, np.uint64(limit), side="right")) - 1
-            if last > k or (last == k and token < entries[k]):  # up to a sequence's end
-                end, started = int(entries[last]), entries[k:last]
+            begun = k - (token < entries[k])  # the first sequence that has not ended
+            last = int(np.searchsorted(entries, np.uint64(token + max_tokens), side="right")) - 1
+            if last > begun:  # up to a sequence's end
+                yield Run(token, int(entries[last]), entries[k:last], entries[begun:last], entries[begun + 1 : last + 1])
+                k, token = last, int(entries[last])
             else:  # into one that is too long
-                end, started = limit, entries[k : k + (token == entries[k])]
-            encoded = split.slice(token, end)
-            seq_starts = np.append(started, np.uint64(end)) - np.uint64(token)
-            yield TokenBatch(encoded, seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
-            k, token = k + len(started), end
+                started = entries[k : begun + 1]
+                yield Run(token, token + max_tokens, started, entries[:0], entries[:0])
+                k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
 
 
@@ -258,3 +307,23 @@ def cut_at_sequences(split: FlatTokens, max_tokens: int | None) -> list[tuple[in
         runs.append((start, stop))
         start = stop
     return runs
+
+
+def plan_files(splits: Splits, tokens_per_file: int | None, ending: str) -> list[Part]:
+    """A file a split, or several of at most *tokens_per_file* tokens in whole sequences: ``train.bin``, ``train_00000.bin``.
+
+    The parts' runs are of sequences. A split without sequences has no file.
+    """
+    require_sequences(splits)
+    parts = []
+    for name, split in splits.items():
+        for i, (start, stop) in enumerate(cut_at_sequences(split, tokens_per_file)):
+            number = "" if tokens_per_file is None else f"_{i:05d}"
+            parts.append(Part(f"{name}{number}{ending}", name, start, stop))
+    return parts
+
+
+def require_sequences(splits: Splits) -> None:
+    """ValueError where there is nothing to export."""
+    if not any(split.seq_count for split in splits.values()):
+        raise ValueError(f"{', '.join(split.store.url for split in splits.values())}: there are no sequences to export")

@@ -1,0 +1,171 @@
+"""Tokens in one file with an index of its documents: what Modalities, Megatron-LM and datatrove have in common.
+
+Documents lie one behind the other. Their consumers want a token at each document's end, which the sequences here do not
+have: it is added on the way out and removed on the way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.formats.contract import BATCH_TOKENS, Run, check_index, checked_entries, runs
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.storage import Store
+
+Closing = Literal["always", "unless_present"]
+
+
+@dataclass(frozen=True)
+class StoredItems:
+    """Numbers of one type that lie one behind the other in a stored object, read in ranges."""
+
+    store: Store
+    key: str
+    dtype: np.dtype[Any]
+    offset: int
+    length: int
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.key)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Items ``start:stop`` as they are stored. ValueError where the object ends before."""
+        size = self.dtype.itemsize
+        data = self.store.read_range(self.key, self.offset + start * size, self.offset + stop * size)
+        if len(data) != (stop - start) * size:
+            raise ValueError(f"{self.path}: ends before item {stop}. The file is truncated: fetch or write it again.")
+        return np.frombuffer(data, self.dtype)
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError where one is no token id."""
+        items = self.read(start, stop)
+        if len(items) and not (self.dtype.kind == "u" and self.dtype.itemsize < 4):
+            low, high = items.min(), items.max()
+            if not 0 <= low <= high <= MAX_TOKEN_ID:  # false for what is not a number, too
+                raise ValueError(f"{self.path}: holds {low} to {high} where there are token ids, from 0 to {MAX_TOKEN_ID}")
+        tokens = items.astype(np.uint32)
+        if self.dtype.kind == "f" and (tokens != items).any():
+            raise ValueError(f"{self.path}: holds {items[tokens != items][0]}, which is no token id")
+        return tokens
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A file of documents as a `Readable`: ``entries(i, j)`` is ``seq_starts[i : j + 1]`` in stored tokens, checked.
+
+    ``end_of_text``: is removed from the end of each document that has it there.
+    """
+
+    stored: StoredItems
+    seq_count: int
+    entries: Callable[[int, int], npt.NDArray[np.uint64]]
+    end_of_text: int | None = None
+
+    @cached_property
+    def token_count(self) -> int:
+        """Without the tokens that are removed: these are counted when it is first asked for, in a pass over the file."""
+        if self.end_of_text is None:
+            return self.stored.length
+        return sum(batch.token_count for batch in self.batches())
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        check_index(i, self.seq_count, self.stored.path)
+        start, stop = (int(entry) for entry in self.entries(i % self.seq_count, i % self.seq_count + 1))
+        tokens = self.stored.tokens(start, stop)
+        return tokens[:-1] if len(tokens) and tokens[-1] == self.end_of_text else tokens
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
+        stop = self.seq_count if stop is None else stop
+        if not 0 <= start <= stop <= self.seq_count:
+            raise IndexError(f"{self.stored.path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
+        for run in runs(self.entries, start, stop, max_tokens):
+            tokens, seq_starts = self.stored.tokens(run.start, run.stop), run.seq_starts
+            if self.end_of_text is not None:
+                removed = run.last[tokens[run.last] == self.end_of_text]
+                keep = np.ones(len(tokens), np.bool_)
+                keep[removed] = False
+                tokens = tokens[keep]
+                # An entry shifts by the tokens removed before it.
+                seq_starts -= np.searchsorted(removed, seq_starts.astype(np.int64)).astype(np.uint64)
+            yield TokenBatch.from_flat(tokens, seq_starts)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Sequences ``start:stop`` of a split as an exporter writes them, each closed by *end_of_text* if that is set.
+
+    ``unless_present``: not where a sequence ends with it already, as Modalities does it. Then the way back cannot know
+    such sequences from the others.
+    """
+
+    split: FlatTokens
+    start: int
+    stop: int
+    end_of_text: int | None
+    closing: Closing = "always"
+
+    @cached_property
+    def token_count(self) -> int:
+        """With the tokens that are added. Takes a pass over the tokens only if some may close a sequence already."""
+        if not self._must_look:
+            first, last = self._token(self.start), self._token(self.stop)
+            return last - first + (self.end_of_text is not None) * (self.stop - self.start)
+        return sum(int(lengths.sum()) for lengths in self.lengths())
+
+    def lengths(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Tokens of each document, with the one that is added: int64 arrays, in order."""
+        if self._must_look:
+            for run, tokens in self._runs():
+                lengths = (run.ends - run.begins).astype(np.int64)
+                added = np.ones(len(lengths), np.bool_)
+                added[lengths > 0] = tokens[run.last] != self.end_of_text
+                yield lengths + added
+            return
+        for start in range(self.start, self.stop, STARTS_AT_A_TIME):
+            entries = self._entries(start, min(start + STARTS_AT_A_TIME, self.stop))
+            yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
+
+    def tokens(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+        """All their tokens, in arrays of some megabytes, of a type that they fit."""
+        for run, tokens in self._runs():
+            if self.end_of_text is None:
+                yield tokens.astype(dtype)
+                continue
+            ends = (run.ends - np.uint64(run.start)).astype(np.int64)
+            if self._must_look:
+                closed = np.zeros(len(ends), np.bool_)
+                closed[run.ends > run.begins] = tokens[run.last] == self.end_of_text
+                ends = ends[~closed]
+            yield insert(tokens, ends, self.end_of_text, dtype)
+
+    @property
+    def _must_look(self) -> bool:
+        return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
+
+    def _runs(self) -> Iterator[tuple[Run, npt.NDArray[np.uint32]]]:
+        for run in runs(self._entries, self.start, self.stop, BATCH_TOKENS):
+            yield run, self.split.slice(run.start, run.stop) >> np.uint32(1)
+
+    def _entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+        return checked_entries(self.split, first, last)
+
+    def _token(self, i: int) -> int:
+        return int(self.split.seq_starts.read(i, i + 1)[0])
+
+
+def insert(tokens: npt.NDArray[np.uint32], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """*tokens* with *token* inserted before the positions *at* (int64[n], increasing), in another type."""
+    out = np.empty(len(tokens) + len(at), dtype)
+    keep = np.ones(len(out), np.bool_)
+    keep[at + np.arange(len(at))] = False
+    out[keep] = tokens
+    out[~keep] = token
+    return out

@@ -1,0 +1,362 @@
+"""Modalities: the raw index of a JSONL file (``.idx``), and packed data (``.pbin``).
+
+A ``.pbin`` is a header, the tokens, and a pickled list of each document's offset and length in bytes. There have been
+four layouts of it, which do not say so themselves:
+
+==========  ============================================  ==========  ===============  ============================
+generation  header                                        byte order  token width      offsets count from
+==========  ============================================  ==========  ===============  ============================
+0           length of the tokens in bytes (8 bytes)       big         4                the file's start, so from 8
+1           the length (8), width of a token (4)          big         1, 2 or 4        the file's start, so from 12
+2           the length (8), width of a token (4)          little      1, 2 or 4        the file's start, so from 12
+3, today's  the length (8), width of a token (4)          little      1, 2 or 4        the tokens' start, so from 0
+==========  ============================================  ==========  ===============  ============================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.formats.contract import (
+    Files,
+    Format,
+    Part,
+    Readable,
+    Splits,
+    by_split,
+    check_positive,
+    check_token_id,
+    file_at,
+    members,
+    nothing_to_finish,
+    plan_files,
+)
+from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems
+from flat_tokens.formats.pickled import read_pairs, write_pairs
+from flat_tokens.reader import SplitName
+from flat_tokens.storage import Store, StoredObject
+
+READ_BYTES = 8 << 20
+INDEX_BLOCK_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 61
+Generation = Literal[0, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class Modalities:
+    """How ``.pbin`` files are written and read.
+
+    ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
+    tokens as they are. ``closing``: ``unless_present`` adds none where a sequence ends with it already, as Modalities does
+    it, so that such a sequence comes back without it; ``always`` makes the way back exact.
+    ``vocabulary_size``: decides the width of a token; without it, the highest id there is does.
+    ``tokens_per_file``: several files of about so many tokens a split. ``ignore_offsets``: believe the lengths alone of an
+    index whose offsets are wrong. ``max_index_bytes``: a larger index is not read.
+    """
+
+    end_of_text: int | None = None
+    closing: Closing = "unless_present"
+    generation: Generation = 3
+    vocabulary_size: int | None = None
+    tokens_per_file: int | None = None
+    ignore_offsets: bool = False
+    max_index_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        check_token_id("end_of_text", self.end_of_text)
+        check_positive("vocabulary_size", self.vocabulary_size)
+        check_positive("tokens_per_file", self.tokens_per_file)
+        check_positive("max_index_bytes", self.max_index_bytes)
+        if self.closing not in ("always", "unless_present"):
+            raise ValueError(f"closing is {self.closing!r}, but it is always or unless_present")
+        if self.generation not in (0, 1, 2, 3):
+            raise ValueError(f"generation is {self.generation!r}, but it is 0, 1, 2 or 3 (today's)")
+
+
+def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
+    """The type of the tokens in the file. ValueError where an id is not in the vocabulary."""
+    highest = max((split.max_token_id for split in splits.values() if split.token_count), default=0)
+    highest = max(highest, options.end_of_text or 0)
+    size = highest + 1 if options.vocabulary_size is None else options.vocabulary_size
+    if highest >= size:
+        raise ValueError(
+            f"vocabulary_size is {size}, but max_token_id or end_of_text is {highest}. Set the size of the tokenizer's "
+            "vocabulary, special tokens included."
+        )
+    width = 4 if options.generation == 0 else 1 if size <= 1 << 8 else 2 if size <= 1 << 16 else 4
+    return np.dtype(f"{'>' if options.generation < 2 else '<'}u{width}")
+
+
+def plan(splits: Splits, options: Modalities) -> list[Part]:
+    token_dtype(splits, options)
+    return plan_files(splits, options.tokens_per_file, ".pbin")
+
+
+def write(splits: Splits, part: Part, store: Store, options: Modalities) -> list[StoredObject]:
+    dtype = token_dtype(splits, options)
+    documents = Documents(splits[part.split], part.start, part.stop, options.end_of_text, options.closing)
+    order: Literal["big", "little"] = "big" if options.generation < 2 else "little"
+    header = (documents.token_count * dtype.itemsize).to_bytes(8, order)
+    if options.generation > 0:
+        header += dtype.itemsize.to_bytes(4, order)
+    with store.create(part.key) as writer:
+        writer.write(header)
+        for tokens in documents.tokens(dtype):
+            writer.write(tokens)
+        base = 0 if options.generation == 3 else len(header)
+        for piece in write_pairs(_spans(documents, dtype.itemsize, base)):
+            writer.write(piece)
+    return [writer.stored]
+
+
+def _spans(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Offset and length in bytes of each document: int64[n, 2]."""
+    for lengths in documents.lengths():
+        for at in range(0, len(lengths), 1 << 16):
+            sizes = lengths[at : at + (1 << 16)] * width
+            ends = base + np.cumsum(sizes)
+            yield np.stack([ends - sizes, sizes], 1)
+            base = int(ends[-1])
+
+
+class Header(NamedTuple):
+    """Where things are in a ``.pbin`` file, by its first bytes."""
+
+    tokens: StoredItems
+    bases: tuple[int, ...]
+    """What the first document's offset may be."""
+    index_start: int
+    index_stop: int
+
+
+LAYOUTS: tuple[tuple[Literal["little", "big"], int, tuple[int, ...]], ...] = (
+    ("little", 12, (0, 12)),
+    ("big", 12, (12,)),
+    ("big", 8, (8,)),
+)
+"""Byte order, bytes of header and first offsets: of generations 3 and 2, of 1, of 0."""
+
+
+def headers(store: Store, key: str) -> list[Header]:
+    """What the first bytes may say: the layouts by which the beginning of a pickle stands behind the tokens."""
+    size = store.size(key)
+    first = store.read_range(key, 0, min(12, size))
+    if len(first) < 12 or size > MAX_FILE_BYTES or store.read_range(key, size - 1, size) != b".":
+        return []
+    found = []
+    for order, offset, bases in LAYOUTS:
+        length = int.from_bytes(first[:8], order)
+        width = int.from_bytes(first[8:12], order) if offset == 12 else 4
+        start = offset + length
+        if start + 2 > size or width not in (1, 2, 4) or length % width:
+            continue
+        proto = store.read_range(key, start, start + 2)
+        if proto[0] == 0x80 and 2 <= proto[1] <= 5:
+            dtype = np.dtype(f"{'>' if order == 'big' else '<'}u{width}")
+            found.append(Header(StoredItems(store, key, dtype, offset, length // width), bases, start, size))
+    return found
+
+
+def has_header(store: Store, key: str) -> bool:
+    return bool(headers(store, key))
+
+
+def recognise(files: Files) -> bool:
+    return any(has_header(files.store, key) for key in files.keys)
+
+
+def open_pbins(files: Files, options: Modalities) -> Mapping[SplitName, Readable]:
+    return by_split(members(files, ".pbin", has_header), lambda key: open_pbin(files.store, key, options))
+
+
+def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
+    """Open one ``.pbin`` file; its index is read and checked as a whole. ValueError, naming it, where it has none."""
+    found = headers(store, key)
+    if not found:
+        raise ValueError(
+            f"{store.path(key)}: is not a whole .pbin file: by none of the four layouts an index stands behind its tokens. "
+            "If it should be one, it is truncated: fetch or write it again."
+        )
+    refused = []
+    for header in found:
+        try:
+            seq_starts = read_index(header, options)
+            break
+        except ValueError as error:
+            refused.append(error)
+    else:
+        raise refused[0]  # by the likeliest layout
+    return IndexedFile(header.tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text)
+
+
+def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
+    """Where the documents start, in tokens, and where the last one ends: uint64[document_count + 1]. Checked."""
+    tokens = header.tokens
+    width, length = tokens.dtype.itemsize, tokens.length * tokens.dtype.itemsize
+    seq_starts = array("Q")  # grows in place
+    base, end = None, 0  # the offset that the tokens begin with; bytes of the documents so far
+    for pairs in index_pairs(tokens.store, tokens.key, header.index_start, header.index_stop, options.max_index_bytes):
+        offsets, sizes = pairs[:, 0], pairs[:, 1]
+        wrong = (sizes < 0) | (sizes > length) | (sizes % width != 0)
+        if options.ignore_offsets:
+            base, offsets = 0, end + _sums_before(np.where(wrong, 0, sizes))
+        if base is None:
+            base = int(offsets[0])
+            if base not in header.bases:
+                raise ValueError(f"{tokens.path}: its index begins with offset {base} instead of {header.bases[0]}")
+        expected = np.append(base + end, (offsets + sizes)[:-1])
+        wrong |= (offsets != expected) | (offsets < base) | (offsets + sizes > base + length)
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            raise ValueError(
+                f"{tokens.path}: its index has a document of {sizes[k]} bytes at offset {offsets[k]}. The one before it ends at "
+                f"{expected[k]}, and the tokens, of {width} bytes each, at {base + length}. Files that were joined have wrong "
+                "offsets at times: set ignore_offsets to go by the lengths alone."
+            )
+        seq_starts.frombytes(((offsets - base) // width).astype(np.uint64).tobytes())
+        end = int(offsets[-1] + sizes[-1]) - base
+    if end != length:
+        raise ValueError(f"{tokens.path}: its index ends after {end} bytes of tokens, but there are {length}")
+    seq_starts.append(end // width)
+    return np.frombuffer(seq_starts, np.uint64)
+
+
+def _sums_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.cumsum(values) - values
+
+
+def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
+    """The pairs of the pickle in bytes ``start:stop`` of a file: int64[n, 2] arrays, none empty. Nothing in it is run."""
+    path = store.path(key)
+    if stop - start > max_bytes:
+        raise ValueError(f"{path}: its index has {stop - start} bytes, but max_index_bytes is {max_bytes}. Set it higher.")
+    blocks = (store.read_range(key, at, min(at + INDEX_BLOCK_BYTES, stop)) for at in range(start, stop, INDEX_BLOCK_BYTES))
+    try:
+        yield from (pairs for pairs in read_pairs(blocks) if len(pairs))
+    except ValueError as error:
+        raise ValueError(f"{path}: its index {error}") from error
+
+
+class RawIndex(NamedTuple):
+    """A raw index that was written, how many documents it lists, how many blank lines were left out."""
+
+    stored: StoredObject
+    document_count: int
+    blank_count: int
+
+
+def create_raw_index(
+    jsonl: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    blank: Literal["error", "skip"] = "error",
+) -> RawIndex:
+    """Write the raw index of a JSONL file: byte position and length of every line, its newline not counted.
+
+    *target* is the index's path, by default that of the file with ``.idx``. A line that is no JSON object at its ends,
+    such as the last one of a file that was not written to its end, is read as JSON, and refused if it is none; so is a
+    blank line, unless it is left out and counted (``skip``).
+    """
+    source, target_store = file_at(jsonl), file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
+    lines = _Lines(*source, blank)
+    with target_store[0].create(target_store[1]) as writer:
+        for piece in write_pairs(lines.spans()):
+            writer.write(piece)
+    return RawIndex(writer.stored, lines.line_count - lines.blank_count, lines.blank_count)
+
+
+def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) -> npt.NDArray[np.int64]:
+    """The raw index at a path: byte position and length of each document, int64[n, 2].
+
+    ValueError, naming the file, where it is not a pickled list of pairs, or the documents overlap.
+    """
+    store, key = file_at(path)
+    spans, end = array("q"), 0
+    for pairs in index_pairs(store, key, 0, store.size(key), max_bytes):
+        starts, lengths = pairs[:, 0], pairs[:, 1]
+        ends = np.append(end, (starts + lengths)[:-1])
+        wrong = (lengths < 0) | (starts < ends) | (starts > MAX_FILE_BYTES) | (lengths > MAX_FILE_BYTES)
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            raise ValueError(
+                f"{store.path(key)}: has a document of {lengths[k]} bytes at {starts[k]}, behind one that ends at {ends[k]}"
+            )
+        spans.frombytes(pairs.tobytes())
+        end = int(starts[-1] + lengths[-1])
+    return np.frombuffer(spans, np.int64).reshape(-1, 2)
+
+
+class _Lines:
+    """The lines of a JSONL file, found by their newlines and looked at by their first and last bytes."""
+
+    def __init__(self, store: Store, key: str, blank: Literal["error", "skip"]) -> None:
+        self._store, self._key, self._blank = store, key, blank
+        self.line_count = self.blank_count = 0
+
+    def spans(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Byte position and length of the documents: int64[n, 2] arrays, in order."""
+        size = self._store.size(self._key)
+        start, first, before = 0, 0, 0  # the open line, its first byte, the byte before the block
+        for at in range(0, size, READ_BYTES):
+            data = self._store.read_range(self._key, at, min(at + READ_BYTES, size))
+            # One byte more in front: the last byte of a line may be in the block before.
+            block = np.concatenate([np.array([before], np.uint8), np.frombuffer(data, np.uint8)])
+            ends = np.flatnonzero(block[1:] == ord("\n")) + at
+            if at + len(data) == size and data[-1:] != b"\n":
+                ends = np.append(ends, size)
+            starts = np.append(start, ends + 1)
+            inside = starts[(starts >= at) & (starts < at + len(data))]
+            firsts = np.append([first] * (start < at), block[inside - at + 1])
+            if len(ends):
+                yield from self._documents(starts[: len(ends)], ends, firsts[: len(ends)], block[ends - at])
+            start, before = int(starts[-1]), int(block[-1])
+            first = int(firsts[len(ends)]) if len(firsts) > len(ends) else 0
+
+    def _documents(
+        self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], firsts: npt.NDArray[Any], lasts: npt.NDArray[Any]
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        doubtful = np.flatnonzero((firsts != ord("{")) | (lasts != ord("}")) | (ends - starts < 2))
+        listed = np.ones(len(starts), np.bool_)
+        for k in doubtful:
+            listed[k] = self._is_document(int(starts[k]), int(ends[k]), self.line_count + int(k) + 1)
+        self.line_count += len(starts)
+        self.blank_count += int((~listed).sum())
+        yield np.stack([starts, ends - starts], 1)[listed]
+
+    def _is_document(self, start: int, stop: int, number: int) -> bool:
+        """Whether a line is JSON; False where it is blank and that is allowed. ValueError for all else."""
+        line = self._store.read_range(self._key, start, stop)
+        where = f"{self._store.path(self._key)}: line {number}, at byte {start},"
+        if not line.strip():
+            if self._blank == "error":
+                raise ValueError(
+                    f"{where} is blank, on which Modalities loses documents. Remove it, or have blank lines skipped."
+                )
+            return False
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is not JSON ({error}). Mend or remove it.") from error
+        return True
+
+
+MODALITIES = Format(
+    name="modalities",
+    summary="Modalities packed data (.pbin), in all four layouts there have been",
+    keeps="sequences, empty ones too; ids up to 2**31 - 1",
+    loses="an end-of-text token that ends a sequence already, unless closing is always",
+    options=Modalities,
+    recognise=recognise,
+    open=open_pbins,
+    plan=plan,
+    write=write,
+    finish=nothing_to_finish,
+)
