@@ -1,0 +1,478 @@
+"""Rows of token lists: what is written reads in pyarrow and datasets, what they write reads here, nothing else does."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import TokenBatch
+from flat_tokens.formats.contract import Files, Format
+from flat_tokens.formats.parquet import ARROW, PARQUET, ArrowOptions, ParquetOptions
+from flat_tokens.storage import Store, StoredObject
+from flat_tokens.writer import write_dataset
+
+pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")
+pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is written with pyarrow")
+
+LARGEST = 2**31 - 1
+RAGGED = st.lists(st.lists(st.integers(0, LARGEST), max_size=12), min_size=1, max_size=20)
+EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []]
+FORMATS = pytest.mark.parametrize(
+    ("chosen", "options"),
+    [
+        (PARQUET, ParquetOptions()),
+        (PARQUET, ParquetOptions(tokens_per_file=7, tokens_per_row_group=3, compression="none")),
+        (ARROW, ArrowOptions()),
+        (ARROW, ArrowOptions(tokens_per_file=7, tokens_per_batch=3)),
+    ],
+    ids=["parquet", "small parquet", "arrow", "small arrow"],
+)
+
+
+def dataset(path: Path, train: Sequence[Sequence[int]], validation: Sequence[Sequence[int]] = ()) -> flat_tokens.Dataset:
+    write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    return flat_tokens.open(path)
+
+
+def export(source: flat_tokens.Dataset, out: Path, chosen: Format[Any], options: Any) -> list[StoredObject]:
+    """Every part, in another order than the plan's, then the end."""
+    splits: Any = {"train": source.train, "validation": source.validation}
+    parts, store = chosen.plan(splits, options), Store.at(out)
+    written = {}
+    for part in random.Random(0).sample(parts, len(parts)):
+        (written[part],) = chosen.write(splits, part, store, options)
+    objects = [written[part] for part in parts]
+    return objects + chosen.finish(splits, objects, store, options)
+
+
+def read(out: Path, chosen: Format[Any], options: Any = None, max_tokens: int = 5) -> dict[str, list[list[int]]]:
+    splits = chosen.open(Files.at(out), options or chosen.options())
+    return {name: sequences(split, max_tokens) for name, split in splits.items()}
+
+
+def sequences(split: Any, max_tokens: int = 5) -> list[list[int]]:
+    """By batches and one by one."""
+    found = [ids.tolist() for batch in split.batches(max_tokens=max_tokens) for ids in batch.sequences()]
+    assert found == [split.sequence(i).tolist() for i in range(split.seq_count)]
+    assert sum(map(len, found)) == split.token_count
+    return found
+
+
+def lists(rows: Any, kind: Any = None, **columns: Any) -> Any:
+    return pa.table({"input_ids": pa.array(rows, kind or pa.list_(pa.int32())), **columns})
+
+
+# Writing
+
+
+@FORMATS
+@given(train=RAGGED, validation=RAGGED)
+@settings(max_examples=15)
+def test_import_is_exports_inverse(
+    tmp_path_factory: pytest.TempPathFactory,
+    chosen: Format[Any],
+    options: Any,
+    train: list[list[int]],
+    validation: list[list[int]],
+) -> None:
+    path = tmp_path_factory.mktemp("export")
+    export(dataset(path / "in", train, validation), path / "out", chosen, options)
+    assert read(path / "out", chosen) == {"train": train, "validation": validation}
+
+
+@FORMATS
+def test_what_was_written_is_listed_and_written_again_it_is_the_same(tmp_path: Path, chosen: Format[Any], options: Any) -> None:
+    source = dataset(tmp_path / "in", EXAMPLE, [[7]])
+    objects = export(source, tmp_path / "a", chosen, options)
+    assert export(source, tmp_path / "b", chosen, options) == objects
+    for root in ("a", "b"):
+        listed = {key for key, _ in Store.at(tmp_path / root).listing()}
+        assert listed == {item.key for item in objects}
+        assert [Store.at(tmp_path / root).digest(item.key) for item in objects] == objects
+
+
+def test_names_are_those_by_which_datasets_finds_splits(tmp_path: Path) -> None:
+    source = dataset(tmp_path / "in", [[1] * 5, [2] * 5, [3] * 2], [[4]])
+    splits: Any = {"train": source.train, "validation": source.validation}
+    assert [part.key for part in PARQUET.plan(splits, ParquetOptions(tokens_per_file=5))] == [
+        "train-00000-of-00003.parquet",
+        "train-00001-of-00003.parquet",
+        "train-00002-of-00003.parquet",
+        "validation-00000-of-00001.parquet",
+    ]
+    assert [tuple(part) for part in ARROW.plan(splits, ArrowOptions(tokens_per_file=7))] == [
+        ("train/data-00000-of-00002.arrow", "train", 0, 1),
+        ("train/data-00001-of-00002.arrow", "train", 1, 3),
+        ("validation/data-00000-of-00001.arrow", "validation", 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path: Path, compression: Any) -> None:
+    options = ParquetOptions(tokens_per_row_group=4, compression=compression)
+    export(dataset(tmp_path / "in", EXAMPLE), tmp_path / "out", PARQUET, options)
+    with pq.ParquetFile(tmp_path / "out/train-00000-of-00001.parquet", page_checksum_verification=True) as file:
+        assert file.schema_arrow.field("input_ids").type == pa.list_(pa.int32())
+        assert file.schema_arrow.names == ["input_ids"]
+        assert [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)] == [2, 2, 1, 1]
+        assert file.metadata.row_group(0).column(0).compression == {"zstd": "ZSTD", "none": "UNCOMPRESSED"}[compression]
+        assert file.read().column("input_ids").to_pylist() == EXAMPLE
+
+
+def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path: Path) -> None:
+    export(dataset(tmp_path / "in", EXAMPLE), tmp_path / "out", ARROW, ArrowOptions(tokens_per_batch=4))
+    with pa.memory_map(str(tmp_path / "out/train/data-00000-of-00001.arrow")) as source, pa.ipc.open_stream(source) as stream:
+        assert stream.schema == pa.schema([("input_ids", pa.list_(pa.int32()))])
+        before = pa.total_allocated_bytes()
+        table = stream.read_all()
+        assert pa.total_allocated_bytes() == before
+        assert table.column("input_ids").num_chunks == 4
+        assert table.column("input_ids").to_pylist() == EXAMPLE
+        del table
+
+
+@pytest.mark.parametrize(("chosen", "options"), [(PARQUET, ParquetOptions("ids")), (ARROW, ArrowOptions("ids"))])
+def test_the_column_is_named_as_asked(tmp_path: Path, chosen: Format[Any], options: Any) -> None:
+    export(dataset(tmp_path / "in", EXAMPLE), tmp_path / "out", chosen, options)
+    assert read(tmp_path / "out", chosen, options) == {"train": EXAMPLE}
+    with pytest.raises(ValueError, match=r"train.* has no column 'input_ids'; it has 'ids'. Set column\."):
+        read(tmp_path / "out", chosen)
+
+
+@FORMATS
+def test_nothing_is_refused_and_so_is_what_no_list_holds(tmp_path: Path, chosen: Format[Any], options: Any) -> None:
+    empty = dataset(tmp_path / "empty", [])
+    with pytest.raises(ValueError, match="there are no sequences to export"):
+        chosen.plan({"train": empty.train}, options)
+
+    class Long:  # a split of one sequence, of which the plan looks at the index alone
+        store, seq_count, max_token_id, token_count = Store.at(tmp_path / "long"), 1, 1, 2**31
+        seq_starts: Any = None
+
+    Long.seq_starts = Long
+    Long.read = staticmethod(lambda start, stop: np.array([0, 2**31], np.uint64)[start:stop])
+    with pytest.raises(ValueError, match=r"long: sequence 0 has 2147483648 tokens, but a list holds 2147483647"):
+        chosen.plan({"train": Long()}, options)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ParquetOptions(column=""),
+        lambda: ParquetOptions(tokens_per_file=0),
+        lambda: ParquetOptions(tokens_per_row_group=2**31),
+        lambda: ParquetOptions(compression="brotli"),  # type: ignore[arg-type]
+        lambda: ArrowOptions(tokens_per_batch=-1),
+        lambda: ArrowOptions(tokens_per_file=2**31),
+    ],
+)
+def test_wrong_options_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=" is "):
+        wrong()
+
+
+def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
+    """Trainers install no pyarrow."""
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from flat_tokens.formats.parquet import PARQUET, ParquetOptions\n"
+        "from flat_tokens.formats import Files\n"
+        "try: PARQUET.open(Files.at(sys.argv[1]), ParquetOptions())\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, __file__], capture_output=True, text=True, check=True)
+    assert "pip install pyarrow" in done.stdout
+
+
+# The neighbours' own readers and writers
+
+
+def test_datasets_loads_parquet(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which reads such files")
+    options = ParquetOptions(tokens_per_file=4, tokens_per_row_group=2)
+    export(dataset(tmp_path / "in", EXAMPLE, [[7, 8]]), tmp_path / "out", PARQUET, options)
+    loaded = datasets.load_dataset("parquet", data_dir=str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert {name: split["input_ids"][:] for name, split in loaded.items()} == {"train": EXAMPLE, "validation": [[7, 8]]}
+    assert loaded["train"].features == datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
+    streamed = datasets.load_dataset("parquet", data_dir=str(tmp_path / "out"), split="train", streaming=True)
+    assert [row["input_ids"] for row in streamed] == EXAMPLE
+
+
+def test_datasets_loads_arrow_from_disk(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which reads such directories")
+    export(dataset(tmp_path / "in", EXAMPLE, [[7, 8]]), tmp_path / "out", ARROW, ArrowOptions(tokens_per_file=4))
+    loaded = datasets.load_from_disk(str(tmp_path / "out"))
+    assert {name: split["input_ids"][:] for name, split in loaded.items()} == {"train": EXAMPLE, "validation": [[7, 8]]}
+    assert loaded["train"].features == datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
+    assert loaded["train"][3]["input_ids"] == [LARGEST]
+    assert datasets.load_from_disk(str(tmp_path / "out/train"))["input_ids"][:] == EXAMPLE
+
+
+def test_the_lists_go_through_trl_style_packing(tmp_path: Path) -> None:
+    """TRL takes a dataset with input_ids as tokenized, and maps over it in batches of Arrow tables."""
+    datasets = pytest.importorskip("datasets", reason="needs datasets, on which TRL stands")
+    export(dataset(tmp_path / "in", EXAMPLE), tmp_path / "out", ARROW, ArrowOptions())
+    loaded = datasets.load_from_disk(str(tmp_path / "out"))["train"].with_format("arrow")
+    table = loaded[:4]
+    assert table["input_ids"].combine_chunks().flatten().to_pylist() == [1, 2, 3, 4, 5, LARGEST]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint16"])
+def test_what_datasets_saved_is_read(tmp_path: Path, dtype: str) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which writes such directories")
+    features = datasets.Features(
+        {"input_ids": datasets.List(datasets.Value(dtype)), "attention_mask": datasets.List(datasets.Value("int8"))}
+    )
+
+    def rows(sequences: list[list[int]]) -> Any:
+        return datasets.Dataset.from_dict({"input_ids": sequences, "attention_mask": [[1] * len(s) for s in sequences]}, features)
+
+    train = [[1, 2], [], [3, 4, 5], [6] * 9] * 10
+    saved = datasets.DatasetDict(train=rows(train), test=rows([[65535]]))
+    saved.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "test": 1})
+    (tmp_path / "saved/train/cache-1234.arrow").write_bytes((tmp_path / "saved/test/data-00000-of-00001.arrow").read_bytes())
+    assert ARROW.recognise(Files.at(tmp_path / "saved"))
+    assert read(tmp_path / "saved", ARROW) == {"train": train, "validation": [[65535]]}
+    (tmp_path / "parquet").mkdir()
+    saved["train"].to_parquet(str(tmp_path / "parquet/train.parquet"))
+    assert read(tmp_path / "parquet", PARQUET) == {"train": train}
+
+
+# Reading
+
+
+KINDS = {
+    "list": pa.list_(pa.int32()),
+    "large list": pa.large_list(pa.int64()),
+    "fixed size list": pa.list_(pa.int16(), 2),
+    "uint64": pa.list_(pa.uint64()),
+    "uint8": pa.large_list(pa.uint8()),
+}
+
+
+def write_table(path: Path, table: Any) -> None:
+    """As Parquet, as an Arrow stream or as an Arrow file, by the path's ending."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=3)
+        return
+    new = pa.ipc.new_stream if path.suffix == ".arrow" else pa.ipc.new_file
+    with new(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+FILES = pytest.mark.parametrize(
+    ("name", "chosen"), [("a.parquet", PARQUET), ("a.arrow", ARROW), ("a.ipc", ARROW)], ids=["parquet", "stream", "file"]
+)
+
+
+@FILES
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_lists_of_any_integers_are_read(tmp_path: Path, name: str, chosen: Format[Any], kind: Any) -> None:
+    rows = [[i, i + 1] for i in range(10)]
+    table = lists(rows, kind, text=["x" * i for i in range(10)])
+    write_table(tmp_path / name, table)
+    assert chosen.recognise(Files.at(tmp_path / name))
+    assert read(tmp_path / name, chosen) == {"train": rows}
+    write_table(tmp_path / name, table.slice(3, 5))
+    assert read(tmp_path / name, chosen, max_tokens=100) == {"train": rows[3:8]}
+
+
+@FILES
+@given(rows=RAGGED, data=st.data(), max_tokens=st.integers(1, 20))
+@settings(max_examples=20)
+def test_any_run_of_rows_is_read_in_small_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    chosen: Format[Any],
+    rows: list[list[int]],
+    data: st.DataObject,
+    max_tokens: int,
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / name
+    write_table(path, lists(rows))
+    split = chosen.open(Files.at(path), chosen.options())["train"]
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    batches = list(split.batches(start, stop, max_tokens=max_tokens))
+    assert [ids.tolist() for batch in batches for ids in batch.sequences()] == rows[start:stop]
+    assert all(batch.token_count <= max_tokens or batch.seq_count == 1 for batch in batches)
+    assert [batch.max_token_id for batch in batches] == [max([*map(int, batch.encoded_tokens >> 1), 0]) for batch in batches]
+    for i in (-len(rows) - 1, len(rows)):
+        with pytest.raises(IndexError, match=str(path)):
+            split.sequence(i)
+    with pytest.raises(IndexError, match=str(path)):
+        list(split.batches(0, len(rows) + 1))
+
+
+def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path: Path) -> None:
+    """64 MB in one row group of many rows; Arrow never holds more than a few batches of it."""
+    rows, length = 1 << 14, 1 << 10
+    values = pa.array(np.arange(rows * length, dtype=np.int32))
+    table = pa.table({"input_ids": pa.ListArray.from_arrays(np.arange(0, rows * length + 1, length, dtype=np.int32), values)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows, use_dictionary=False, compression="none")
+    del values, table
+    split = PARQUET.open(Files.at(tmp_path), ParquetOptions())["train"]
+    before, peak, count = pa.total_allocated_bytes(), 0, 0
+    for batch in split.batches(max_tokens=1 << 18):
+        peak = max(peak, pa.total_allocated_bytes() - before)
+        assert batch.encoded_tokens[0] >> 1 == count
+        count += batch.token_count
+    assert count == rows * length
+    assert peak < 16 << 20
+
+
+@FILES
+def test_nulls_are_refused_by_file_and_row(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
+    write_table(tmp_path / name, lists([[1], [2], [3], [4], None, [5]]))
+    with pytest.raises(ValueError, match=rf"{name}: row 4 is null"):
+        read(tmp_path / name, chosen)
+    write_table(tmp_path / name, lists([[1], [], [2, 3], [4], [], [5, None], [6]]))
+    with pytest.raises(ValueError, match=rf"{name}: row 5 has a null among its token ids"):
+        read(tmp_path / name, chosen)
+
+
+@FILES
+@pytest.mark.parametrize("wrong", [-1, 2**31, 2**62])
+def test_what_is_no_token_id_is_refused_by_file_and_row(tmp_path: Path, name: str, chosen: Format[Any], wrong: int) -> None:
+    write_table(tmp_path / name, lists([[1], [], [2, 3], [4], [], [5, wrong, 6], [7]], pa.list_(pa.int64())))
+    with pytest.raises(ValueError, match=rf"{name}: row 5 holds {wrong}, but token ids are 0 to 2147483647"):
+        read(tmp_path / name, chosen)
+    split = chosen.open(Files.at(tmp_path / name), chosen.options())["train"]
+    assert split.sequence(3).tolist() == [4]
+
+
+@FILES
+def test_other_columns_are_refused_by_name(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
+    write_table(tmp_path / name, pa.table({"text": ["a"], "ids": [[1]], "scores": [[0.5]]}))
+    for column, complaint in {
+        "input_ids": r"has no column 'input_ids'; it has 'text', 'ids', 'scores'. Set column\.",
+        "text": r"column 'text' is of type 'string', but token ids are lists of integers",
+        "scores": r"column 'scores' is of type '.*', but token ids are lists of integers",
+    }.items():
+        with pytest.raises(ValueError, match=rf"{name}:? {complaint}"):
+            read(tmp_path / name, chosen, chosen.options(column=column))
+    twice = pa.Table.from_arrays([pa.array([[1]]), pa.array([[2]])], names=["input_ids", "input_ids"])
+    write_table(tmp_path / name, twice)
+    with pytest.raises(ValueError, match=rf"{name} has several columns 'input_ids'"):
+        read(tmp_path / name, chosen)
+
+
+def test_a_store_that_is_not_local_is_read_and_written(tmp_path: Path) -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").store.clear()
+    source = dataset(tmp_path / "in", EXAMPLE, [[7]])
+    for chosen in (PARQUET, ARROW):
+        export(source, f"memory://{chosen.name}", chosen, chosen.options())  # type: ignore[arg-type]
+        assert read(f"memory://{chosen.name}", chosen) == {"train": EXAMPLE, "validation": [[7]]}  # type: ignore[arg-type]
+        assert chosen.recognise(Files.at(f"memory://{chosen.name}"))
+
+
+def test_recognised_by_content(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.parquet", lists([[1]]))
+    write_table(tmp_path / "a.arrow", lists([[1]]))
+    write_table(tmp_path / "a.ipc", lists([[1]]))
+    (tmp_path / "text.parquet").write_bytes(b"no Parquet")
+    (tmp_path / "zeros.arrow").write_bytes(b"\xff" * 4 + bytes(20))
+    (tmp_path / "empty.arrow").write_bytes(b"")
+    expected = {
+        "a.parquet": (1, 0),
+        "a.arrow": (0, 1),
+        "a.ipc": (0, 1),
+        "text.parquet": (0, 0),
+        "zeros.arrow": (0, 0),
+        "empty.arrow": (0, 0),
+    }
+    for name, found in expected.items():
+        files = Files.at(tmp_path / name)
+        assert (PARQUET.recognise(files), ARROW.recognise(files)) == found
+        (tmp_path / name).rename(tmp_path / "nameless")
+        files = Files.at(tmp_path / "nameless")
+        assert (PARQUET.recognise(files), ARROW.recognise(files)) == found
+
+
+# Hostile files
+
+
+def read_or_refusal(path: Path, chosen: Format[Any]) -> tuple[list[list[int]], str]:
+    try:
+        return read(path, chosen)["train"], ""
+    except (ValueError, MemoryError) as error:
+        return [], str(error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_data_files": [{"filename": "../../secret.arrow"}]},
+        {"_data_files": [{"filename": "/etc/passwd"}]},
+        {"_data_files": [{"filename": "missing.arrow"}]},
+        {"_data_files": [{"filename": 3}]},
+        {"_data_files": [{}]},
+        {"_data_files": ["data-00000-of-00001.arrow"]},
+        {"_data_files": "data-00000-of-00001.arrow"},
+        {"_indices_data_files": [{"filename": "indices.arrow"}]},
+    ],
+)
+def test_a_list_of_other_files_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    export(dataset(tmp_path / "in", EXAMPLE), tmp_path / "d/out", ARROW, ArrowOptions())
+    write_table(tmp_path / "d/secret.arrow", lists([[1]]))
+    path = tmp_path / "d/out/train/state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"{path}: "):
+        read(tmp_path / "d/out", ARROW)
+
+
+@FILES
+def test_truncation_anywhere_is_refused_by_name_or_gives_whole_rows(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
+    rows = [[i, i + 1] for i in range(20)]
+    write_table(tmp_path / name, lists(rows))
+    whole = (tmp_path / name).read_bytes()
+    for size in range(0, len(whole), 37):
+        (tmp_path / name).write_bytes(whole[:size])
+        found, refusal = read_or_refusal(tmp_path / name, chosen)
+        if refusal:
+            assert str(tmp_path / name) in refusal
+        else:  # a stream may end behind any of its batches
+            assert name == "a.arrow"
+            assert found == rows[: len(found)]
+
+
+@FILES
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=60)
+def test_changed_bytes_are_refused_by_name_or_give_token_ids(
+    tmp_path_factory: pytest.TempPathFactory, name: str, chosen: Format[Any], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("changed") / name
+    write_table(path, lists([[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []], text=["x"] * 6))
+    content = bytearray(path.read_bytes())
+    chooser = random.Random(seed)
+    for _ in range(chooser.choice([1, 1, 3])):
+        content[chooser.randrange(len(content))] = chooser.choice([0, 1, 127, 128, 255, chooser.randrange(256)])
+    path.write_bytes(content)
+    _, refusal = read_or_refusal(path, chosen)
+    assert not refusal or str(path) in refusal
+
+
+def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:
+    """Arrow itself reads where they point."""
+    path = tmp_path / "a.arrow"
+    for offsets in ([0, 2, 1 << 30], [0, 3, 2], [-5, 1, 2], [0, 1, -1], [1 << 30, (1 << 30) + 1, (1 << 30) + 2]):
+        write_table(path, lists([[1, 2], [3]]))
+        content, honest = path.read_bytes(), np.array([0, 2, 3], np.int32).tobytes()
+        assert content.count(honest) == 1
+        path.write_bytes(content.replace(honest, np.array(offsets, np.int32).tobytes()))
+        with pytest.raises(ValueError, match=str(path)):
+            read(path, ARROW)
