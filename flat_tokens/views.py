@@ -6,7 +6,6 @@ computed from that by whoever uses it: in a worker, on a device, inside ``jax.ji
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from operator import index
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.extras import extra
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -23,53 +23,25 @@ if TYPE_CHECKING:
 Array: TypeAlias = Any
 """A numpy array, torch tensor or jax array (or tracer): what the framework asked for, or whatever it was made into."""
 Framework = Literal["numpy", "torch", "jax"]
-SEQUENCES_AT_A_TIME = 1 << 18
+SEQUENCES_AT_A_TIME = 1 << 16
 
 
-class _TrainingFields:
-    """What the format derives from the encoded tokens, along the last axis, whatever the axes before it.
+class Row:
+    """A named tuple whose fields go by their names as well: ``row["inputs"]``, ``"inputs" in row``, ``dict(row)``.
 
-    Attributes and string keys are the same: ``row.inputs``, ``row["inputs"]``, ``dict(row)``. numpy arrays, torch
-    tensors and jax arrays or tracers give fields of their own kind, on their own device. TypeError for other arrays.
+    Frameworks take it for the tuple of what is stored: torch collates it, jax and grain know it as a tree.
     """
 
     __slots__ = ()
     _fields: tuple[str, ...]
-    encoded: Array
-
-    @property
-    def targets(self) -> Array:
-        """The tokens: int32[..., length]. None is masked: the first of a sequence is predicted from ``inputs`` 0."""
-        return _bits(self.encoded) >> 1 & MAX_TOKEN_ID  # the shift drags the top bit along as a sign, the mask takes it off
-
-    @property
-    def is_seq_start(self) -> Array:
-        """bool[..., length]: where sequences start. Tells a start from a token whose id is 0."""
-        return (_bits(self.encoded) & 1) != 0
-
-    @property
-    def inputs(self) -> Array:
-        """int32[..., length]: the token before, 0 where there is none: at the row's first token and at starts."""
-        targets = self.targets
-        previous = targets[..., :-1] * ~self.is_seq_start[..., 1:]
-        return _namespace(targets).concatenate([targets[..., :1] * 0, previous], -1)
-
-    @property
-    def segment_ids(self) -> Array:
-        """int32[..., length]: how many starts the row has up to here. 0: the end of a sequence begun before the row."""
-        namespace = _namespace(self.encoded)
-        return namespace.cumsum(self.is_seq_start, -1, dtype=namespace.int32)
-
-    @property
-    def positions(self) -> Array:
-        """int32[..., length]: places since the sequence's start, or since the row's where that comes later."""
-        places = _places(self.encoded)
-        return places - _running_max(places * self.is_seq_start)
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
         """Every field's name: the stored ones, then the derived."""
-        return (*cls._fields, "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+        return cls._fields
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
@@ -77,6 +49,51 @@ class _TrainingFields:
         if key not in self.keys():
             raise KeyError(f"there is no field {key!r}; there are {', '.join(self.keys())}")
         return getattr(self, key)
+
+
+class _TrainingFields(Row):
+    """What the format derives from the encoded tokens, along the last axis, whatever the axes before it.
+
+    numpy arrays, torch tensors and jax arrays or tracers give fields of their own kind, on their own device. TypeError for
+    other arrays, and for tokens that are not 32 bits wide.
+    """
+
+    __slots__ = ()
+    encoded: Array
+
+    @property
+    def targets(self) -> Array:
+        """The tokens: int32[..., length]. None is masked: the first of a sequence is predicted from ``inputs`` 0."""
+        return bits(self.encoded) >> 1 & MAX_TOKEN_ID  # the shift drags the top bit along as a sign, the mask takes it off
+
+    @property
+    def is_seq_start(self) -> Array:
+        """bool[..., length]: where sequences start. Tells a start from a token whose id is 0."""
+        return (bits(self.encoded) & 1) != 0
+
+    @property
+    def inputs(self) -> Array:
+        """int32[..., length]: the token before, 0 where there is none: at the row's first token and at starts."""
+        targets = self.targets
+        previous = targets[..., :-1] * ~self.is_seq_start[..., 1:]
+        return namespace_of(targets).concatenate([targets[..., :1] * 0, previous], -1)
+
+    @property
+    def segment_ids(self) -> Array:
+        """int32[..., length]: how many starts the row has up to here. 0: the end of a sequence begun before the row."""
+        namespace = namespace_of(self.encoded)
+        return namespace.cumsum(self.is_seq_start, -1, dtype=namespace.int32)
+
+    @property
+    def positions(self) -> Array:
+        """int32[..., length]: places since the sequence's start, or since the row's where that comes later."""
+        places = places_along(self.encoded)
+        return places - running_max(places * self.is_seq_start)
+
+    @classmethod
+    def keys(cls) -> tuple[str, ...]:
+        """Every field's name: the stored ones, then the derived."""
+        return (*cls._fields, "inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
 
 class _PackedTokens(NamedTuple):
@@ -109,7 +126,7 @@ class DocumentTokens(_TrainingFields, _DocumentTokens):  # type: ignore[misc]
     @property
     def loss_mask(self) -> Array:
         """bool[..., max_length]: true on the sequence's tokens, false on padding."""
-        return _places(self.encoded) < self.length[..., None]
+        return places_along(self.encoded) < self.length[..., None]
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
@@ -117,21 +134,22 @@ class DocumentTokens(_TrainingFields, _DocumentTokens):  # type: ignore[misc]
         return (*super().keys(), "loss_mask")
 
 
-class _View:
-    """Rows of one split: what the views have in common. A view holds no tokens: it reads those that are asked for.
+class SplitView:
+    """Rows of one split, by number: what the views have in common. It holds no tokens, but reads those that are asked for.
 
     Takes what a sequence takes: ``len(view)``, ``view[i]``, negative numbers, ``for row in view``. *fields* makes every
     row a dict of just these arrays; *framework* makes the arrays torch tensors or jax arrays.
     """
 
-    row_type: type[PackedTokens | DocumentTokens]
+    row_type: type[Any]
+    """The `Row` of its rows."""
 
     def __init__(self, tokens: FlatTokens, count: int, fields: Sequence[str] | None, framework: Framework) -> None:
         if fields is not None and (not fields or not set(fields) <= set(self.row_type.keys())):
             raise ValueError(f"fields is {fields!r}, but it names one or more of {', '.join(self.row_type.keys())}")
         if framework not in get_args(Framework):
             raise ValueError(f"framework is {framework!r}, but it is one of {', '.join(get_args(Framework))}")
-        _import(framework)
+        extra(framework, f"framework={framework!r}")
         self.tokens, self._count = tokens, count
         self.fields, self.framework = fields if fields is None else tuple(fields), framework
         self._as_read = fields is None and framework == "numpy"
@@ -142,9 +160,11 @@ class _View:
     def __getitem__(self, i: SupportsIndex) -> Any:
         """Row *i*. IndexError where there is none."""
         i = index(i)  # of numpy's integers too: their products overflow
-        if not -self._count <= i < self._count:
-            raise IndexError(self._no_row(i))
-        row = self._read(i if i >= 0 else i + self._count)
+        if not 0 <= i < self._count:
+            if not -self._count <= i < 0:
+                raise IndexError(self._no_row(i))
+            i += self._count
+        row = self._read(i)
         return row if self._as_read else self._handed_out(row)
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> list[Any]:
@@ -159,10 +179,12 @@ class _View:
         rows = self._read_many(self._checked(indices))
         return rows if self._as_read else self._handed_out(rows)
 
-    def _read(self, i: int) -> PackedTokens | DocumentTokens:
+    def _read(self, i: int) -> Any:
+        """Row *i* of ``row_type``; *i* is one of the view's."""
         raise NotImplementedError
 
-    def _read_many(self, indices: npt.NDArray[np.int64]) -> PackedTokens | DocumentTokens:
+    def _read_many(self, indices: npt.NDArray[np.int64]) -> Any:
+        """The rows, stacked; *indices* are of the view's."""
         raise NotImplementedError
 
     def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -179,13 +201,13 @@ class _View:
     def _no_row(self, i: int) -> str:
         return f"{self.tokens.store.url}: there is no row {i}; there are {self._count}"
 
-    def _handed_out(self, row: PackedTokens | DocumentTokens) -> Any:
+    def _handed_out(self, row: Any) -> Any:
         if self.framework != "numpy":
-            row = self.row_type(*(_converted(array, self.framework) for array in row))
+            row = self.row_type(*(converted(array, self.framework) for array in row))
         return row if self.fields is None else {name: row[name] for name in self.fields}
 
 
-class PackedView(_View):
+class PackedView(SplitView):
     """All tokens in the order they are stored, cut every *length* tokens: one read a row.
 
     Row i is tokens ``i * (length - overlap)`` to ``+ length``. Without overlap these are the format's packed sequences,
@@ -205,7 +227,7 @@ class PackedView(_View):
         fields: Sequence[str] | None = None,
         framework: Framework = "numpy",
     ) -> None:
-        self.length, self.overlap = _checked_length("length", length), index(overlap)
+        self.length, self.overlap = checked_length("length", length), index(overlap)
         if not 0 <= self.overlap < self.length:
             raise ValueError(f"overlap is {overlap}, but it is from 0 to {self.length - 1} where length is {length}")
         if self.overlap and tokens.token_count < self.length:
@@ -217,13 +239,14 @@ class PackedView(_View):
 
     def _read(self, i: int) -> PackedTokens:
         start = i * self._stride
-        return PackedTokens(self.tokens.slice(start, start + self.length))
+        # Half the time of PackedTokens(...), which would be the dearest call here.
+        return tuple.__new__(PackedTokens, (self.tokens.encoded_tokens.read(start, start + self.length),))
 
     def _read_many(self, indices: npt.NDArray[np.int64]) -> PackedTokens:
-        return _gathered(self.tokens, indices * self._stride, self.length)
+        return gathered(self.tokens, indices * self._stride, self.length)
 
 
-class BlocksView(_View):
+class BlocksView(SplitView):
     """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule: one read a row.
 
     Sequences fill a block one after another. One that goes beyond its end opens the next block, again from its first
@@ -237,19 +260,19 @@ class BlocksView(_View):
     def __init__(
         self, tokens: FlatTokens, length: int, *, fields: Sequence[str] | None = None, framework: Framework = "numpy"
     ) -> None:
-        self.length = _checked_length("length", length)
+        self.length = checked_length("length", length)
         self.starts = block_starts(tokens, self.length)
         super().__init__(tokens, len(self.starts), fields, framework)
 
     def _read(self, i: int) -> PackedTokens:
         start = int(self.starts[i])
-        return PackedTokens(self.tokens.slice(start, start + self.length))
+        return PackedTokens(self.tokens.encoded_tokens.read(start, start + self.length))
 
     def _read_many(self, indices: npt.NDArray[np.int64]) -> PackedTokens:
-        return _gathered(self.tokens, self.starts[indices], self.length)
+        return gathered(self.tokens, self.starts[indices], self.length)
 
 
-class DocumentsView(_View):
+class DocumentsView(SplitView):
     """One sequence a row: cut at *max_length* tokens or padded up to it. Two reads: where it is, its tokens.
 
     An empty sequence is a row of padding. ValueError for a max_length below 1 or a pad_id outside 0 to 2**31 - 1.
@@ -266,35 +289,50 @@ class DocumentsView(_View):
         fields: Sequence[str] | None = None,
         framework: Framework = "numpy",
     ) -> None:
-        self.max_length, self.pad_id = _checked_length("max_length", max_length), index(pad_id)
+        self.max_length, self.pad_id = checked_length("max_length", max_length), index(pad_id)
         if not 0 <= self.pad_id <= MAX_TOKEN_ID:
             raise ValueError(f"pad_id is {pad_id}, but token ids are 0 to {MAX_TOKEN_ID}")
         super().__init__(tokens, tokens.seq_count, fields, framework)
 
     def _read(self, i: int) -> DocumentTokens:
-        rows = self._read_many(np.array([i]))
-        return DocumentTokens(rows.encoded[0], rows.length[0])
+        start, stop = self.tokens.span(i)
+        length = min(stop - start, self.max_length)
+        encoded = self._padding(1)[0]
+        self.tokens.encoded_tokens.read(start, start + length, encoded[:length])
+        return DocumentTokens(encoded, np.int32(length))
 
     def _read_many(self, indices: npt.NDArray[np.int64]) -> DocumentTokens:
         starts, lengths = self.tokens.bounds(indices)
         lengths = np.minimum(lengths, self.max_length)
-        encoded = np.full((len(indices), self.max_length), self.pad_id * 2 + 1, np.uint32)
+        encoded = self._padding(len(indices))
         row_starts = np.arange(len(indices)) * self.max_length
         self.tokens.encoded_tokens.gather(starts, lengths, encoded.reshape(-1), row_starts)
         return DocumentTokens(encoded, lengths.astype(np.int32))
 
+    def _padding(self, rows: int) -> npt.NDArray[np.uint32]:
+        encoded = _room(rows, self.max_length)
+        encoded.fill(self.pad_id * 2 + 1)
+        return encoded
 
-def _checked_length(name: str, value: int) -> int:
+
+def checked_length(name: str, value: int) -> int:
     if (length := index(value)) < 1:
         raise ValueError(f"{name} is {length}, but a row has at least one token")
     return length
 
 
-def _gathered(tokens: FlatTokens, starts: npt.NDArray[np.int64], length: int) -> PackedTokens:
+def gathered(tokens: FlatTokens, starts: npt.NDArray[np.int64], length: int) -> PackedTokens:
     """The *length* tokens from each of *starts* on, in one read."""
-    encoded = np.empty((len(starts), length), np.uint32)
+    encoded = _room(len(starts), length)
     tokens.encoded_tokens.gather(starts, np.full(len(starts), length), encoded.reshape(-1), np.arange(len(starts)) * length)
     return PackedTokens(encoded)
+
+
+def _room(rows: int, length: int) -> npt.NDArray[np.uint32]:
+    """uint32[rows, length], not set, from a multiple of 64 bytes on: jax takes only such arrays over without a copy."""
+    room = np.empty(rows * length + 16, np.uint32)
+    skipped = -room.ctypes.data % 64 // 4
+    return room[skipped : skipped + rows * length].reshape(rows, length)
 
 
 # Modalities' Megatron rule
@@ -309,14 +347,14 @@ def block_starts(tokens: FlatTokens, length: int) -> npt.NDArray[np.int64]:
     found = np.empty(min(tokens.seq_count, 2 * tokens.token_count // length), np.int64)
     found_count = 0
     block, filled = 0, 0  # the open block's first token, and how many tokens sequences have put into it
-    for entries in _windows(tokens):
+    for entries in windows(tokens):
         # The state 2 * j + opens: sequence j has filled a block (and opens the next one, or does not). What the next
         # block holds counts from where j starts or ends, so that every state has one successor, whatever came before it.
         count = len(entries) - 1
         counts_from = np.stack([entries[1:], entries[:-1]], axis=1).reshape(-1)
         successors = _filled_next(entries, counts_from, np.repeat(np.arange(1, count + 1), 2), length)
         first = _filled_next(entries, entries[:1] - filled, np.zeros(1, np.int64), length)
-        path = _walk(int(first[0]), successors)
+        path = walk(int(first[0]), successors)
         # A sequence that opens a block says where that starts; other blocks follow the one before.
         opens = np.concatenate([[True], path % 2 == 1])
         starts = np.concatenate([[block], counts_from[path]])
@@ -346,7 +384,7 @@ def _filled_next(
     return np.where(sequence < count, 2 * there + ~(exact | too_long), 2 * count)
 
 
-def _walk(state: int, successors: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def walk(state: int, successors: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The states from *state* on, up to the first that has no successor here."""
     path = []
     successor = successors.data
@@ -356,7 +394,7 @@ def _walk(state: int, successors: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
     return np.array(path, np.int64)
 
 
-def _windows(tokens: FlatTokens) -> Iterator[npt.NDArray[np.int64]]:
+def windows(tokens: FlatTokens) -> Iterator[npt.NDArray[np.int64]]:
     """All of ``seq_starts``, checked, some sequences at a time: int64[n + 1], the last entry is the next one's first."""
     for start in range(0, tokens.seq_count, SEQUENCES_AT_A_TIME):
         entries = tokens.seq_starts.read(start, min(start + SEQUENCES_AT_A_TIME, tokens.seq_count) + 1)
@@ -372,7 +410,7 @@ def _windows(tokens: FlatTokens) -> Iterator[npt.NDArray[np.int64]]:
 # numpy, torch and jax: what they name differently
 
 
-def _namespace(array: Array) -> Any:
+def namespace_of(array: Array) -> Any:
     """numpy, torch or jax.numpy: whose array it is."""
     if (torch := sys.modules.get("torch")) is not None and isinstance(array, torch.Tensor):
         return torch
@@ -382,41 +420,32 @@ def _namespace(array: Array) -> Any:
         raise TypeError(f"encoded tokens are an array of numpy, torch or jax, but this is a {type(array).__name__}") from None
 
 
-def _bits(encoded: Array) -> Array:
+def bits(encoded: Array) -> Array:
     """uint32 as int32, bit for bit: torch computes with hardly any unsigned type."""
     if encoded.dtype.itemsize != 4:
         raise TypeError(f"encoded tokens are uint32, or its bits as int32, but these are {encoded.dtype}")
-    return encoded.view(_namespace(encoded).int32)
+    return encoded.view(namespace_of(encoded).int32)
 
 
-def _places(encoded: Array) -> Array:
+def places_along(array: Array) -> Array:
     """0, 1, 2 ... along the last axis: int32[length]."""
-    namespace = _namespace(encoded)
-    device = {"device": encoded.device} if namespace.__name__ == "torch" else {}
-    return namespace.arange(encoded.shape[-1], dtype=namespace.int32, **device)
+    namespace = namespace_of(array)
+    device = {"device": array.device} if namespace.__name__ == "torch" else {}
+    return namespace.arange(array.shape[-1], dtype=namespace.int32, **device)
 
 
-def _running_max(array: Array) -> Array:
+def running_max(array: Array) -> Array:
     """The largest so far along the last axis."""
-    namespace = _namespace(array)
+    namespace = namespace_of(array)
     if namespace is np:
         return np.maximum.accumulate(array, axis=-1)
     if namespace.__name__ == "torch":
         return namespace.cummax(array, -1).values
-    return _import("jax").lax.cummax(array, axis=array.ndim - 1)
+    return extra("jax", "a jax array").lax.cummax(array, axis=array.ndim - 1)
 
 
-def _import(framework: Framework) -> Any:
-    try:
-        return importlib.import_module(framework)
-    except ImportError as error:
-        raise ImportError(
-            f"framework={framework!r} needs {framework}, which is not installed: pip install {framework}"
-        ) from error
-
-
-def _converted(array: npt.NDArray[Any], framework: Framework) -> Array:
-    """The array as one of *framework*'s, without a copy where that can write nothing that is not its own."""
+def converted(array: npt.NDArray[Any], framework: Framework) -> Array:
+    """The array as one of *framework*'s, in the same memory where that is possible."""
     if framework == "torch":
-        return _import("torch").as_tensor(array if array.flags.writeable else array.copy())
-    return _import("jax").numpy.asarray(array)
+        return extra("torch", "framework='torch'").as_tensor(array)
+    return extra("jax", "framework='jax'").device_put(array)
