@@ -1,4 +1,4 @@
-"""The command line: ``python -m flows build|plan CONFIG.yaml [--set key=value ...]``.
+"""The command line: ``python -m flows build|plan CONFIG.yaml [--set key=value ...]``; more commands are in ``versions``.
 
 Nothing heavy is imported before a configuration has been read: a mistake in it is told at once.
 """
@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
     try:
+        if "run" in options:
+            return int(options.run(options))
         config = read_config(options.config, options.set)
         return {"build": run_build, "plan": run_plan}[options.command](config, options)
     except KeyboardInterrupt:
@@ -85,6 +87,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
         if name == "build":
             command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
+    from flows.versions import add_commands  # which imports this module
+
+    add_commands(commands)
     return top
 
 

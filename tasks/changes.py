@@ -61,11 +61,11 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
     counted_then, counted_now = _counted(old), _counted(new)
     sources, files = [], []
     for name in names:
-        files += list(_files(name, _digests(then.get(name)), _digests(now.get(name))))
+        files += list(file_changes(name, digests_of(then.get(name)), digests_of(now.get(name))))
         sources.append(
             SourceChange(
                 name=name,
-                files=(len(_digests(then.get(name))), len(_digests(now.get(name)))),
+                files=(len(digests_of(then.get(name))), len(digests_of(now.get(name)))),
                 documents=_pair("written", counted_then, counted_now, name),
                 tokens=_pair("token_count", counted_then, counted_now, name),
             )
@@ -79,7 +79,8 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
     )
 
 
-def _digests(source: dict[str, Any] | None) -> dict[str, str]:
+def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
+    """The content of each file of a manifest's source, by its name."""
     return {file["name"]: file["sha256"] for file in source["files"]} if source else {}
 
 
@@ -94,8 +95,8 @@ def _pair(
     return (then.get(name, {}).get(count), now.get(name, {}).get(count))
 
 
-def _files(source: str, then: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
-    """Changes of one source's files, in the order of their names."""
+def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
+    """Changes of one source's files, name -> content, in the order of their names."""
     gone = {name: sha256 for name, sha256 in then.items() if name not in now}
     names_of = {sha256: name for name, sha256 in gone.items()}
     moved = {name: names_of.pop(sha256) for name, sha256 in now.items() if name not in then and sha256 in names_of}

@@ -17,17 +17,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flat_tokens.storage import Store, make_directory
+from tasks.caching import CACHE
 
 logger = logging.getLogger(__name__)
 
 RUNNING = "_running"
-COLLECTION = f"{RUNNING}/collection.json"
 
 RENEW_SECONDS = 60.0
 EXPIRY_SECONDS = 600.0
 """A lease that was not renewed for so long is that of a dead process, or of a clock that is wrong by as much."""
 
 WAIT_SECONDS = 1.0
+WAITING = "Waiting until the collection of garbage in %s ends"
 
 
 @contextlib.contextmanager
@@ -39,56 +40,80 @@ def building(root: Store, scratch: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         if not scratch.is_relative_to(root.root) or not root.is_local:
-            make_directory(scratch)
-            held.enter_context(_locked(scratch, fcntl.LOCK_SH))
+            held.enter_context(sharing(scratch))
         if root.is_local:
             held.enter_context(_locked(Path(root.root), fcntl.LOCK_SH))
         else:
-            held.enter_context(_lease(root, f"{RUNNING}/{uuid.uuid4().hex}.json"))
+            held.enter_context(_lease(root, "build"))
             # Each of the two writes its lease before it looks for the other's: one of them sees the other.
-            _wait_for(root, COLLECTION)
+            told = False
+            while _live(root, "collection"):
+                if not told:
+                    logger.info(WAITING, root.url)
+                    told = True
+                time.sleep(WAIT_SECONDS)
+        yield
+
+
+@contextlib.contextmanager
+def sharing(scratch: Path) -> Iterator[None]:
+    """Use the downloads in a local directory until the block ends."""
+    make_directory(scratch)
+    with _locked(scratch, fcntl.LOCK_SH):
         yield
 
 
 @contextlib.contextmanager
 def collecting(root: Store) -> Iterator[str | None]:
-    """Keep builds from beginning until the block ends. None, or who uses the output already: then nothing must be taken away
-    that a build may need.
+    """Keep builds from beginning until the block ends. None, or why nothing must be taken away that a build may need: one is
+    running. Collections do not disturb each other.
     """
     if not root.is_local:
-        if _is_live(root, COLLECTION):
-            raise ValueError(f"{root.url}: another collection is running ({COLLECTION}). Wait for it.")
-        with _lease(root, COLLECTION):
-            yield _somebody(root)
+        with _lease(root, "collection"):
+            yield in_use(root)
         return
     with contextlib.ExitStack() as held:
-        busy = None
-        # The cache has a lock of its own: builds of other outputs may take their downloads from it.
-        for directory in (Path(root.root), Path(root.root, "_cache")):
-            try:
-                if directory.is_dir():
-                    held.enter_context(_locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB))
-            except BlockingIOError:
-                busy = "a build is running"
-            except OSError as error:  # network file systems lock files, if anything
-                busy = f"{directory} cannot be locked ({error.strerror}), so whether a build is running cannot be known"
-        yield busy
+        yield _exclude_builds(root, held)
+
+
+def in_use(root: Store) -> str | None:
+    """Who uses an output at this moment, as far as that can be known; None if nobody does."""
+    if root.is_local:
+        with contextlib.ExitStack() as held:
+            return _exclude_builds(root, held)
+    builds = _live(root, "build")
+    return f"a build is running ({RUNNING}/{builds[0]})" if builds else None
+
+
+def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
+    # The cache has a lock of its own: builds of other outputs may take their downloads from it.
+    for directory in (Path(root.root), Path(root.root, CACHE)):
+        try:
+            if directory.is_dir():
+                held.enter_context(_locked(directory, fcntl.LOCK_EX))
+        except BlockingIOError:
+            return "a build is running, or another collection"
+        except OSError as error:  # network file systems lock files, if anything
+            return f"{directory} cannot be locked ({error.strerror}), so whether a build is running cannot be known"
+    return None
 
 
 @contextlib.contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[None]:
-    """Hold a lock on a directory. A shared one is waited for, and done without where the file system has none."""
+    """Hold a lock on a directory. A shared one is waited for, and done without where the file system has none; an exclusive
+    one is had at once or not at all: BlockingIOError.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if kind & fcntl.LOCK_NB:
+            if kind == fcntl.LOCK_EX:
                 raise
-            logger.info("Waiting until the collection of garbage in %s ends", directory)
+            logger.info(WAITING, directory)
             fcntl.flock(descriptor, kind)
         except OSError as error:
-            if kind & fcntl.LOCK_NB or error.errno not in (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+            if kind == fcntl.LOCK_EX or error.errno not in (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
                 raise
         yield
     finally:
@@ -96,8 +121,9 @@ def _locked(directory: Path, kind: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lease(root: Store, key: str) -> Iterator[None]:
+def _lease(root: Store, what: str) -> Iterator[None]:
     """An object that says that this process is alive, renewed until the block ends."""
+    key = f"{RUNNING}/{what}-{uuid.uuid4().hex}.json"
 
     def renew() -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -133,26 +159,18 @@ def _is_live(root: Store, key: str) -> bool:
     return abs((datetime.now(UTC) - at).total_seconds()) < EXPIRY_SECONDS
 
 
-def _wait_for(root: Store, key: str) -> None:
-    told = False
-    while _is_live(root, key):
-        if not told:
-            logger.info("Waiting until the collection of garbage in %s ends", root.url)
-            told = True
-        time.sleep(WAIT_SECONDS)
+def _leases(root: Store) -> list[tuple[str, int]]:
+    """Names and sizes of all leases."""
+    try:
+        return list((root / RUNNING).listing())
+    except FileNotFoundError:
+        return []
 
 
-def _somebody(root: Store) -> str | None:
-    root.fs.invalidate_cache()
-    for key, _ in (root / RUNNING).listing():
-        if f"{RUNNING}/{key}" != COLLECTION and _is_live(root, f"{RUNNING}/{key}"):
-            return f"a build is running ({RUNNING}/{key})"
-    return None
+def _live(root: Store, what: str) -> list[str]:
+    return [name for name, _ in _leases(root) if name.startswith(f"{what}-") and _is_live(root, f"{RUNNING}/{name}")]
 
 
 def expired_leases(root: Store) -> list[tuple[str, int]]:
     """Leases of dead processes: key and size."""
-    if root.is_local or not root.exists(RUNNING):
-        return []
-    leases = [(f"{RUNNING}/{key}", size) for key, size in (root / RUNNING).listing()]
-    return [(key, size) for key, size in leases if not _is_live(root, key)]
+    return [(f"{RUNNING}/{name}", size) for name, size in _leases(root) if not _is_live(root, f"{RUNNING}/{name}")]

@@ -202,7 +202,7 @@ def remember_origin(
         files=tuple(files),
     )
     if origin != known:
-        root.put(f"{ORIGINS}/{version}.json", (origin.model_dump_json(exclude_none=True) + "\n").encode())
+        root.put(f"{ORIGINS}/{version}.json", (origin.model_dump_json() + "\n").encode())
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
@@ -245,5 +245,5 @@ def at_dataset(path_or_url: str) -> tuple[Store, str]:
         return root, name
     version = read_pointer(store).version
     if version is None:
-        raise ValueError(f"{path_or_url}: no dataset of this service is published there (it has no latest.json)")
+        raise ValueError(f"{path_or_url}: is neither a configuration file nor an output with a published version (latest.json)")
     return store, version

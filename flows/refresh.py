@@ -1,0 +1,41 @@
+"""The refresh as a Prefect flow, for a schedule: what the sources hold now, published if it is not what they held before."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+import re
+from typing import Annotated
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from pydantic import Field
+
+from flows.build import PrefectTasks
+from flows.receipts import results_from_receipts
+from flows.reruns import RefreshResult, refresh
+from tasks.changes import as_markdown
+from tasks.garbage import Policy
+from tasks.models import BuildConfig
+
+
+@flow(name="refresh-dataset", flow_run_name="refresh {config.name} with {config.tokenizer.name}", persist_result=False)
+def refresh_dataset(
+    config: BuildConfig,
+    keep_versions: Annotated[int, Field(ge=1)] | None = None,
+    grace_days: Annotated[float, Field(ge=0)] = 7.0,
+) -> RefreshResult:
+    """Look the sources up again; where something came, went or changed, publish a new version that tokenizes only that.
+
+    keep_versions: how many versions are kept, the latest one among them; older ones that were not in use for grace_days and
+    are not pinned are removed at the end. Without it, all are kept.
+    """
+    policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
+    with results_from_receipts(config.output), PrefectTasks(config.workers) as runner:
+        result = refresh(config, runner, policy)
+    create_markdown_artifact(
+        key=re.sub(r"[^a-z0-9]+", "-", f"refresh-{config.name}".lower()).strip("-"),
+        markdown=f"# {config.name}\n\nVersion `{result.version}` at `{result.path}`: {result.outcome}.\n\n"
+        f"{as_markdown(result.changes)}"
+        + (f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""),
+        description=result.headline,
+    )
+    return result

@@ -1,0 +1,37 @@
+"""The same text for other tokenizers, as a Prefect flow."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from flows.build import PrefectTasks
+from flows.order import BuildResult, scratch_of
+from flows.receipts import results_from_receipts
+from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
+from tasks.leases import sharing
+from tasks.models import BuildConfig, Location, TokenizerConfig
+
+
+@flow(name="retokenize-dataset", persist_result=False)
+def retokenize_dataset(
+    dataset: BuildConfig | Location,
+    tokenizers: Annotated[list[TokenizerConfig | str], Field(min_length=1)],
+    output: str = BESIDE,
+) -> list[BuildResult]:
+    """Publish the text of a dataset for each of several tokenizers, each at an output of its own, its download used again.
+
+    dataset: the path or URL of a dataset, or the configuration that builds it. output: where each is published;
+    {output} is where the dataset is, {tokenizer} a tokenizer's short name.
+    """
+    base = base_of(dataset)
+    configs = reruns_of(base, tokenizers, output)
+    results = []
+    with sharing(scratch_of(configs[0])), PrefectTasks(base.config.workers) as runner:
+        text = read_text(base, configs[0], runner)
+        for config in configs:
+            with results_from_receipts(config.output):
+                results.append(rerun(config, text, runner))
+    return results

@@ -1,0 +1,345 @@
+"""What an output may do without: superfluous versions by policy, and what no kept version and no running build needs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.storage import Store, make_directory, sync_directory
+from tasks.caching import CACHE, QUARANTINE, RECEIPT, STAGING, read_receipt, sweep
+from tasks.leases import collecting, expired_leases, in_use
+from tasks.models import Model, digest_of
+from tasks.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
+from tasks.versions import (
+    ORIGINS,
+    PINS,
+    VERSIONS,
+    Version,
+    changed_at,
+    list_versions,
+    names_of,
+    read_origin,
+)
+
+RUNS = "runs"
+FILES = f"{CACHE}/files"
+COLLECTED = "collected"
+"""Below the staging: what is on its way out. The next build would sweep it, too."""
+
+SHARD_KEY = re.compile(r"[0-9a-f]{64}")
+READERS = 16
+
+Kind = Literal["version", "staging", "unfinished version", "shard", "file", "quarantine", "record", "lease"]
+
+
+class Policy(Model):
+    """What is kept: the latest version and pinned ones always; of the others the most recently used ones, and whatever was
+    in use in the last days.
+    """
+
+    keep_versions: int = Field(3, ge=1, description="Versions that are kept, the latest one among them")
+    grace_days: float = Field(7.0, ge=0, description="Nothing goes that was in use, or made, in so many days")
+
+
+class Garbage(Model):
+    """Something that may go: what, its name below the output, its size, and why."""
+
+    kind: Kind
+    name: str
+    byte_count: int
+    why: str
+
+
+class Collected(Model):
+    """What goes, or went if ``deleted``. ``left``: why what builds may need is left where it is, if it is."""
+
+    garbage: tuple[Garbage, ...]
+    kept: tuple[Version, ...]
+    deleted: bool
+    left: str | None
+
+    @property
+    def byte_count(self) -> int:
+        return sum(item.byte_count for item in self.garbage)
+
+
+def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
+    """Find what may go, and with *delete* remove it. Killed at any moment it leaves whole versions and whole shards.
+
+    ValueError where something is not understood: then nothing is known to be garbage.
+    """
+    if not delete:
+        kept, versions = divide(root, policy)
+        return Collected(
+            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, policy)),
+            kept=tuple(kept),
+            deleted=False,
+            left=in_use(root),
+        )
+    with collecting(root) as busy:
+        gone = [*remove_superfluous(root, policy), *dead_staging(root)]
+        if root.is_local:
+            sweep(Path(root.path(STAGING)))
+        kept, _ = divide(root, policy)
+        if busy is None:
+            for item in unneeded(root, kept, policy):
+                _remove(root, item)
+                gone.append(item)
+    return Collected(garbage=tuple(gone), kept=tuple(kept), deleted=True, left=busy)
+
+
+def divide(root: Store, policy: Policy) -> tuple[list[Version], list[Garbage]]:
+    """The versions that the policy keeps, and the others. Without a pointer, all of them are kept."""
+    limit = _limit(policy)
+    kept, gone = [], []
+    versions = list_versions(root)
+    lost = not any(version.state == "latest" for version in versions)
+    for rank, version in enumerate(versions):
+        if lost or rank < policy.keep_versions or version.pinned is not None or version.last_used > limit:
+            kept.append(version)
+        else:
+            why = f"not among the last {policy.keep_versions}, not in use since {version.last_used:%Y-%m-%d}"
+            name = f"{VERSIONS}/{version.version}"
+            gone.append(Garbage(kind="version", name=name, byte_count=version.byte_count, why=why))
+    return kept, gone
+
+
+def _limit(policy: Policy) -> datetime:
+    return datetime.now(UTC) - timedelta(days=policy.grace_days)
+
+
+def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
+    """Remove the versions that the policy does not keep; those that went."""
+    return [item for item in divide(root, policy)[1] if _remove_version(root, item.name.rpartition("/")[2])]
+
+
+def _remove_version(root: Store, version: str) -> bool:
+    """Remove a version, unless somebody has just made it the latest or pinned it. It is gone for readers at once."""
+    directory = f"{VERSIONS}/{version}"
+    if root.is_local:
+        with pointer_lock(root):
+            if _is_wanted(root, version):
+                return False
+            trash = _throw_away(root, directory)
+        for marker in MARKERS:
+            (trash / marker).unlink(missing_ok=True)
+        _remove_tree(trash)
+    else:
+        markers = {marker: root.read(f"{directory}/{marker}") for marker in MARKERS if root.exists(f"{directory}/{marker}")}
+        for marker in markers:
+            root.remove(f"{directory}/{marker}")
+        # Whoever has moved the pointer here, or pinned this, looks for the marker afterwards: one of the two sees the other.
+        if _is_wanted(root, version):
+            for marker, data in markers.items():
+                root.put(f"{directory}/{marker}", data)
+            return False
+        _remove_prefix(root, directory)
+    root.remove(f"{ORIGINS}/{version}.json")
+    return True
+
+
+def _is_wanted(root: Store, version: str) -> bool:
+    return read_pointer(root).version == version or root.exists(f"{PINS}/{version}.json")
+
+
+def _throw_away(root: Store, key: str) -> Path:
+    """Move a local directory out of sight in one step; where it is then."""
+    source = Path(root.path(key))
+    trash = Path(root.path(STAGING), COLLECTED, f"{source.name}-{uuid.uuid4().hex[:8]}")
+    while True:
+        make_directory(trash.parent)
+        try:
+            os.rename(source, trash)
+        except FileNotFoundError:
+            if not source.exists():
+                raise
+            continue  # the directory above was empty, and swept between the two lines
+        sync_directory(source.parent)
+        return trash
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove what was thrown away. A build that begins at this moment may do the same."""
+
+    def stop(_: Callable[..., Any], __: str, fault: Any) -> None:
+        if not isinstance(fault[1], FileNotFoundError):
+            raise fault[1]
+
+    shutil.rmtree(directory, onerror=stop)
+    for parent in (directory.parent, directory.parent.parent):
+        with contextlib.suppress(OSError):  # something else is in it
+            parent.rmdir()
+
+
+def _remove_prefix(root: Store, key: str) -> None:
+    root.fs.invalidate_cache()
+    root.remove(key)
+
+
+def _remove(root: Store, item: Garbage) -> None:
+    """Remove anything but a version: a receipt before its shard."""
+    if not root.is_local:
+        if item.kind == "shard":
+            root.remove(f"{item.name}/{RECEIPT}")
+        _remove_prefix(root, item.name)
+    elif os.path.isdir(root.path(item.name)):
+        with contextlib.suppress(FileNotFoundError):
+            _remove_tree(_throw_away(root, item.name))
+    else:
+        Path(root.path(item.name)).unlink(missing_ok=True)
+
+
+def dead_staging(root: Store) -> list[Garbage]:
+    """Staging of local attempts whose process is gone."""
+    if not root.is_local:
+        return []
+    found = []
+    for path in sorted(Path(root.path(STAGING)).glob("*/*")):
+        lock = path.with_suffix(".lock")
+        if path != lock and not _is_held(lock):
+            name = path.relative_to(root.root).as_posix()
+            found.append(Garbage(kind="staging", name=name, byte_count=_size(root, name)[0], why="its process is gone"))
+    return found
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def unneeded(root: Store, kept: list[Version], policy: Policy) -> Iterator[Garbage]:
+    """What neither the kept versions nor a resumed build of the last days has a use for. A build that runs may have."""
+    limit = _limit(policy)
+    needs = needs_of(root, kept)
+    yield from _unfinished_versions(root, limit)
+    yield from _unneeded_shards(root, needs, limit)
+    yield from _unneeded_files(root, needs, limit)
+    yield from _quarantined(root, limit)
+    yield from _stale_records(root, limit)
+    for key, size in expired_leases(root):
+        yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
+
+
+class Needs(NamedTuple):
+    """What kept versions would take from the cache: digests of what decides a shard besides its range; digests of files, and
+    of what ``datasets`` converted.
+    """
+
+    shards: frozenset[str]
+    files: frozenset[str]
+    converted: frozenset[str]
+
+
+def needs_of(root: Store, kept: list[Version]) -> Needs:
+    shards, files, converted = set(), set(), set()
+    for version in kept:
+        made_of = read_manifest(root / VERSIONS / version.version)["provenance"]
+        for source in made_of["sources"]:
+            reading = [source.get("text_column"), source.get("id_column"), source.get("document_separator")]
+            for file in source["files"]:
+                files.add(file["sha256"])
+                parts = (file["sha256"], reading, made_of["tokenizer"]["digest"], made_of["documents"], made_of["semantics"])
+                shards.add(digest_of(*parts))
+        if origin := read_origin(root, version.version):
+            converted |= {digest_of("converted", found.uri) for source in origin.pinned for found in source.files}
+    return Needs(frozenset(shards), frozenset(files), frozenset(converted))
+
+
+def _unfinished_versions(root: Store, limit: datetime) -> Iterator[Garbage]:
+    for version in names_of(root, VERSIONS):
+        if not is_dataset(root, version):
+            name = f"{VERSIONS}/{version}"
+            size, newest = _size(root, name)
+            if newest is None or newest < limit:
+                yield Garbage(kind="unfinished version", name=name, byte_count=size, why="never finished")
+
+
+def _unneeded_shards(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
+    def judge(key: str) -> Garbage | None:
+        name = f"{CACHE}/{key}"
+        try:
+            data = root.read(f"{name}/{RECEIPT}")
+            receipt = read_receipt(data)
+            inputs = receipt.inputs
+            parts = (inputs["file"][0], *(inputs[part] for part in ("reading", "tokenizer", "documents", "semantics")))
+            if digest_of(*parts) in needs.shards or not _is_before(root, f"{name}/{RECEIPT}", limit):
+                return None
+            return Garbage(kind="shard", name=name, byte_count=receipt.byte_count + len(data), why="no kept version needs it")
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, IndexError):
+            size, newest = _size(root, name)
+            if newest is not None and newest >= limit:
+                return None
+            return Garbage(kind="shard", name=name, byte_count=size, why="it has no receipt that can be read")
+
+    keys = [key for key in names_of(root, CACHE) if SHARD_KEY.fullmatch(key)]
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from filter(None, pool.map(judge, keys))
+
+
+def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
+    for name in names_of(root, FILES):
+        key = f"{FILES}/{name}"
+        stem = name.partition(".")[0]
+        needed = name == ".lock" or stem in needs.files or (name.endswith(".parquet") and stem in needs.converted)
+        if name.endswith(".json") and not needed:
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+                needed = json.loads(root.read(key))["sha256"] in needs.files
+        if not needed and _is_before(root, key, limit):
+            yield Garbage(kind="file", name=key, byte_count=_size(root, key)[0], why="no kept version was made of it")
+
+
+def _quarantined(root: Store, limit: datetime) -> Iterator[Garbage]:
+    for name in names_of(root, QUARANTINE):
+        key = f"{QUARANTINE}/{name}"
+        if name != ".lock" and _is_before(root, key, limit):
+            yield Garbage(kind="quarantine", name=key, byte_count=_size(root, key)[0], why="damaged, and built again")
+
+
+def _stale_records(root: Store, limit: datetime) -> Iterator[Garbage]:
+    """Records of versions that are gone."""
+    there = set(names_of(root, VERSIONS))
+    for directory in (RUNS, ORIGINS):
+        for name in names_of(root, directory):
+            version = name.removesuffix(".json").rpartition("-")[2]
+            key = f"{directory}/{name}"
+            if version not in there and _is_before(root, key, limit):
+                yield Garbage(kind="record", name=key, byte_count=_size(root, key)[0], why=f"version {version} is gone")
+
+
+def _is_before(root: Store, key: str, limit: datetime) -> bool:
+    """Whether an object was last written before *limit*; one that has no known time, or has just gone, was not."""
+    try:
+        at = changed_at(root.fs.info(root.path(key)))
+    except FileNotFoundError:
+        return False
+    return at is not None and at < limit
+
+
+def _size(root: Store, key: str) -> tuple[int, datetime | None]:
+    """Bytes of an object or of all below a prefix, and when the newest of them was written."""
+    root.fs.invalidate_cache()
+    try:
+        infos = root.fs.find(root.path(key), detail=True).values()
+    except FileNotFoundError:
+        return 0, None
+    times = [at for info in infos if (at := changed_at(info)) is not None]
+    return sum(int(info["size"] or 0) for info in infos), max(times, default=None)
