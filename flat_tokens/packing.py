@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.storage import Store
-from flat_tokens.views import Array, Framework, _checked_length, _namespace, _places, _View, _walk, _windows
+from flat_tokens.views import Array, Framework, Row, SplitView, checked_length, namespace_of, places_along, walk, windows
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -41,6 +41,8 @@ MAX_LENGTH = 1 << 30
 """The longest pack: positions, and sums of two of them, are int32."""
 ENTRIES_PER_SAMPLE = 64
 """One entry of ``seq_starts`` in so many is kept to find a token's document: a pack's entries are then one read."""
+PIECES_AT_A_TIME = 1 << 18
+"""Pieces of documents that are fitted together with ``fit="best"``. Another number gives other packs."""
 INDEX_VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class _PackedDocuments(NamedTuple):
     document_range: Array
 
 
-class PackedDocuments(_PackedDocuments):
+class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
     """Documents one behind the other, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
@@ -75,15 +77,15 @@ class PackedDocuments(_PackedDocuments):
     __slots__ = ()
 
     @property
-    def seq_lens(self) -> Int64s | list[Int64s]:
+    def seq_lens(self) -> Array:
         """Tokens of each document in the pack, 0 for an empty one, then the padding if there is any: int64[k].
 
         A list of them for a batch. With ``fit="best"`` empty documents are in no pack.
         """
         ids, ranges = np.asarray(self.document_ids), np.asarray(self.document_range)
-        if ids.ndim == 1:
-            return _seq_lens(ids, int(ranges[0]), int(ranges[1]))
-        return [_seq_lens(row, first, stop) for row, (first, stop) in zip(ids, ranges.tolist(), strict=True)]
+        rows = zip(ids.reshape(-1, ids.shape[-1]), ranges.reshape(-1, 2).tolist(), strict=True)
+        found = [namespace_of(self.document_ids).asarray(_seq_lens(row, *document_range)) for row, document_range in rows]
+        return found if ids.ndim > 1 else found[0]
 
     @property
     def cu_seqlens(self) -> Array:
@@ -93,12 +95,12 @@ class PackedDocuments(_PackedDocuments):
         segment goes from one pack into the next. Padding is a segment of its own, so that every token is in one and no
         output stays undefined; an empty document is none.
         """
-        ids, concatenate = self.document_ids, _namespace(self.document_ids).concatenate
+        ids, concatenate = self.document_ids, namespace_of(self.document_ids).concatenate
         begins = concatenate([ids[..., :1] == ids[..., :1], ids[..., 1:] != ids[..., :-1]], -1).reshape(-1)
         if begins.shape[0] >= 1 << 31:
             raise ValueError(f"cu_seqlens is int32, but the batch has {begins.shape[0]} tokens. Take fewer packs at a time.")
-        edges = concatenate([begins, _places(ids)[:1] == 0])  # the end of the last is an edge, too
-        return _places(edges)[edges]
+        edges = concatenate([begins, places_along(ids)[:1] == 0])  # the end of the last is an edge, too
+        return places_along(edges)[edges]
 
     @property
     def max_seqlen(self) -> int:
@@ -113,27 +115,15 @@ class PackedDocuments(_PackedDocuments):
         documentation. Its implementation takes padding for one more document: *causal_padding*.
         ``scaled_dot_product_attention`` wants an axis for the heads: ``batch.mask()[:, None]``.
         """
-        ids, places = self.document_ids, _places(self.document_ids)
+        ids, places = self.document_ids, places_along(self.document_ids)
         attends = (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
         if causal_padding:
             return attends
         return attends & ((ids[..., :, None] != PADDING) | (places[:, None] == places[None, :]))
 
-    @classmethod
-    def keys(cls) -> tuple[str, ...]:
-        """The names of the arrays with a fixed shape: the keys of ``dict(pack)``."""
-        return cls._fields
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.keys()
-
     def __getitem__(self, key: Any) -> Any:
-        """A field by its name, or by its number; ``seq_lens``, ``cu_seqlens`` and ``max_seqlen`` are names, too."""
-        if not isinstance(key, str):
-            return tuple.__getitem__(self, key)
-        if key not in (names := (*self.keys(), "seq_lens", "cu_seqlens", "max_seqlen")):
-            raise KeyError(f"there is no field {key!r}; there are {', '.join(names)}")
-        return getattr(self, key)
+        """By name or number, and by name also what has no fixed shape: ``seq_lens``, ``cu_seqlens``, ``max_seqlen``."""
+        return getattr(self, key) if key in ("seq_lens", "cu_seqlens", "max_seqlen") else super().__getitem__(key)
 
 
 def _seq_lens(document_ids: Int64s, first: int, stop: int) -> Int64s:
@@ -168,7 +158,7 @@ def _filled_rows(tokens: FlatTokens, parts: Parts, length: int, padding_idx: int
     """Read and lay out the rows."""
     splits, rows = parts.splits, len(parts.splits) - 1
     filled = np.diff(_sums(parts.lengths)[splits])
-    if (parts.lengths < 0).any() or (filled < 1).any() or (filled > length).any():
+    if (parts.lengths < 0).any() or (filled < 1).any() or (filled > length).any() or filled.sum() != parts.counts.sum():
         raise ValueError(f"{tokens.store.url}: seq_starts is not what the packing index was made of. Open the dataset again.")
     encoded = np.empty((rows, length), np.uint32)
     tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
@@ -224,10 +214,10 @@ class DocumentRuns:
 
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        windows = _windows(tokens)
+        starts = windows(tokens)
         if plan.too_long == "cut":
-            windows = _cut(windows, plan.length)
-        return cls(tokens, plan, first_documents(windows, plan.length, plan.max_packs, tokens.store.url))
+            starts = _end_to_end(np.minimum(np.diff(entries), plan.length) for entries in starts)
+        return cls(tokens, plan, first_documents(starts, plan.length, plan.max_packs, tokens.store.url))
 
     @property
     def arrays(self) -> tuple[Int64s, ...]:
@@ -268,7 +258,7 @@ class TokenSlices:
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
         samples, first = [np.empty(0, np.int64)], 0
-        for entries in _windows(tokens):
+        for entries in windows(tokens):
             samples.append(entries[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
             first += len(entries) - 1
         return cls(tokens, plan, np.concatenate(samples))
@@ -326,16 +316,16 @@ class ChosenPieces:
 
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        documents, pieces, lengths = _pieces(tokens, plan)
-        firsts, order = best_fit(lengths, plan.length)
-        if len(firsts) - 1 > -(-int(lengths.sum(dtype=np.int64)) // plan.length):  # not the fewest there can be
-            in_order = first_documents([_sums(lengths)], plan.length, None, tokens.store.url)
+        firsts, (documents, numbers), padding = best_packs(_pieces(tokens, plan), plan.length)
+        if padding >= plan.length:  # in their order, documents may take fewer packs
+            starts = _end_to_end(pieces[2] for pieces in _pieces(tokens, plan))
+            in_order = first_documents(starts, plan.length, None, tokens.store.url)
             if len(in_order) < len(firsts):
-                firsts, order = in_order, np.arange(len(documents))
+                firsts, (documents, numbers) = in_order, np.concatenate([pieces[:2] for pieces in _pieces(tokens, plan)], axis=1)
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
-            order = order[: firsts[-1]]
-        return cls(tokens, plan, firsts, documents[order], pieces[order] if pieces.any() else pieces[:0])
+            documents, numbers = documents[: firsts[-1]], numbers[: firsts[-1]]
+        return cls(tokens, plan, firsts, documents, numbers if numbers.any() else numbers[:0])
 
     @property
     def arrays(self) -> tuple[Int64s, ...]:
@@ -362,21 +352,21 @@ class ChosenPieces:
 PackingIndex: TypeAlias = DocumentRuns | TokenSlices | ChosenPieces
 
 
-def first_documents(windows: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
+def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
     """The first document of every pack of whole documents in order, and one past the last pack's: int64[packs + 1].
 
-    *windows*: where documents start, in order, each window int64[n + 1] with the next one's first entry last.
+    *starts*: where documents start, in windows, int64[n + 1] with the next one's first entry last.
     ValueError for a document longer than *length*; one behind *max_packs* packs is not looked at.
     """
     firsts, pack_count, document_count, token_count = [np.zeros(1, np.int64)], 0, 0, 0
     limit = length  # where the open pack is full
-    for entries in windows:
+    for entries in starts:
         count = len(entries) - 1
         # document -> the first one that is too much for a pack opened by it; count, where that is in a later window
         successors = np.searchsorted(entries, entries[:-1] + length, side="right") - 1
         too_long = successors == np.arange(count)
         successors[too_long] = count
-        path = _walk(int(np.searchsorted(entries, limit, side="right")) - 1, successors)
+        path = walk(int(np.searchsorted(entries, limit, side="right")) - 1, successors)
         path = path if max_packs is None else path[: max_packs - pack_count]
         opens = np.concatenate([[0], path]) if document_count == 0 else path
         if count and (wrong := opens[too_long[opens]]).size:
@@ -392,10 +382,49 @@ def first_documents(windows: Iterable[Int64s], length: int, max_packs: int | Non
     return np.concatenate(firsts)
 
 
-def best_fit(lengths: npt.NDArray[np.integer], length: int) -> tuple[Int64s, Int64s]:
+def best_packs(pieces: Iterable[Int64s], length: int) -> tuple[Int64s, Int64s, int]:
+    """Packs with little padding. *pieces*, in windows: int64[3, n], their documents, numbers in these, and lengths.
+
+    Returns ``firsts``, int64[packs + 1], the documents and numbers of pieces, int64[2, n], of which pack k has
+    ``firsts[k]:firsts[k + 1]``, and how many tokens of padding there are. Pieces are taken 262,144 at a time, so that
+    memory is bounded and a pack's documents are near each other; those in the pack that is filled least wait for more.
+    """
+    counts, packed, padding = [np.zeros(0, np.int64)], [np.zeros((2, 0), np.int64)], 0
+    waiting = np.zeros((3, 0), np.int64)
+    for fresh in _equal_windows(pieces, PIECES_AT_A_TIME):
+        pool = np.concatenate([waiting, fresh], axis=1)
+        firsts, order = best_fit(pool[2], length)
+        pool = pool[:, order]
+        filled = np.add.reduceat(pool[2], firsts[:-1])
+        least = int(filled.argmin())
+        first, stop = firsts[least : least + 2].tolist()
+        waiting = pool[:, first:stop]
+        counts += [np.diff(firsts[: least + 1]), np.diff(firsts[least + 1 :])]
+        packed += [pool[:2, :first], pool[:2, stop:]]
+        padding += int((length - filled).sum() - (length - filled[least]))
+    if waiting.size:
+        counts.append(np.array([waiting.shape[1]]))
+        packed.append(waiting[:2])
+        padding += length - int(waiting[2].sum())
+    return _sums(np.concatenate(counts)), np.concatenate(packed, axis=1), padding
+
+
+def _equal_windows(pieces: Iterable[Int64s], size: int) -> Iterator[Int64s]:
+    """The columns of int64[3, n] windows, *size* at a time: packs must not depend on how much is read at once."""
+    rest = np.zeros((3, 0), np.int64)
+    for window in pieces:
+        rest = np.concatenate([rest, window], axis=1)
+        while rest.shape[1] >= size:
+            yield rest[:, :size]
+            rest = rest[:, size:]
+    if rest.size:
+        yield rest
+
+
+def best_fit(lengths: Int64s, length: int) -> tuple[Int64s, Int64s]:
     """Fill packs with the longest pieces that fit, one pack after another.
 
-    *lengths*: int[n], each 1 to *length*. The packs as (``firsts``: int64[packs + 1], ``order``: int64[n]): pack k holds
+    *lengths*: int64[n], each 1 to *length*. The packs as (``firsts``: int64[packs + 1], ``order``: int64[n]): pack k holds
     pieces ``order[firsts[k]:firsts[k + 1]]``. Packs are in the order of their first pieces, and so are a pack's pieces.
     """
     by_length = np.argsort(lengths.astype(np.min_scalar_type(length)), kind="stable")  # two bytes sort in linear time
@@ -452,30 +481,27 @@ def _fillings(sizes: list[int], counts: list[int], length: int) -> Iterator[tupl
         yield filling, repeats
 
 
-def _pieces(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-    """What is to be packed: the document, its piece's number and length, of every piece: int64[n], int64[n], int32[n]."""
-    documents, pieces, lengths, first = [], [], [], 0
-    for entries in _windows(tokens):
+def _pieces(tokens: FlatTokens, plan: Plan) -> Iterator[Int64s]:
+    """What is to be packed, in windows: int64[3, n], the document, number in it and length of every piece."""
+    document_count = 0
+    for entries in windows(tokens):
         sizes = np.diff(entries)
         if not plan.split_across_pack:
             if plan.too_long == "error" and (wrong := np.flatnonzero(sizes > plan.length)).size:
-                raise ValueError(_too_long(tokens.store.url, first + int(wrong[0]), int(sizes[wrong[0]]), plan.length))
+                raise ValueError(_too_long(tokens.store.url, document_count + int(wrong[0]), int(sizes[wrong[0]]), plan.length))
             sizes = np.minimum(sizes, plan.length)
         counts = -(-sizes // plan.length)
-        document, piece = np.repeat(np.arange(len(sizes)), counts), _ranges(np.zeros(len(counts), np.int64), counts)
-        documents.append(document + first)
-        pieces.append(piece)
-        lengths.append(np.minimum(sizes[document] - piece * plan.length, plan.length).astype(np.int32))
-        first += len(sizes)
-    none = [np.empty(0, np.int64)]
-    return np.concatenate(documents or none), np.concatenate(pieces or none), np.concatenate(lengths or [np.empty(0, np.int32)])
+        documents, numbers = np.repeat(np.arange(len(sizes)), counts), _ranges(np.zeros(len(sizes), np.int64), counts)
+        lengths = np.minimum(sizes[documents] - numbers * plan.length, plan.length)
+        yield np.stack([documents + document_count, numbers, lengths])
+        document_count += len(sizes)
 
 
-def _cut(windows: Iterable[Int64s], length: int) -> Iterator[Int64s]:
-    """Where documents start if each has up to *length* tokens."""
+def _end_to_end(lengths: Iterable[Int64s]) -> Iterator[Int64s]:
+    """Windows of lengths -> windows of where those start that have them, each with the next one's first entry last."""
     base = 0
-    for entries in windows:
-        positions = _sums(np.minimum(np.diff(entries), length)) + base
+    for window in lengths:
+        positions = _sums(window) + base
         yield positions
         base = int(positions[-1])
 
@@ -596,7 +622,7 @@ def _identity(tokens: FlatTokens) -> str:
     if listed := sorted([item["key"], item["sha256"]] for item in objects if item["key"].startswith(prefix)):
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     sha256 = hashlib.sha256()
-    for entries in _windows(tokens):
+    for entries in windows(tokens):
         sha256.update(entries.astype("<i8", copy=False).data)
     return sha256.hexdigest()
 
@@ -621,7 +647,7 @@ def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[
     return (made, False) if arrays is None else (kind(tokens, plan, *arrays), True)
 
 
-class PackedDocumentsView(_View):
+class PackedDocumentsView(SplitView):
     """Documents packed into rows of *length* tokens: one read of ``seq_starts`` entries a row, and one of its tokens.
 
     ``fit="greedy"`` takes documents in order and gives torchtune's packs. Without *split_across_pack* a pack ends before
@@ -630,8 +656,8 @@ class PackedDocumentsView(_View):
 
     ``fit="best"`` opens a pack with the longest document that is left and fills it with the longest that fit: less
     padding, and never more packs than documents in order take. Longer documents than a pack are cut into full packs and a
-    rest where *split_across_pack* is set; all others stay whole. Packs are in the order of their first documents, and so
-    are the documents of a pack. Empty documents are in none.
+    rest where *split_across_pack* is set; all others stay whole. Documents of a pack are in their order, and packs are
+    near it. Empty documents are in none.
 
     A document longer than *length* that may not be split is a ValueError when the view is made; with ``too_long="cut"``
     its first *length* tokens are taken.
@@ -642,7 +668,7 @@ class PackedDocumentsView(_View):
     of ``seq_starts``, not by the dataset's path. Where it can't be written, and without *cache*, it is in memory.
     """
 
-    row_type = PackedDocuments  # type: ignore[assignment]
+    row_type = PackedDocuments
 
     def __init__(
         self,
@@ -658,7 +684,7 @@ class PackedDocumentsView(_View):
         fields: Sequence[str] | None = None,
         framework: Framework = "numpy",
     ) -> None:
-        self.length, self.padding_idx = _checked_length("length", length), index(padding_idx)
+        self.length, self.padding_idx = checked_length("length", length), index(padding_idx)
         max_packs = None if max_packs is None else index(max_packs)
         if self.length > MAX_LENGTH:
             raise ValueError(f"length is {length}, but packs have up to {MAX_LENGTH} tokens")
@@ -683,8 +709,8 @@ class PackedDocumentsView(_View):
         if self._is_mapped:
             self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
 
-    def _read(self, i: int) -> PackedDocuments:  # type: ignore[override]
+    def _read(self, i: int) -> PackedDocuments:
         return PackedDocuments(*(field[0] for field in self._read_many(np.array([i]))))
 
-    def _read_many(self, indices: Int64s) -> PackedDocuments:  # type: ignore[override]
+    def _read_many(self, indices: Int64s) -> PackedDocuments:
         return _filled_rows(self.tokens, self._index.parts(indices), self.length, self.padding_idx)
