@@ -299,11 +299,16 @@ def read_metadata(store: Store, node: Literal["array", "group"]) -> dict[str, An
 
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A small JSON object. ValueError, naming it, where it is none or is not small."""
-    if store.size(key) > MAX_METADATA_BYTES:
+    """A small JSON object, in one request. FileNotFoundError where there is none; ValueError, naming it, where it is not
+    JSON or not small.
+    """
+    (data,) = store.read_ranges([key], [0], [MAX_METADATA_BYTES + 1])
+    if isinstance(data, FileNotFoundError):
+        raise data
+    if len(data) > MAX_METADATA_BYTES:
         raise ValueError(f"{store.path(key)}: is larger than metadata may be ({MAX_METADATA_BYTES} bytes)")
     try:
-        value = json.loads(store.read(key))
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{store.path(key)}: is not JSON ({error})") from error
     if not isinstance(value, dict):

@@ -11,10 +11,15 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from flat_tokens import inspection, statistics
+from flat_tokens import audit, inspection, statistics, trace
 from flat_tokens.arguments import TROUBLE
 
-COMMANDS: dict[str, ModuleType] = {"inspect": inspection, "stats": statistics}
+COMMANDS: dict[str, ModuleType] = {
+    "inspect": inspection,
+    "stats": statistics,
+    "verify": audit,
+    "trace": trace,
+}
 
 STATUS = """\
 exit status:

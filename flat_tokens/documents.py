@@ -332,3 +332,9 @@ READERS: dict[str, Callable[[IO[bytes], SourceFile, Mapping[str, Any], Sequence[
     "text": _text,
     "csv": _csv,
 }
+
+
+def digest_is(place: str, sha256: str) -> bool:
+    """Whether a file has the content with this digest; a build's own copies are named after it."""
+    name = posixpath.basename(place)
+    return name.partition(".")[0] == sha256 or Store.at(posixpath.dirname(place) or ".").digest(name).sha256 == sha256

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import math
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from operator import index
-from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex
+from queue import SimpleQueue
+from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.shuffle import KeyedPermutation, derive_keys, reference_permutation
 
-Indices = npt.NDArray[np.int64]
+Indices: TypeAlias = npt.NDArray[np.int64]
+_Loaded: TypeAlias = tuple[Any, BaseException | None]
 
 MIXTURE_BLOCK = 1 << 14
 MIXTURE_CYCLE = 64
@@ -43,10 +47,10 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class ReferenceOrder:
-    """The order of the reference loader, seqax's: shuffled within buffers, read in blocks of consecutive rows.
+    """The order of the reference loader, seqax's: read in blocks of consecutive rows, shuffled within buffers.
 
-    Batches are split evenly among *streams*. Each stream reads the row blocks of *sequences_per_read_block* rows that a
-    permutation of all blocks deals it, *read_blocks_per_shuffle_buffer* at a time, and permutes their rows.
+    Each of *streams* gives an equal part of every batch. It reads the blocks of *sequences_per_read_block* rows that a
+    permutation of all blocks deals it, *read_blocks_per_shuffle_buffer* at a time, and permutes the rows of those.
     """
 
     streams: int
@@ -99,7 +103,7 @@ class _ShuffledStream:
 
 
 class _ReferenceStream:
-    """Further epochs are the reference's for seeds that no earlier permutation has used."""
+    """The reference order. Epoch after epoch is what the reference gives for a seed that no permutation before has used."""
 
     def __init__(self, order: ReferenceOrder, length: int, seed: int) -> None:
         self._order, self._length, self._seed = order, length, seed
@@ -125,8 +129,8 @@ class _ReferenceStream:
         buffer_blocks = self._order.read_blocks_per_shuffle_buffer
         share = (stop - start) // streams
         # row of the batch -> (stream, position in the stream), for the streams that have a part in the rows
-        these = np.arange(first // share, -(-last // share))
-        found = np.empty((len(these), share), np.int64)
+        begin, end = first // share, -(-last // share)
+        found = np.empty((end - begin, share), np.int64)
         at = 0
         while at < share:
             # position in the stream -> (epoch, minipoch, row of the buffer)
@@ -137,14 +141,14 @@ class _ReferenceStream:
             count = min(buffer_rows - row, share - at)
             seed = self._seed + epoch * (1 + streams * self._minipochs)
             part = found[:, at : at + count]
-            for k, stream in enumerate(these.tolist()):
-                part[k] = self._permutation(seed + 1 + minipoch * streams + stream, buffer_rows)[row : row + count]
+            for stream in range(begin, end):
+                part[stream - begin] = self._permutation(seed + 1 + minipoch * streams + stream, buffer_rows)[row : row + count]
             # row of the buffer -> (read block of the buffer, row of the block) -> row of the view
             block, within = np.divmod(part, block_rows)
             blocks = self._permutation(seed, self._stream_blocks * streams)
-            part[:] = blocks[(first_block + block) * streams + these[:, np.newaxis]] * block_rows + within
+            part[:] = blocks[(first_block + block) * streams + np.arange(begin, end)[:, np.newaxis]] * block_rows + within
             at += count
-        return found.reshape(-1)[first - these[0] * share : last - these[0] * share]
+        return found.reshape(-1)[first - begin * share : last - begin * share]
 
 
 class _ByStep:
@@ -220,7 +224,8 @@ class _ByStep:
         """A step's batch, positions ``start:stop`` of the stream, and this host's rows ``first:last`` of it."""
         step = index(step)
         if step < 0 or (self._step_count is not None and step >= self._step_count):
-            raise IndexError(f"there is no step {step}; there are {'endless' if self._step_count is None else self._step_count}")
+            there_are = "they count from 0" if self._step_count is None else f"there are {self._step_count}"
+            raise IndexError(f"there is no step {step}; {there_are}")
         start = self.start + step * self.batch_size
         stop = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)
         rows = stop - start
@@ -503,6 +508,8 @@ class Steps:
         if there_are is not None and self._stop is not None and self._stop > there_are:
             raise IndexError(f"there are no steps up to {stop}; there are {there_are}")
         self._ahead: _Ahead | None = None
+        self._closed = False
+        self._changing = threading.Lock()  # one thread may close what another iterates over
         self._go_to(start)
 
     def _go_to(self, step: int) -> None:
@@ -511,25 +518,31 @@ class Steps:
         self.close()
         self.step, self._closed = _at_least(0, "start", step), False
         if self._prefetch:
-            self._start_ahead()
+            self._running()
 
-    def _start_ahead(self) -> _Ahead:
-        self._ahead = _Ahead(self._loader.__getitem__, self.step, self._stop, self._prefetch, self._threads)
-        # The threads know the buffer, not this iterator: they do not keep it alive.
-        self._stop_ahead = weakref.finalize(self, self._ahead.stop)
-        return self._ahead
+    def _running(self) -> _Ahead:
+        """The threads' buffer, begun anew where there is none."""
+        with self._changing:
+            if self._closed:
+                raise StopIteration
+            if self._ahead is None:
+                self._ahead = _Ahead(self._loader.__getitem__, self.step, self._stop, self._prefetch, self._threads)
+                # The threads know the buffer, not this iterator: they do not keep it alive.
+                self._stop_ahead = weakref.finalize(self, self._ahead.stop)
+            return self._ahead
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         if self._closed or self.step == self._stop:
+            self.close()
             raise StopIteration
         if not self._prefetch:
             batch = self._loader[self.step]
         else:
             try:
-                batch = (self._ahead or self._start_ahead()).take()
+                batch = self._running().take()
             except BaseException:
                 self._end_ahead()
                 raise
@@ -538,14 +551,15 @@ class Steps:
 
     def close(self) -> None:
         """End: no batch comes any more, and no thread is left."""
-        self._closed = True
-        self._end_ahead()
+        self._end_ahead(closed=True)
 
-    def _end_ahead(self) -> None:
-        if self._ahead is not None:
+    def _end_ahead(self, *, closed: bool = False) -> None:
+        with self._changing:
+            self._closed = self._closed or closed
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
             self._stop_ahead()
-            self._ahead.join()
-            self._ahead = None
+            ahead.join()
 
     def __enter__(self) -> Self:
         return self
@@ -569,72 +583,68 @@ class Steps:
 
 
 class _Ahead:
-    """Steps loaded by threads, in order, at most *depth* loading or waiting to be taken."""
+    """Steps loaded by threads, in order, at most *depth* loading or waiting to be taken.
+
+    Simple queues are all that threads share: they can be filled within a finalizer, whatever it interrupts.
+    """
 
     def __init__(self, load: Callable[[int], Any], start: int, stop: int | None, depth: int, threads: int) -> None:
-        self._load, self._depth, self._process = load, depth, os.getpid()
-        self._next_to_load = self._next_to_take = start
-        self._end = math.inf if stop is None else stop
-        self._changed = threading.Condition()
-        self._loaded: dict[int, tuple[Any, BaseException | None]] = {}
-        self._stopped = False
+        self._load, self._process, self._stopped = load, os.getpid(), False
+        self._steps = itertools.count(start) if stop is None else iter(range(start, stop))
+        self._orders: SimpleQueue[tuple[int, SimpleQueue[_Loaded | None]] | None] = SimpleQueue()
+        self._due: deque[SimpleQueue[_Loaded | None]] = deque()
         self._threads = [
             threading.Thread(target=self._work, name="flat-tokens-prefetch", daemon=True) for _ in range(min(threads, depth))
         ]
+        for _ in range(depth):
+            self._order_next()
         for thread in self._threads:
             thread.start()
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._may_go_on)
-                if self._stopped or self._next_to_load >= self._end:
-                    return
-                step = self._next_to_load
-                self._next_to_load += 1
-            loaded: tuple[Any, BaseException | None]
-            try:
-                loaded = self._load(step), None
-            except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
-                loaded = None, error
-            with self._changed:
-                if loaded[1] is not None:
-                    self._end = min(self._end, step + 1)
-                self._loaded[step] = loaded
-                self._changed.notify_all()
-            del loaded  # the next wait may be long, and the batch large
+    def _order_next(self) -> None:
+        if (step := next(self._steps, None)) is None:
+            self._send_home()
+        else:
+            self._due.append(SimpleQueue())
+            self._orders.put((step, self._due[-1]))
 
-    def _may_go_on(self) -> bool:
-        return self._stopped or self._next_to_load >= self._end or self._next_to_load < self._next_to_take + self._depth
+    def _send_home(self) -> None:
+        for _ in self._threads:
+            self._orders.put(None)
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None and not self._stopped:
+            step, due = order
+            try:
+                due.put((self._load(step), None))
+            except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
+                due.put((None, error))
+            del order, due  # the next order may be long in coming, and the batch is large
 
     def take(self) -> Any:
         if os.getpid() != self._process:
             raise RuntimeError("these batches are loaded by threads of the process that was forked: call steps() anew here")
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._next_to_take in self._loaded)
-            if self._stopped:
-                raise StopIteration
-            batch, error = self._loaded.pop(self._next_to_take)
-            self._next_to_take += 1
-            self._changed.notify_all()
+        if self._stopped or (loaded := self._due[0].get()) is None:
+            raise StopIteration
+        self._due.popleft()
+        self._order_next()
+        batch, error = loaded
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # or its traceback and this frame would keep each other alive
+                del error, loaded  # or its traceback and this frame would keep each other alive
         return batch
 
     def stop(self) -> None:
-        if os.getpid() == self._process:  # in a fork, a thread that is not there may hold the lock
-            with self._changed:
-                self._stopped = True
-                self._loaded.clear()
-                self._changed.notify_all()
+        self._stopped = True
+        self._send_home()
+        for due in list(self._due):
+            due.put(None)
 
     def join(self) -> None:
-        if os.getpid() == self._process:
-            for thread in self._threads:
-                thread.join()
+        for thread in self._threads:
+            thread.join()
 
 
 def _at_least(minimum: int, name: str, value: SupportsIndex) -> int:

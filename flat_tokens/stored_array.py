@@ -36,7 +36,9 @@ INDEXES = 1024
 RUN_BYTES = 16 << 20
 """Bytes asked for at a time where one read takes more."""
 MERGED_GAP = 1 << 16
-"""Ranges of one object that are closer than this are asked for together: a request costs more than these bytes."""
+"""Ranges of one object that are closer than this are asked for in one request, which costs more than these bytes."""
+MERGED_BYTES = 4 << 20
+"""No further than this, so that what is wanted of an object comes in several streams."""
 
 
 class Piece(NamedTuple):
@@ -406,8 +408,9 @@ class StoredArray:
         place: list[int] = [0] * len(spans)
         for k in order:
             i, (offset, size) = spans[k]
-            if requests and requests[-1][0] == i and offset <= requests[-1][2] + MERGED_GAP:
-                requests[-1] = (i, requests[-1][1], max(requests[-1][2], offset + size))
+            here, begin, end = requests[-1] if requests else (-1, 0, 0)
+            if here == i and offset <= end + MERGED_GAP and (offset + size <= begin + MERGED_BYTES or offset + size <= end):
+                requests[-1] = (i, begin, max(end, offset + size))
             else:
                 requests.append((i, offset, offset + size))
             place[k] = len(requests) - 1

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 from flat_tokens.arrays import read_metadata
 from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
+from flat_tokens.formats.datatrove import DATATROVE
+from flat_tokens.formats.megatron import MEGATRON
 from flat_tokens.formats.modalities import MODALITIES
+from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, NANOGPT
 from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
 from flat_tokens.storage import Store
 
@@ -22,7 +25,7 @@ __all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Reada
 
 FLAT_TOKENS = "flat-tokens"
 
-_LISTED: tuple[Format[Any], ...] = (MODALITIES,)
+_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, DATATROVE)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.formats.contract import BATCH_TOKENS, Run, check_index, checked_entries, runs
+from flat_tokens.formats.contract import BATCH_TOKENS, Run, Splits, check_index, checked_entries, runs
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.storage import Store
 
@@ -96,6 +96,18 @@ class IndexedFile:
                 # An entry shifts by the tokens removed before it.
                 seq_starts -= np.searchsorted(removed, seq_starts.astype(np.int64)).astype(np.uint64)
             yield TokenBatch.from_flat(tokens, seq_starts)
+
+
+def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -> int:
+    """The size of a vocabulary that holds all ids, *size* if it is given. ValueError where that one does not."""
+    highest = max((split.max_token_id for split in splits.values() if split.token_count), default=0)
+    highest = max(highest, end_of_text or 0)
+    if size is not None and highest >= size:
+        raise ValueError(
+            f"vocabulary_size is {size}, but max_token_id or end_of_text is {highest}. Set the size of the tokenizer's "
+            "vocabulary, special tokens included."
+        )
+    return highest + 1 if size is None else size
 
 
 @dataclass(frozen=True)

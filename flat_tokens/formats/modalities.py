@@ -39,7 +39,7 @@ from flat_tokens.formats.contract import (
     nothing_to_finish,
     plan_files,
 )
-from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems
+from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from flat_tokens.reader import SplitName
 from flat_tokens.storage import Store, StoredObject
@@ -83,14 +83,7 @@ class Modalities:
 
 def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
     """The type of the tokens in the file. ValueError where an id is not in the vocabulary."""
-    highest = max((split.max_token_id for split in splits.values() if split.token_count), default=0)
-    highest = max(highest, options.end_of_text or 0)
-    size = highest + 1 if options.vocabulary_size is None else options.vocabulary_size
-    if highest >= size:
-        raise ValueError(
-            f"vocabulary_size is {size}, but max_token_id or end_of_text is {highest}. Set the size of the tokenizer's "
-            "vocabulary, special tokens included."
-        )
+    size = vocabulary_size(splits, options.vocabulary_size, options.end_of_text)
     width = 4 if options.generation == 0 else 1 if size <= 1 << 8 else 2 if size <= 1 << 16 else 4
     return np.dtype(f"{'>' if options.generation < 2 else '<'}u{width}")
 

@@ -1,0 +1,161 @@
+"""Reading from object stores and web servers: few requests, all at once, in every process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.server
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from aiohttp import web
+
+import flat_tokens
+from flat_tokens import LayoutName, TokenBatch, write_dataset
+from tests.proxy import Proxy, proxy
+
+SEQUENCES = 3000
+LENGTH = 300
+
+
+def sequences() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 100_000, LENGTH, dtype=np.uint32) for _ in range(SEQUENCES)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in every layout, on a disk."""
+    root = tmp_path_factory.mktemp("datasets")
+    for layout in flat_tokens.LAYOUTS:
+        write_dataset(root / layout, [TokenBatch.from_sequences(sequences())], layout=layout)
+    return root
+
+
+@pytest.fixture(scope="module")
+def web_server(root: Path) -> Iterator[str]:
+    """A server of those files that answers questions for ranges, on loopback."""
+    loop, address, started = asyncio.new_event_loop(), [], threading.Event()
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_static("/", root)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address.append(runner.addresses[0][1])
+        return runner
+
+    def run() -> None:
+        runner = loop.run_until_complete(start())
+        started.set()
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(30)
+    yield f"http://127.0.0.1:{address[0]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
+@pytest.fixture
+def slow_web(web_server: str) -> Iterator[Proxy]:
+    with proxy(web_server, delay=0.05) as slow:
+        yield slow
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+def test_once_open_a_packed_row_is_one_request(slow_web: Proxy, layout: LayoutName) -> None:
+    packed = flat_tokens.open(f"{slow_web.url}/{layout}").train.packed(256)
+    expected = np.concatenate(sequences()).reshape(-1)
+    packed[0]  # compact: asks for the shard's index as well
+    slow_web.requests.clear()
+    assert packed[3000].targets.tolist() == expected[3000 * 256 : 3001 * 256].tolist()
+    assert len(slow_web.requests) == 1
+    if layout == "mmap":
+        # 3000 * 256 items and the checksums of 11 chunks of 65,536 stand before it
+        first = 4 * (3000 * 256 + 11)
+        assert slow_web.requests[0][1:] == ("/mmap/train/encoded_tokens/c/0", f"bytes={first}-{first + 1023}")
+
+
+@pytest.mark.parametrize("layout", ["mmap", "compact"])
+def test_64_rows_are_asked_for_together(slow_web: Proxy, layout: LayoutName) -> None:
+    """One round trip; two where the shard's index is not known yet."""
+    packed = flat_tokens.open(f"{slow_web.url}/{layout}").train.packed(256)
+    rows = np.random.default_rng(1).permutation(len(packed))[:64]
+    expected = np.concatenate(sequences())
+    slow_web.requests.clear()
+    slow_web.most_waiting = 0
+    batch = packed.batch(rows)
+    assert batch.targets.tolist() == [expected[row * 256 : (row + 1) * 256].tolist() for row in rows]
+    asked = [request for request in slow_web.requests if not request[2].startswith("bytes=-")]
+    assert len(slow_web.requests) - len(asked) == (1 if layout == "compact" else 0)
+    assert len(asked) <= 64  # rows that lie close together share one
+    assert slow_web.most_waiting > len(asked) // 2
+
+
+def test_opening_takes_few_requests(slow_web: Proxy) -> None:
+    """Two for the dataset, one to know that it was written here, six a split, of which both run at once."""
+    flat_tokens.open(f"{slow_web.url}/mmap")
+    assert len(slow_web.requests) <= 15
+
+
+def test_a_server_that_knows_no_ranges_is_read_as_well(root: Path) -> None:
+    """It answers with the whole file."""
+    handler = functools.partial(_Quiet, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for layout in flat_tokens.LAYOUTS:
+                train = flat_tokens.open(f"http://127.0.0.1:{server.server_port}/{layout}").train
+                assert train.sequence(17).tolist() == sequences()[17].tolist()
+                assert train.packed(100)[99].targets[:3].tolist() == sequences()[33][:3].tolist()
+        finally:
+            server.shutdown()
+            thread.join()
+            fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _read(split: flat_tokens.FlatTokens, i: int) -> list[int]:
+    return split.sequence(i).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_processes_read_what_their_parent_opened(root: Path, web_server: str, method: str) -> None:
+    """The parent has read, so there are mapped files, connections and an event loop that a child must not share."""
+    for path in (str(root / "mmap"), str(root / "compact"), f"{web_server}/mmap", f"{web_server}/compact"):
+        train = flat_tokens.open(path).train
+        expected = [_read(train, i) for i in range(0, SEQUENCES, 500)]
+        context = multiprocessing.get_context(method)
+        with context.Pool(2) as pool:
+            found = pool.starmap_async(_read, [(train, i) for i in range(0, SEQUENCES, 500)]).get(120)
+        assert found == expected
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_threads_read_at_once(root: Path, web_server: str) -> None:
+    want = [sequence.tolist() for sequence in sequences()]
+    for path in (*(str(root / layout) for layout in flat_tokens.LAYOUTS), f"{web_server}/compact"):
+        train = flat_tokens.open(path).train
+        order = np.random.default_rng(2).permutation(SEQUENCES)[:400].tolist()
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda i, train=train: _read(train, i), order)) == [want[i] for i in order]  # type: ignore[misc]
+    fsspec.get_filesystem_class("http").clear_instance_cache()
