@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import time
-
-import pyarrow as pa
+from collections.abc import Iterable
+from pathlib import Path
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
-from flows.order import check_apart, check_one_format, layout_of, scratch_of
+from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of
 from tasks.caching import CACHE, RECEIPT, Place, Recipe
 from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
 from tasks.finalize import build_id, is_published, provenance
-from tasks.models import BuildConfig, Model, Slice
+from tasks.models import BuildConfig, Model, Slice, SourceFile
+from tasks.shards import token_batches
 from tasks.slices import plan_slices
 from tasks.sources import FoundFile, resolve_source
-from tasks.tokenizers import Engine, Tokenizer, load_tokenizer, may_use_fast_engine
+from tasks.tokenizers import Tokenizer, engine_of, large_string_array, load_tokenizer
 
+READ_WHOLE_BYTES = 2 << 30
+"""Local sources up to this size are looked into file by file, so that what is found is exact."""
 SAMPLED_FILES = 2
 SAMPLED_SLICES = 4
-SAMPLED_BYTES = 8_000_000
+SAMPLED_BYTES = 32_000_000
+"""Text that is tokenized, of all sources together."""
 LAYOUT_BYTES = {"mmap": 4.0, "compact": 1.35, "zarr2": 1.35}
 """Bytes a token takes; see docs/benchmarks.md."""
 BESIDE_BYTES = 14
@@ -30,7 +34,9 @@ BESIDE_BYTES = 14
 
 
 class Plan(Model):
-    """What a build would do. All but the files' number and bytes are estimates, unless ``exact``."""
+    """What a build would do. ``exact``: every file was looked into, so that only documents, tokens, text and what follows from
+    them are estimates.
+    """
 
     version: str | None
     is_published: bool
@@ -58,112 +64,152 @@ def plan(config: BuildConfig) -> Plan:
     ValueError for all that a build would refuse before it starts, as far as the sampled files show it.
     """
     root, layout = Store.at(config.output), layout_of(config)
+    check_writable(root)
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
     check_apart(root, pinned)
-    found = [file for source in pinned for file in source.files]
     tokenizer = load_tokenizer(config.tokenizer)
-    sampled = [fetch_file(file, config.sources, scratch_of(config)) for file in to_sample(found)]
-    check_one_format(config, sampled)
-    slices = [part for file in sampled for part in plan_slices(file, config.sources[file.source], config.slice_bytes)]
-    recipe = Recipe(
-        place=Place(output=config.output, staging=""),
-        sources=config.sources,
-        tokenizer=config.tokenizer,
-        tokenizer_digest=tokenizer.digest,
-        fast=False,
-        documents=config.documents,
-    )
-    stored = sum(root.exists(f"{CACHE}/{recipe.key(part)}/{RECEIPT}") for part in slices)
-    sample = measure(config, tokenizer, slices)
+    found = [file for source in pinned for file in source.files]
+    chosen = [file for source in pinned for file in to_sample(source.files)]
+    files = [fetch_file(file, config.sources, scratch_of(config)) for file in chosen]
+    # Not every server tells a file's size before it sends it.
+    chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
+    check_one_format(config, files)
+    slices = [plan_slices(file, config.sources[file.source], config.slice_bytes) for file in files]
+    recipe = make_recipe(config, Place(output=config.output, staging=""), tokenizer, [part for parts in slices for part in parts])
 
-    complete = len(sampled) == len(found)
-    version = build_id(provenance(config, pinned, sampled, tokenizer), layout) if complete else None
-    file_bytes = sum(file.size or 0 for file in found)
-    # (sampled files) -> (all files): by their bytes as they are stored
-    scale = 1.0 if complete else file_bytes / max(sum(f.size or 0 for f in to_sample(found)), 1)
-    text_bytes = sum(part.text_bytes for part in slices) * scale
-    tokens, documents = text_bytes / sample.bytes_per_token, text_bytes / sample.bytes_per_document
-    dataset_bytes = tokens * LAYOUT_BYTES[layout] + documents * BESIDE_BYTES
+    whole, slice_count = Estimate(), sum(map(len, slices))
+    for index, source in enumerate(pinned):
+        mine = [i for i, file in enumerate(files) if file.source == index]
+        sample = measure(recipe, tokenizer, [part for i in mine for part in slices[i]], SAMPLED_BYTES // len(pinned))
+        # (sampled files) -> (all files of the source): by their bytes as they are stored
+        scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
+        for i in mine:
+            stored = sum(root.exists(f"{CACHE}/{recipe.key(part)}/{RECEIPT}") for part in slices[i])
+            whole = whole.plus(sample, slices[i], stored, copied_bytes(chosen[i], files[i]), scale)
+        content = sum(part.text_bytes for i in mine for part in slices[i]) / _size(chosen[i] for i in mine)
+        looked_into = {chosen[i].name for i in mine}
+        for file in source.files:
+            if file.name not in looked_into:
+                slice_count += max(1, round(content * (file.size or 0) / config.slice_bytes))
+
+    complete = len(files) == len(found)
+    version = build_id(provenance(config, pinned, files, tokenizer), layout) if complete else None
     workers = config.workers or os.cpu_count() or 1
+    dataset_bytes = whole.tokens * LAYOUT_BYTES[layout] + whole.documents * BESIDE_BYTES
     return Plan(
         version=version,
         is_published=version is not None and is_published(root, version, layout),
         exact=complete,
         files=len(found),
-        file_bytes=file_bytes,
-        documents=round(documents),
-        tokens=round(tokens),
-        bytes_per_token=round(sample.bytes_per_token, 3),
-        engine="the fast" if sample.fast else "the reference",
-        text_bytes=round(text_bytes),
-        slices=round(len(slices) * scale),
-        slices_stored=stored,
+        file_bytes=round(_size(chosen if complete else found)),
+        documents=round(whole.documents),
+        tokens=round(whole.tokens),
+        bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
+        engine="the fast" if recipe.fast else "the reference",
+        text_bytes=round(whole.text_bytes),
+        slices=slice_count,
+        slices_stored=whole.slices_stored,
         layout=layout,
         dataset_bytes=round(dataset_bytes),
-        disk_bytes=round(dataset_bytes + tokens * 4 + documents * BESIDE_BYTES),
+        disk_bytes=round(dataset_bytes + whole.tokens * 4 + whole.documents * BESIDE_BYTES + whole.copied_bytes),
         disk_free=free_space(root),
         workers=workers,
-        seconds=round(text_bytes * (1 - stored / max(len(slices), 1)) / sample.bytes_per_second / workers + tokens * 8 / 1e9, 1),
+        seconds=round(whole.seconds / workers + whole.tokens * 8 / 1e9, 1),
     )
 
 
-def to_sample(found: list[FoundFile]) -> list[FoundFile]:
-    """All local files, which cost no more than reading their heads; of others the first ones of each source."""
-    chosen: dict[int, list[FoundFile]] = {}
-    for file in found:
-        of_source = chosen.setdefault(file.source, [])
-        if "://" not in file.uri or len(of_source) < SAMPLED_FILES:
-            of_source.append(file)
-    return [file for files in chosen.values() for file in files]
+def to_sample(files: tuple[FoundFile, ...]) -> list[FoundFile]:
+    """The files of a source that are looked into: all of them where that is quick, else a few, spread over all."""
+    if all("://" not in file.uri for file in files) and _size(files) <= READ_WHOLE_BYTES:
+        return list(files)
+    return list(files[:: -(-len(files) // SAMPLED_FILES)])
+
+
+def _size(files: Iterable[FoundFile]) -> float:
+    """Bytes of files as they are stored; of one that nobody knows as much as of the others."""
+    sizes = [file.size for file in files]
+    known = [size for size in sizes if size is not None]
+    return sum(known) * len(sizes) / len(known) if known else float(len(sizes))
+
+
+def copied_bytes(found: FoundFile, file: SourceFile) -> int:
+    """Bytes that a build keeps of a file beside what it makes of it: fetched, unpacked."""
+    unpacked = 0 if file.location == found.uri else file.size
+    return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
 
 class Sample(Model):
-    """Ratios of a sample."""
+    """What was seen of some slices: bytes as ``Slice.text_bytes`` counts them, and what became of them."""
 
-    bytes_per_token: float
-    bytes_per_document: float
-    bytes_per_second: float
-    fast: bool
+    seen_bytes: int = 0
+    text_bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
-def measure(config: BuildConfig, tokenizer: Tokenizer, slices: list[Slice]) -> Sample:
-    """Read and tokenize the beginning of some slices, spread over all of them."""
-    step = max(1, len(slices) // SAMPLED_SLICES)
-    chosen = slices[::step][:SAMPLED_SLICES]
-    batches = [batch for part in chosen for batch in _beginning(config, part)]
-    first = [text.as_py() for batch in batches[:1] for text in batch.slice(0, 32)]
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, first)
-    engine = Engine(tokenizer, fast)
-    text = sum(batch.nbytes - 8 * (len(batch) + 1) for batch in batches)
-    for batch in batches[:1]:
-        engine(batch.slice(0, 1))  # loading is not tokenizing
+def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: int) -> Sample:
+    """Read and tokenize the beginnings of some slices of a source, spread over all of them: about *limit* bytes of text."""
+    chosen = slices[:: -(-len(slices) // SAMPLED_SLICES)] if slices else []
+    engine = engine_of(tokenizer, recipe.fast)
+    engine(large_string_array("a"))  # loading is not tokenizing
+    seen = text = documents = tokens = 0
     begun = time.monotonic()
-    tokens = sum(len(engine(batch).ids) for batch in batches)
-    seconds = time.monotonic() - begun
-    return Sample(
-        bytes_per_token=max(text, 1) / max(tokens, 1),
-        bytes_per_document=max(text, 1) / max(sum(len(batch) for batch in batches), 1),
-        bytes_per_second=max(text, 1) / max(seconds, 1e-6),
-        fast=fast,
-    )
+    for part in chosen:
+        tally = Tally()
+        read = read_documents(part, recipe.source(part), recipe.documents, tally)
+        for batch, _ in token_batches(read, engine, part, recipe, tally):
+            documents += batch.seq_count
+            tokens += batch.token_count
+            if tally.text_bytes >= limit // len(chosen):
+                break
+        seen += min(tally.seen, part.text_bytes)
+        text += tally.text_bytes
+    return Sample(seen_bytes=seen, text_bytes=text, documents=documents, tokens=tokens, seconds=time.monotonic() - begun)
 
 
-def _beginning(config: BuildConfig, part: Slice) -> list[pa.LargeStringArray]:
-    """About the first 8 MB of a slice's texts."""
-    batches, size = [], 0
-    for documents in read_documents(part, config.sources[part.file.source], config.documents, Tally()):
-        batches.append(documents.texts)
-        size += documents.texts.nbytes
-        if size >= SAMPLED_BYTES:
-            break
-    return batches
+class Estimate(Model):
+    """What all files come to."""
+
+    text_bytes: float = 0
+    documents: float = 0
+    tokens: float = 0
+    slices_stored: int = 0
+    copied_bytes: float = 0
+    seconds: float = 0
+
+    def plus(self, sample: Sample, slices: list[Slice], stored: int, copied: int, scale: float) -> Estimate:
+        """With a file's slices, of which *sample* tells what becomes of them, *scale* times."""
+        times = scale * sum(part.text_bytes for part in slices) / max(sample.seen_bytes, 1)
+        to_do = 1 - stored / max(len(slices), 1)
+        return Estimate(
+            text_bytes=self.text_bytes + sample.text_bytes * times,
+            documents=self.documents + sample.documents * times,
+            tokens=self.tokens + sample.tokens * times,
+            slices_stored=self.slices_stored + stored,
+            copied_bytes=self.copied_bytes + copied * scale,
+            seconds=self.seconds + sample.seconds * times * to_do,
+        )
+
+
+def check_writable(root: Store) -> None:
+    """ValueError where a build could not write to its output, as far as that can be told without writing."""
+    if not root.is_local:
+        return
+    path = _existing(root)
+    problem = "Not a directory" if not path.is_dir() else None if os.access(path, os.W_OK | os.X_OK) else "it may not be written"
+    if problem:
+        raise ValueError(f"cannot write to output {root.root}: {path}: {problem}. Choose another output.")
+
+
+def _existing(root: Store) -> Path:
+    """The output's directory, or the nearest above it that is there."""
+    path = Path(root.root)
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def free_space(root: Store) -> int | None:
     """Bytes free where the output goes, if it is a local disk."""
-    if not root.is_local:
-        return None
-    path = root.root
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return shutil.disk_usage(path).free
+    return shutil.disk_usage(_existing(root)).free if root.is_local else None

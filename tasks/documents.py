@@ -50,9 +50,10 @@ class Documents(NamedTuple):
 
 @dataclass
 class Tally:
-    """What became of a slice's rows."""
+    """What became of a slice's rows. ``seen``: of the slice's ``text_bytes``, about how many have been read."""
 
     rows: int = 0
+    seen: int = 0
     read: int = 0
     written: int = 0
     text_bytes: int = 0
@@ -227,6 +228,7 @@ def _parquet(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) 
             low, high = max(first - at, 0), min(last - at, len(batch))
             at += len(batch)
             if low < high:
+                tally.seen = part.text_bytes * (min(at, last) - first) // max(last - first, 1)
                 yield _from_batch(batch.slice(low, high - low), source, tally)
             if at >= last:
                 return
@@ -242,7 +244,9 @@ def _arrow(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) ->
         if i >= part.start:
             step = max(1, batch.num_rows * BATCH_BYTES // max(batch.column(source.text_column).nbytes, 1))
             for row in range(0, batch.num_rows, step):
-                yield _from_batch(batch.slice(row, step), source, tally)
+                piece = batch.slice(row, step)
+                tally.seen += batch.column(source.text_column).nbytes * piece.num_rows // batch.num_rows
+                yield _from_batch(piece, source, tally)
 
 
 def _csv(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:
@@ -265,6 +269,7 @@ def _csv(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> I
             rows.append(tally.rows)
             size += len(row[text_at])
         tally.rows += 1
+        tally.seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too
         if size >= BATCH_BYTES or len(rows) + len(faults) >= BATCH_ROWS:
             yield _from_lists(source, texts, ids, rows, faults)
             texts, ids, rows, faults, size = [], [], [], [], 0
@@ -351,6 +356,7 @@ def _pass_over(file: BinaryIO, left: int, separator: bytes, pending: bytearray) 
 def _text(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:
     separator = (source.document_separator or "").encode()
     for block, whole in _blocks(part, separator, policy.max_bytes):
+        tally.seen += len(block)
         if not whole:
             yield _passed_over(source, policy, tally)
             continue
@@ -373,6 +379,7 @@ def _passed_over(source: Source, policy: DocumentPolicy, tally: Tally) -> Raw:
 def _jsonl(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:
     id_type, limit = pa.string(), longest_line(policy)
     for block, whole in _blocks(part, b"\n", limit):
+        tally.seen += len(block)
         if not whole:
             yield _passed_over(source, policy, tally)
             continue

@@ -58,10 +58,17 @@ def provenance(
             "digest": tokenizer.digest,
             "highest_id": tokenizer.highest_id,
             "revision": tokenizer.revision,
+            # It changes nothing, unless documents that it does not take are left out: then it may decide which.
+            **({"engine": "reference"} if without_fast_engine(config, tokenizer) else {}),
         },
         documents=config.documents.model_dump(),
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
+
+
+def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:
+    """Whether the fast engine is forbidden where that may decide which documents are left out."""
+    return config.tokenizer.engine == "reference" and tokenizer.make_fast is not None and config.documents.on_bad != "error"
 
 
 def build_id(made_of: Provenance, layout: LayoutName) -> str:

@@ -54,6 +54,7 @@ def with_source(**changes: Any) -> Recipe:
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="replace")})),
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(empty="skip")})),
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(max_bytes=1000)})),
+        (PART, RECIPE.model_copy(update={"engine": "reference"})),
     ],
 )
 def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(part: Slice, recipe: Recipe) -> None:

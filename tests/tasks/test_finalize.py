@@ -440,10 +440,27 @@ def test_a_version_is_named_by_all_that_its_bytes_depend_on(tmp_path: Path) -> N
             {"documents": {"empty": "skip"}},
         )
     ]
+    skipping = {**base, "documents": {"on_bad": "skip"}}
+    versions += [
+        make(tmp_path / "out", **skipping, tokenizer={"name": TOKENIZER, "engine": engine}).version
+        for engine in ("auto", "reference")  # what one of them does not take, the other may
+    ]
     write_lines(tmp_path / "in" / "a.jsonl", "x", "z")
     versions.append(make(tmp_path / "out", **base).version)
     assert len(set(versions)) == len(versions)
     assert read_pointer(Store.at(tmp_path / "out")).sequence == len(versions)
+
+
+def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", "x", "y")
+    base: dict[str, Any] = {"source": {"path": str(tmp_path / "in")}}
+    for tokenizer, policy in ((TOKENIZER, "error"), ("bytes", "skip")):
+        first, second = (
+            make(tmp_path / "out", **base, documents={"on_bad": policy}, tokenizer={"name": tokenizer, "engine": engine})
+            for engine in ("auto", "reference")
+        )
+        assert second.was_published
+        assert first.version == second.version
 
 
 def test_the_manifest_and_the_card_name_no_time_path_or_machine(tmp_path: Path, reference_build: BuildResult) -> None:
