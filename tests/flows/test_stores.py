@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import requests
 
 import flat_tokens
 from flat_tokens.storage import Store
@@ -47,6 +48,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     fs = fsspec.filesystem("s3", skip_instance_cache=True)
     fs.mkdir("bucket")
     yield "s3://bucket"
+    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10)  # another server in this process would find the bucket
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     server.stop()
 
