@@ -73,7 +73,7 @@ class Pointer(NamedTuple):
 
     def _until_now(self) -> Former:
         assert self.version is not None
-        return Former(self.version, datetime.now(UTC).isoformat(timespec="seconds"))
+        return Former(self.version, datetime.now(UTC).isoformat())
 
 
 def _without(version: str | None, several: tuple[Former, ...]) -> tuple[Former, ...]:
