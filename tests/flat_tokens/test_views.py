@@ -378,6 +378,13 @@ def test_rows_of_a_list_are_parts_of_one_array(train: FlatTokens) -> None:
         assert first.encoded.base is second.encoded.base is not None
 
 
+def test_batches_start_where_jax_takes_them_over(train: FlatTokens) -> None:
+    """At multiples of 64 bytes, however many rows there are."""
+    for view in three_views(train):
+        batches = [view.batch([0] * n) for n in range(1, 20)]
+        assert [rows.encoded.ctypes.data % 64 for rows in batches] == [0] * len(batches)
+
+
 def test_views_can_be_pickled(train: FlatTokens) -> None:
     for view in three_views(train):
         for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
