@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from flat_tokens import audit, inspection, statistics, trace
+from flat_tokens import audit, diff, inspection, statistics, trace
 from flat_tokens.arguments import TROUBLE
 
 COMMANDS: dict[str, ModuleType] = {
@@ -19,6 +19,7 @@ COMMANDS: dict[str, ModuleType] = {
     "stats": statistics,
     "verify": audit,
     "trace": trace,
+    "diff": diff,
 }
 
 STATUS = """\

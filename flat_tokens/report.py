@@ -373,7 +373,8 @@ def _origin(dataset: Mapping[str, Any]) -> str:
         facts.append(("Tokenizer", f"{tokenizer['name']}{revision}, digest {tokenizer['digest'] or 'unknown'}"))
     for label, key in (("Documents", "documents"), ("Policy", "policy"), ("Split", "split_rule")):
         if dataset[key]:
-            facts.append((label, ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in dataset[key].items())))
+            plain = [(name, value) for name, value in dataset[key].items() if not isinstance(value, list)]
+            facts.append((label, ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in plain)))
     sources = "".join(_source(source) for source in dataset["sources"])
     return f'<section aria-labelledby="origin"><h2 id="origin">What it was made of</h2>{_facts(facts)}{sources}</section>'
 
