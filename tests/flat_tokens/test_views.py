@@ -668,6 +668,7 @@ def jax_rows(train: FlatTokens) -> None:
 
 
 @needs_jax
+@pytest.mark.slow
 def test_jax_arrays(ragged_split: FlatTokens) -> None:
     elsewhere(jax_rows, ragged_split)
 
