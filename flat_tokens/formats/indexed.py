@@ -156,7 +156,7 @@ class Documents:
                 closed = np.zeros(len(ends), np.bool_)
                 closed[run.ends > run.begins] = tokens[run.last] == self.end_of_text
                 ends = ends[~closed]
-            yield insert(tokens, ends, self.end_of_text, dtype)
+            yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
     @property
     def _must_look(self) -> bool:
@@ -174,10 +174,9 @@ class Documents:
 
 
 def insert(tokens: npt.NDArray[np.uint32], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """*tokens* with *token* inserted before the positions *at* (int64[n], increasing), in another type."""
-    out = np.empty(len(tokens) + len(at), dtype)
+    """*tokens* in another type, with *token* put in so that it stands at the positions *at* (int64[n]) of the result."""
+    out = np.full(len(tokens) + len(at), token, dtype)
     keep = np.ones(len(out), np.bool_)
-    keep[at + np.arange(len(at))] = False
+    keep[at] = False
     out[keep] = tokens
-    out[~keep] = token
     return out

@@ -1,0 +1,423 @@
+"""The nanoGPT family: tokens alone, one document behind the other, an end-of-text token between them.
+
+=============  ======================================  =========  ====================  =====================
+format         files                                   token      header                end-of-text stands
+=============  ======================================  =========  ====================  =====================
+nanogpt        ``train.bin``, ``val.bin``              uint16     none                  after each document
+build-nanogpt  ``edufineweb_{val,train}_000000.npy``   uint16     numpy's               before each document
+jaxformer      ``{test,train}_0000.npy``               uint32     numpy's               before each document
+llm.c          ``{name}_{val,train}_000000.bin``       uint16     256 int32             before each document
+=============  ======================================  =========  ====================  =====================
+
+Those in shards cut documents wherever a shard is full. build-nanogpt and llm.c number validation and train in one
+sequence, shard 0 being validation; Jaxformer begins with 0 in each.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.batch import TokenBatch
+from flat_tokens.formats.contract import (
+    BATCH_TOKENS,
+    Files,
+    Format,
+    Part,
+    Readable,
+    Splits,
+    check_id_fits,
+    check_index,
+    check_positive,
+    check_token_id,
+    checked_entries,
+    members,
+    nothing_to_finish,
+    require_sequences,
+    split_of,
+)
+from flat_tokens.formats.indexed import StoredItems, insert
+from flat_tokens.reader import FlatTokens, SplitName
+from flat_tokens.storage import Store, StoredObject
+
+Place = Literal["before", "after"]
+
+LLMC_INTEGERS = 256
+LLMC_MAGIC, LLMC_VERSION = 20240520, 1
+NPY_MAGIC = b"\x93NUMPY"
+NPY_HEADER_BYTES = 4096
+MARKS_AT_A_TIME = 1 << 16
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How the family's files are written and read.
+
+    ``end_of_text``: stands before or after every document, as the format has it. On the way in it is removed, and the
+    documents are rebuilt from it; None makes one sequence of the whole split. On the way out None is for splits of one
+    sequence. ``inner_end_of_text``: what is done with a sequence that holds that token itself, and so would come back as
+    several: ``refuse`` it, when it is met, or ``keep`` it as it is.
+    """
+
+    end_of_text: int | None = None
+    inner_end_of_text: Literal["refuse", "keep"] = "refuse"
+
+    def __post_init__(self) -> None:
+        check_token_id("end_of_text", self.end_of_text)
+        if self.inner_end_of_text not in ("refuse", "keep"):
+            raise ValueError(f"inner_end_of_text is {self.inner_end_of_text!r}, but it is refuse or keep")
+
+
+@dataclass(frozen=True)
+class Shards(Stream):
+    """``tokens_per_shard``: in every shard of a split but the last one."""
+
+    tokens_per_shard: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("tokens_per_shard", self.tokens_per_shard)
+        if self.tokens_per_shard > 2**31 - 1:
+            raise ValueError(f"tokens_per_shard is {self.tokens_per_shard}, but headers count tokens up to 2**31 - 1")
+
+
+@dataclass(frozen=True)
+class NamedShards(Shards):
+    """``name``: what the files' names begin with."""
+
+    name: str = "edufineweb"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name or "/" in self.name or self.name.startswith(".") or split_of(self.name) != "train":
+            raise ValueError(f"name is {self.name!r}, but it begins a file's name, and does not itself name a split")
+
+
+class Kind(NamedTuple):
+    """What sets one of the family apart from the others."""
+
+    name: str
+    dtype: np.dtype[Any]
+    place: Place
+    header: Callable[[int, np.dtype[Any]], bytes]
+    """Of a file of so many tokens."""
+    parse: Callable[[Store, str], StoredItems]
+    """The tokens of a file. ValueError, naming it, where it is not of the kind."""
+    ending: str
+
+
+def npy_header(count: int, dtype: np.dtype[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
+    return buffer.getvalue()
+
+
+def llmc_header(count: int, dtype: np.dtype[Any]) -> bytes:
+    header = np.zeros(LLMC_INTEGERS, "<i4")
+    header[:3] = LLMC_MAGIC, LLMC_VERSION, count
+    return header.tobytes()
+
+
+def no_header(count: int, dtype: np.dtype[Any]) -> bytes:
+    return b""
+
+
+def npy_tokens(store: Store, key: str) -> StoredItems:
+    """The items of a one-dimensional ``.npy`` file. ValueError, naming it, where it is none or not whole."""
+    path, file = store.path(key), io.BytesIO(store.read_range(key, 0, NPY_HEADER_BYTES))
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f"version {version}")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except ValueError as error:
+        raise ValueError(f"{path}: is not a .npy file of tokens ({error})") from error
+    if len(shape) != 1 or dtype.kind != "u":
+        raise ValueError(f"{path}: has shape {shape} of {dtype}, but tokens are in one dimension of uint16 or uint32")
+    return _whole(StoredItems(store, key, dtype, file.tell(), shape[0]))
+
+
+def llmc_tokens(store: Store, key: str) -> StoredItems:
+    """The tokens of an llm.c ``.bin`` file. ValueError, naming it, where it is none or not whole."""
+    header = np.frombuffer(store.read_range(key, 0, 4 * LLMC_INTEGERS).ljust(12, b"\0")[:12], "<i4")
+    if header[0] != LLMC_MAGIC or header[1] != LLMC_VERSION or header[2] < 0:
+        raise ValueError(
+            f"{store.path(key)}: begins with {header[0]}, {header[1]}, {header[2]}, but a .bin file of llm.c with "
+            f"{LLMC_MAGIC}, {LLMC_VERSION} and the number of tokens"
+        )
+    return _whole(StoredItems(store, key, np.dtype("<u2"), 4 * LLMC_INTEGERS, int(header[2])))
+
+
+def plain_tokens(store: Store, key: str) -> StoredItems:
+    """The tokens of a file that is nothing else. ValueError, naming it, where they do not fill it."""
+    size = store.size(key)
+    if size % 2:
+        raise ValueError(f"{store.path(key)}: has {size} bytes, but tokens of two bytes each. It is truncated or no such file.")
+    return StoredItems(store, key, np.dtype("<u2"), 0, size // 2)
+
+
+def _whole(tokens: StoredItems) -> StoredItems:
+    size, expected = tokens.store.size(tokens.key), tokens.offset + tokens.length * tokens.dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{tokens.path}: has {size} bytes, but its header says {expected}. Fetch or write it again.")
+    return tokens
+
+
+NANOGPT_KIND = Kind("nanogpt", np.dtype("<u2"), "after", no_header, plain_tokens, ".bin")
+BUILD_KIND = Kind("build-nanogpt", np.dtype("<u2"), "before", npy_header, npy_tokens, ".npy")
+JAXFORMER_KIND = Kind("jaxformer", np.dtype("<u4"), "before", npy_header, npy_tokens, ".npy")
+LLMC_KIND = Kind("llm.c", np.dtype("<u2"), "before", llmc_header, llmc_tokens, ".bin")
+
+
+# A split as the files hold it is one stream of tokens, in which every sequence takes one place more than it has tokens.
+
+
+def stream_length(split: FlatTokens, options: Stream) -> int:
+    return split.token_count + (split.seq_count if options.end_of_text is not None else 0)
+
+
+def check(splits: Splits, kind: Kind, options: Stream) -> None:
+    """ValueError where splits cannot be written so."""
+    require_sequences(splits)
+    largest = min(int(np.iinfo(kind.dtype).max), 2**31 - 1)
+    check_id_fits(splits, largest, f"{kind.name}'s {kind.dtype.name}")
+    check_token_id("end_of_text", options.end_of_text, largest)
+    for split in splits.values():
+        if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
+            raise ValueError(
+                f"{split.store.url}: has {split.seq_count} sequences, and {kind.name} keeps no bounds between them. "
+                "Set end_of_text to the tokenizer's end-of-text token (50256 for gpt2)."
+            )
+
+
+def plan_nanogpt(splits: Splits, options: Stream) -> list[Part]:
+    check(splits, NANOGPT_KIND, options)
+    names: dict[SplitName, str] = {"train": "train.bin", "validation": "val.bin"}
+    return [Part(names[name], name, 0, stream_length(split, options)) for name, split in splits.items() if split.seq_count]
+
+
+def plan_build_nanogpt(splits: Splits, options: NamedShards) -> list[Part]:
+    check(splits, BUILD_KIND, options)
+    return _shards_of_both(splits, options, ".npy")
+
+
+def plan_llmc(splits: Splits, options: NamedShards) -> list[Part]:
+    check(splits, LLMC_KIND, options)
+    return _shards_of_both(splits, options, ".bin")
+
+
+def plan_jaxformer(splits: Splits, options: Shards) -> list[Part]:
+    check(splits, JAXFORMER_KIND, options)
+    test, train = _runs(splits, "validation", options), _runs(splits, "train", options)
+    return [
+        *(Part(f"test_{i:04d}.npy", "validation", *run) for i, run in enumerate(test)),
+        *(Part(f"train_{i:04d}.npy", "train", *run) for i, run in enumerate(train)),
+    ]
+
+
+def _shards_of_both(splits: Splits, options: NamedShards, ending: str) -> list[Part]:
+    """Validation from 0 on, train behind it; from 1 on where there is no validation, for 0 is validation's."""
+    validation, train = _runs(splits, "validation", options), _runs(splits, "train", options)
+    first = max(len(validation), 1)
+    return [
+        *(Part(f"{options.name}_val_{i:06d}{ending}", "validation", *run) for i, run in enumerate(validation)),
+        *(Part(f"{options.name}_train_{i:06d}{ending}", "train", *run) for i, run in enumerate(train, first)),
+    ]
+
+
+def _runs(splits: Splits, name: SplitName, options: Shards) -> list[tuple[int, int]]:
+    """What of a split's stream is in each of its shards."""
+    length = stream_length(splits[name], options) if name in splits else 0
+    return [(start, min(start + options.tokens_per_shard, length)) for start in range(0, length, options.tokens_per_shard)]
+
+
+def write_stream(splits: Splits, part: Part, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
+    check(splits, kind, options)
+    with store.create(part.key) as writer:
+        writer.write(kind.header(part.stop - part.start, kind.dtype))
+        for tokens in stream(splits[part.split], part.start, part.stop, options, kind):
+            writer.write(tokens)
+    return [writer.stored]
+
+
+def stream(split: FlatTokens, start: int, stop: int, options: Stream, kind: Kind) -> Iterator[npt.NDArray[Any]]:
+    """Tokens ``start:stop`` of the stream, in arrays of some megabytes."""
+    marks = _Marks(split, kind.place, start, options.end_of_text is not None)
+    for at in range(start, stop, BATCH_TOKENS):
+        end = min(at + BATCH_TOKENS, stop)
+        before, here = marks.passed, marks.until(end)
+        # stream -> array: a token comes after as many end-of-text tokens as there are before it
+        first, last = at - before, end - before - len(here)
+        tokens = split.slice(first, last) >> np.uint32(1)
+        if options.end_of_text is None:
+            yield tokens.astype(kind.dtype)
+            continue
+        if options.inner_end_of_text == "refuse" and options.end_of_text <= split.max_token_id:
+            _refuse_inner(split, first, tokens, options.end_of_text)
+        yield insert(tokens, here - at, options.end_of_text, kind.dtype)
+
+
+def _refuse_inner(split: FlatTokens, first: int, tokens: npt.NDArray[np.uint32], end_of_text: int) -> None:
+    if (found := np.flatnonzero(tokens == end_of_text)).size:
+        raise ValueError(
+            f"{split.store.url}: token {first + found[0]} is end_of_text ({end_of_text}) inside a sequence, which would come "
+            "back as two. Set inner_end_of_text='keep' to write it all the same."
+        )
+
+
+class _Marks:
+    """Positions of a split's end-of-text tokens in its stream, from one position on."""
+
+    def __init__(self, split: FlatTokens, place: Place, start: int, exist: bool) -> None:
+        self._split, self._shift = split, int(place == "after")
+        self._count = split.seq_count if exist else 0
+        self.passed = bisect.bisect_left(range(self._count), start, key=lambda i: int(self._positions(i, i + 1)[0]))
+        self._ahead, self._read = np.empty(0, np.int64), self.passed
+
+    def until(self, stop: int) -> npt.NDArray[np.int64]:
+        """The next ones that stand before *stop*: int64[n]."""
+        while self._read < self._count and (not len(self._ahead) or self._ahead[-1] < stop):
+            last = min(self._read + MARKS_AT_A_TIME, self._count)
+            self._ahead = np.concatenate([self._ahead, self._positions(self._read, last)])
+            self._read = last
+        k = int(np.searchsorted(self._ahead, stop))
+        here, self._ahead = self._ahead[:k], self._ahead[k:]
+        self.passed += k
+        return here
+
+    def _positions(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Of the tokens of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
+        entries = checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
+        return entries.astype(np.int64) + np.arange(first, last)
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """The files of a split, one stream of tokens, as a `Readable`.
+
+    Where documents begin is found in a pass over the files, when it is first asked for; ``batches`` of all of them need none.
+    """
+
+    files: tuple[StoredItems, ...]
+    end_of_text: int | None
+    place: Place
+
+    @property
+    def stored_count(self) -> int:
+        return sum(file.length for file in self.files)
+
+    @property
+    def token_count(self) -> int:
+        return self.stored_count if self.end_of_text is None else self.stored_count - len(self._marks)
+
+    @property
+    def seq_count(self) -> int:
+        return len(self._bounds) - 1
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        check_index(i, self.seq_count, self.files[0].path)
+        start, stop = (int(bound) for bound in self._bounds[i % self.seq_count : i % self.seq_count + 2])
+        tokens = np.concatenate([np.empty(0, np.uint32), *self._tokens(start, stop, BATCH_TOKENS)])
+        return tokens[tokens != self.end_of_text] if self.end_of_text is not None else tokens
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
+        if start == 0 and stop is None:
+            yield from self._decode(self._tokens(0, self.stored_count, max_tokens))
+            return
+        stop = self.seq_count if stop is None else stop
+        if not 0 <= start <= stop <= self.seq_count:
+            raise IndexError(f"{self.files[0].path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
+        yield from self._decode(self._tokens(int(self._bounds[start]), int(self._bounds[stop]), max_tokens))
+
+    def _decode(self, blocks: Iterator[npt.NDArray[np.uint32]]) -> Iterator[TokenBatch]:
+        """Remove the end-of-text tokens of a stream that begins with a sequence, and begin sequences by them."""
+        begun = False  # a sequence that goes on with the next block
+        for tokens in blocks:
+            marks = np.flatnonzero(tokens == self.end_of_text) if self.end_of_text is not None else np.empty(0, np.int64)
+            kept = np.delete(tokens, marks)
+            starts = marks - np.arange(len(marks))  # of the sequences behind the marks, among what is kept
+            if not begun and not (self.place == "before" and len(marks) and marks[0] == 0):
+                starts = np.append(0, starts)
+            begun = not (self.place == "after" and len(marks) and marks[-1] == len(tokens) - 1)
+            if not begun:
+                starts = starts[:-1]  # there may be nothing behind the last one
+            yield TokenBatch.from_flat(kept, np.append(starts, len(kept)).astype(np.uint64))
+
+    def _tokens(self, start: int, stop: int, max_tokens: int) -> Iterator[npt.NDArray[np.uint32]]:
+        """Tokens ``start:stop`` of the stream, none of the arrays empty."""
+        first = 0
+        for file in self.files:
+            low, high = max(start - first, 0), min(stop - first, file.length)
+            for at in range(low, high, max_tokens):
+                yield file.tokens(at, min(at + max_tokens, high))
+            first += file.length
+
+    @cached_property
+    def _marks(self) -> npt.NDArray[np.int64]:
+        """Where in the stream the end-of-text tokens stand."""
+        found, at = [np.empty(0, np.int64)], 0
+        for tokens in self._tokens(0, self.stored_count, BATCH_TOKENS):
+            found.append(np.flatnonzero(tokens == self.end_of_text) + at)
+            at += len(tokens)
+        return np.concatenate(found)
+
+    @cached_property
+    def _bounds(self) -> npt.NDArray[np.int64]:
+        """Where in the stream each sequence begins, with its end-of-text token, and where the last one ends."""
+        count = self.stored_count
+        if self.end_of_text is None:
+            return np.array([0, count] if count else [0])
+        inner = self._marks if self.place == "before" else self._marks + 1
+        # Tokens before the first mark, or behind the last one, are a sequence that has none.
+        ends = np.concatenate([[0], inner, [count]]) if count else np.zeros(1, np.int64)
+        return np.unique(ends)
+
+
+def open_streams(files: Files, options: Stream, kind: Kind) -> Mapping[SplitName, Readable]:
+    keys: dict[SplitName, list[StoredItems]] = {}
+    for key in members(files, kind.ending, lambda store, key: has_kind(store, key, kind)):
+        tokens = kind.parse(files.store, key)
+        if tokens.dtype.itemsize != kind.dtype.itemsize:
+            raise ValueError(f"{tokens.path}: has tokens of {tokens.dtype.name}, but {kind.name} has {kind.dtype.name}")
+        keys.setdefault(split_of(key), []).append(tokens)
+    return {split: StreamReader(tuple(found), options.end_of_text, kind.place) for split, found in keys.items()}
+
+
+def has_kind(store: Store, key: str, kind: Kind) -> bool:
+    """Whether a file begins like one of the kind, and is whole."""
+    try:
+        return kind.parse(store, key).dtype.itemsize == kind.dtype.itemsize
+    except ValueError:
+        return False
+
+
+def _format(
+    kind: Kind, options: type[Stream], plan: Callable[[Splits, Any], list[Part]], summary: str, recognised: bool = True
+) -> Format[Any]:
+    return Format(
+        name=kind.name,
+        summary=summary,
+        keeps=f"sequences, empty ones too, by the end-of-text token; ids up to {min(np.iinfo(kind.dtype).max, 2**31 - 1)}",
+        loses="the bounds of sequences where the end-of-text token is not named on the way in, or is inside sequences",
+        options=options,
+        recognise=lambda files: recognised and any(has_kind(files.store, key, kind) for key in files.keys),
+        open=lambda files, chosen: open_streams(files, chosen, kind),
+        plan=plan,
+        write=lambda splits, part, store, chosen: write_stream(splits, part, store, chosen, kind),
+        finish=nothing_to_finish,
+    )
+
+
+NANOGPT = _format(
+    NANOGPT_KIND, Stream, plan_nanogpt, "nanoGPT's train.bin and val.bin, which have to be named: they have no header", False
+)
+BUILD_NANOGPT = _format(BUILD_KIND, NamedShards, plan_build_nanogpt, "build-nanogpt's .npy shards of uint16")
+JAXFORMER = _format(JAXFORMER_KIND, Shards, plan_jaxformer, "Jaxformer's .npy shards of uint32")
+LLMC = _format(LLMC_KIND, NamedShards, plan_llmc, "llm.c's .bin shards of uint16")

@@ -1,0 +1,56 @@
+"""What the tests of every format do: make splits, export them, read sequences back in all the ways there are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+import flat_tokens
+from flat_tokens import TokenBatch
+from flat_tokens.formats import FORMATS, Readable, Splits
+from flat_tokens.storage import Store, StoredObject
+from flat_tokens.writer import write_dataset
+
+Sequences = Sequence[Sequence[int]]
+_numbers = itertools.count()
+
+
+def splits_of(train: Sequences, validation: Sequences = (), where: str | os.PathLike[str] | None = None) -> Splits:
+    """A dataset's splits, in memory unless *where* is given."""
+    path = where or f"memory://splits-{next(_numbers)}"
+    write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    dataset = flat_tokens.open(path)
+    return {"train": dataset.train, "validation": dataset.validation}
+
+
+def export(name: str, splits: Splits, where: str | os.PathLike[str], options: object) -> list[StoredObject]:
+    """Write all of an export; every part twice, in any order, as a build that is resumed may do."""
+    chosen, store = FORMATS[name], Store.at(where)
+    parts = chosen.plan(splits, options)
+    for part in reversed(parts):
+        chosen.write(splits, part, store, options)
+    written = [stored for part in parts for stored in chosen.write(splits, part, store, options)]
+    return written + list(chosen.finish(splits, written, store, options))
+
+
+def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
+    """Its sequences by ``batches``, after ``sequence`` and the counts have been found to say the same."""
+    sequences: list[list[int]] = []
+    for batch in readable.batches(max_tokens=max_tokens):
+        assert batch.token_count <= max_tokens
+        starts = batch.seq_starts.astype(int).tolist()
+        tokens = (batch.encoded_tokens >> 1).tolist()
+        assert np.array_equal(np.flatnonzero(batch.encoded_tokens & 1), np.unique([s for s in starts[:-1] if s < starts[-1]]))
+        if starts[0]:
+            sequences[-1] += tokens[: starts[0]]
+        sequences += [tokens[a:b] for a, b in itertools.pairwise(starts)]
+    assert readable.seq_count == len(sequences)
+    assert readable.token_count == sum(map(len, sequences))
+    assert [readable.sequence(i).tolist() for i in range(len(sequences))] == sequences
+    for start, stop in itertools.combinations_with_replacement(range(0, len(sequences) + 1, 3), 2):
+        run = [token for batch in readable.batches(start, stop) for token in (batch.encoded_tokens >> 1).tolist()]
+        assert run == [token for sequence in sequences[start:stop] for token in sequence]
+    return sequences
