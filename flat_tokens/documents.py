@@ -73,11 +73,9 @@ def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Plac
     if documents is None:
         return None
     files = [file for source in corpus.sources for file in source.files]
-    places = []
-    for i in sequences:
-        key, number, row = (int(array.read(i, i + 1)[0]) for array in documents)
-        places.append(Place(key, files[number] if number < len(files) else None, row))
-    return places
+    indices = np.array(list(sequences), np.int64)
+    facts = zip(*(array.take(indices).tolist() for array in documents), strict=True)
+    return [Place(key, files[number] if number < len(files) else None, row) for key, number, row in facts]
 
 
 class Locator:
