@@ -84,7 +84,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
     if not delete:
         kept, versions = divide(root, policy)
         return Collected(
-            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, policy)),
+            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, versions, policy)),
             kept=tuple(kept),
             deleted=False,
             left=in_use(root),
@@ -93,9 +93,9 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
         gone = [*remove_superfluous(root, policy), *dead_staging(root)]
         if root.is_local:
             sweep(Path(root.path(STAGING)))
-        kept, _ = divide(root, policy)
+        kept = list_versions(root)
         if busy is None:
-            for item in unneeded(root, kept, policy):
+            for item in unneeded(root, kept, [], policy):
                 _remove(root, item)
                 gone.append(item)
     return Collected(garbage=tuple(gone), kept=tuple(kept), deleted=True, left=busy)
@@ -226,15 +226,17 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def unneeded(root: Store, kept: list[Version], policy: Policy) -> Iterator[Garbage]:
-    """What neither the kept versions nor a resumed build of the last days has a use for. A build that runs may have."""
+def unneeded(root: Store, kept: list[Version], going: list[Garbage], policy: Policy) -> Iterator[Garbage]:
+    """What neither the kept versions nor a resumed build of the last days has a use for, when the versions that are *going*
+    have gone. A build that runs may have.
+    """
     limit = _limit(policy)
     needs = needs_of(root, kept)
     yield from _unfinished_versions(root, limit)
     yield from _unneeded_shards(root, needs, limit)
     yield from _unneeded_files(root, needs, limit)
     yield from _quarantined(root, limit)
-    yield from _stale_records(root, limit)
+    yield from _stale_records(root, {item.name.rpartition("/")[2] for item in going}, limit)
     for key, size in expired_leases(root):
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 
@@ -314,14 +316,14 @@ def _quarantined(root: Store, limit: datetime) -> Iterator[Garbage]:
             yield Garbage(kind="quarantine", name=key, byte_count=_size(root, key)[0], why="damaged, and built again")
 
 
-def _stale_records(root: Store, limit: datetime) -> Iterator[Garbage]:
-    """Records of versions that are gone."""
+def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:
+    """Records of versions that are gone. A version's origin goes with it."""
     there = set(names_of(root, VERSIONS))
-    for directory in (RUNS, ORIGINS):
+    for directory, kept in ((RUNS, there - going), (ORIGINS, there)):
         for name in names_of(root, directory):
             version = name.removesuffix(".json").rpartition("-")[2]
             key = f"{directory}/{name}"
-            if version not in there and _is_before(root, key, limit):
+            if version not in kept and _is_before(root, key, limit):
                 yield Garbage(kind="record", name=key, byte_count=_size(root, key)[0], why=f"version {version} is gone")
 
 

@@ -1,0 +1,276 @@
+"""What is garbage and what is not: versions by policy, then what no kept version and no running build needs."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flat_tokens.storage import Store
+from tasks.garbage import Collected, Policy, collect
+from tasks.leases import building
+from tasks.pointer import read_pointer
+from tasks.versions import list_versions, pin, roll_back
+from tests.faults.support import Settings, build_here, receipts, settings_of, write_notes
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
+
+NOW = Policy(keep_versions=1, grace_days=0)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
+
+
+def build_files(output: str, tmp_path: Path, *names: str, **settings: object) -> str:
+    """A version of the texts in files of these names, one shard each."""
+    paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 2) for name in names]
+    whole: Settings = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, **settings}
+    return build_here(whole).version
+
+
+def kinds(collected: Collected) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for item in collected.garbage:
+        found[item.kind] = found.get(item.kind, 0) + 1
+    return found
+
+
+def versions(root: Store) -> list[str]:
+    return sorted(version.version for version in list_versions(root))
+
+
+def shards(root: Store) -> int:
+    return sum(key.startswith("_cache/") and key.endswith("/receipt.json") for key, _ in root.listing())
+
+
+def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    build_files(output, tmp_path, "a", "b")
+    latest = build_files(output, tmp_path, "b", "c")
+    before = sorted(root.listing())
+    dry = collect(root, NOW)
+    assert sorted(root.listing()) == before
+    assert kinds(dry) == {"version": 1, "shard": 1, "record": 1}
+    done = collect(root, NOW, delete=True)
+    assert (dry.deleted, done.deleted, done.left) == (False, True, None)
+    assert {item.name for item in done.garbage} == {item.name for item in dry.garbage}
+    gone = sum(size for _, size in before) - sum(size for _, size in root.listing())
+    assert 0 < gone - done.byte_count < 10_000  # a version's manifest, marker and origin come on top of its objects
+    assert versions(root) == [latest]
+    assert collect(root, NOW, delete=True).garbage == ()
+    flat_tokens.verify(output, "full")
+
+
+def test_shards_of_kept_versions_stay_so_that_a_refresh_stays_cheap(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    build_files(output, tmp_path, "a", "b")
+    build_files(output, tmp_path, "b", "c")
+    collect(root, NOW, delete=True)
+    assert shards(root) == 2
+    paths = [tmp_path / "in" / f"{name}.jsonl" for name in ("b", "c")]
+    settings = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, "split_seed": 1}
+    assert build_here(settings).slices_reused == 2
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tokenizer": "gpt2"}, {"documents": {"empty": "skip"}}, {"documents": {"max_bytes": 1000}}], ids=str
+)
+def test_shards_of_other_tokens_or_policies_go(output: str, tmp_path: Path, vocabularies: Path, changed: Settings) -> None:
+    root = Store.at(output)
+    build_files(output, tmp_path, "a")
+    build_files(output, tmp_path, "a", **changed)
+    assert shards(root) == 2
+    collect(root, NOW, delete=True)
+    assert shards(root) == 1
+    roll = build_files(output, tmp_path, "a", **changed, split_seed=1)
+    assert read_pointer(root).version == roll
+
+
+def test_shards_of_any_slicing_of_a_kept_version_stay(tmp_path: Path) -> None:
+    """The plan is not part of a version: what would make it is kept."""
+    output = tmp_path / "out"
+    settings = settings_of(output, write_notes(tmp_path / "in" / "a.jsonl", 12))
+    build_here({**settings, "slice_bytes": 400})
+    build_here({**settings, "slice_bytes": 100_000, "split_seed": 1})
+    several = len(receipts(output))
+    assert several > 2
+    collect(Store.at(output), NOW, delete=True)
+    assert len(receipts(output)) == several
+
+
+def test_the_latest_pinned_ones_and_the_last_n_are_kept(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    names = [build_files(output, tmp_path, "a", split_seed=seed) for seed in range(5)]
+    pin(root, names[0])
+    collect(root, Policy(keep_versions=2, grace_days=0), delete=True)
+    assert versions(root) == sorted([names[0], names[3], names[4]])
+    roll_back(root, names[0])
+    collect(root, NOW, delete=True)
+    assert versions(root) == [names[0]]
+
+
+def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(tmp_path: Path) -> None:
+    """A version that was read for a month and was replaced an hour ago has readers."""
+    output = tmp_path / "out"
+    root = Store.at(output)
+    one = build_files(str(output), tmp_path, "a")
+    age(output, days=30)
+    two = build_files(str(output), tmp_path, "a", split_seed=1)
+    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    pointer = read_pointer(root)
+    longer = pointer.former[0]._replace(until="2020-01-01T00:00:00+00:00")
+    root.put("latest.json", pointer._replace(former=(longer,)).json())
+    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage[0].name == f"versions/{one}"
+    assert versions(root) == sorted([one, two])
+
+
+def age(directory: Path, days: float) -> None:
+    then = time.time() - days * 86400
+    for path in [directory, *directory.rglob("*")]:
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def test_young_remains_of_a_build_that_may_be_resumed_stay(tmp_path: Path) -> None:
+    """Shards without a version, a version without its marker."""
+    output = tmp_path / "out"
+    root = Store.at(output)
+    build_files(str(output), tmp_path, "a")
+    lost = build_files(str(output), tmp_path, "b", split_seed=1)
+    roll_back(root)
+    (output / "versions" / lost / "zarr.json").unlink()
+    week = Policy(keep_versions=1, grace_days=7)
+    assert collect(root, week, delete=True).garbage == ()
+    age(output / "versions" / lost, days=8)
+    age(output / "_cache", days=8)
+    assert kinds(collect(root, week, delete=True)) == {"unfinished version": 1, "shard": 1}
+    assert not (output / "versions" / lost).exists()
+    assert len(receipts(output)) == 1
+
+
+def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    root = Store.at(output)
+    build_files(str(output), tmp_path, "a", "b", "c")
+    one, two, _ = sorted(receipts(output))
+    (output / "_cache" / one / "receipt.json").unlink()
+    (output / "_cache" / two / "receipt.json").write_text("{}")
+    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    collected = collect(root, NOW, delete=True)
+    assert sorted(item.name for item in collected.garbage) == [f"_cache/{one}", f"_cache/{two}"]
+    assert len(receipts(output)) == 1
+
+
+def test_staging_of_dead_processes_goes_without_grace(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    build_files(str(output), tmp_path, "a")
+    dead = output / "_staging" / "0123456789abcdef" / "abc" / "file"
+    dead.parent.mkdir(parents=True)
+    dead.write_bytes(b"12345")
+    dead.parent.with_suffix(".lock").touch()
+    dry = collect(Store.at(output), Policy())
+    assert [(item.kind, item.byte_count) for item in dry.garbage] == [("staging", 5)]
+    collect(Store.at(output), Policy(), delete=True)
+    assert not (output / "_staging").exists()
+
+
+def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_path: Path) -> None:
+    output, remote = tmp_path / "out", f"memory://{uuid.uuid4().hex}"
+    root = Store.at(output)
+    for name in ("a", "b"):
+        write_notes(tmp_path / "in" / f"{name}.jsonl", 2)
+        Store.at(remote).put(f"{name}.jsonl", (tmp_path / "in" / f"{name}.jsonl").read_bytes())
+        build_here({"output": str(output), "source": {"path": f"{remote}/{name}.jsonl", "id_column": "id"}, "tokenizer": "bytes"})
+    files = output / "_cache" / "files"
+    assert len(list(files.glob("*.raw"))) == 2
+    (files / ".left.part").write_bytes(b"123")
+    (output / "_quarantine" / "shard-1").mkdir(parents=True)
+    (output / "_quarantine" / "shard-1" / "c").write_bytes(b"1")
+    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    assert kinds(collect(root, Policy(keep_versions=2, grace_days=0))) == {"file": 1, "quarantine": 1}
+    collected = collect(root, NOW, delete=True)
+    assert kinds(collected) == {"version": 1, "shard": 1, "file": 3, "quarantine": 1, "record": 1}
+    assert len(list(files.glob("*.raw"))) == 1
+    assert not list((output / "_quarantine").glob("shard*"))
+
+
+def test_while_a_build_runs_only_old_versions_go(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    build_files(output, tmp_path, "a")
+    build_files(output, tmp_path, "b")
+    with building(root, tmp_path / "scratch"):
+        dry = collect(root, NOW)
+        done = collect(root, NOW, delete=True)
+    assert "a build is running" in str(dry.left)
+    assert "a build is running" in str(done.left)
+    assert kinds(done) == {"version": 1}
+    assert shards(root) == 2
+    assert kinds(collect(root, NOW, delete=True))["shard"] == 1
+
+
+def test_a_version_that_is_pinned_or_made_the_latest_at_the_last_moment_stays(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the listing and the removal; on object stores even between the marker's removal and the rest's."""
+    root = Store.at(output)
+    for late in (lambda version: pin(root, version), lambda version: roll_back(root, version)):
+        one = build_files(output, tmp_path, "a")
+        build_files(output, tmp_path, "a", split_seed=1)
+        divide_then(monkeypatch, late)
+        collect(root, NOW, delete=True)
+        monkeypatch.undo()
+        assert one in versions(root)
+        flat_tokens.verify(f"{output}/versions/{one}", "full")
+
+
+def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) -> None:
+    import tasks.garbage
+
+    real, calls = tasks.garbage.divide, []
+
+    def divide(root: Store, policy: Policy) -> object:
+        kept, gone = real(root, policy)
+        if gone and not calls:
+            calls.append(late(gone[0].name.rpartition("/")[2]))
+        return kept, gone
+
+    monkeypatch.setattr(tasks.garbage, "divide", divide)
+
+
+def test_without_a_pointer_no_version_is_superfluous(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    for seed in range(3):
+        build_files(output, tmp_path, "a", split_seed=seed)
+    root.remove("latest.json")
+    assert kinds(collect(root, NOW, delete=True)) == {}
+    assert len(versions(root)) == 3
+
+
+def test_what_is_not_understood_stops_a_collection(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    version = build_files(str(output), tmp_path, "a")
+    (output / "versions" / version / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"is not a manifest"):
+        collect(Store.at(output), NOW, delete=True)
+    assert len(receipts(output)) == 1
+
+
+@pytest.mark.slow
+def test_s3_is_collected_the_same_way(s3: str, tmp_path: Path) -> None:  # noqa: F811
+    root = Store.at(f"{s3}/out")
+    one = build_files(root.url, tmp_path, "a", "b")
+    two = build_files(root.url, tmp_path, "b", "c")
+    week = Policy(keep_versions=1, grace_days=7)
+    assert collect(root, week, delete=True).garbage == ()
+    pin(root, one)
+    assert collect(root, NOW, delete=True).garbage == ()
+    root.remove(f"pins/{one}.json")
+    assert kinds(collect(root, NOW, delete=True)) == {"version": 1, "shard": 1, "record": 1}
+    assert versions(root) == [two]
+    assert shards(root) == 2
+    flat_tokens.verify(root.url, "full")
