@@ -51,6 +51,10 @@ class ReferenceOrder:
 
     Each of *streams* gives an equal part of every batch. It reads the blocks of *sequences_per_read_block* rows that a
     permutation of all blocks deals it, *read_blocks_per_shuffle_buffer* at a time, and permutes the rows of those.
+
+    Rows at the view's end that do not fill a read block for every stream are in no epoch, and by default a last batch
+    that is not full is dropped: at most ``streams * sequences_per_read_block - 1`` and ``batch_size - 1`` rows, which
+    ``ShuffledLoader.left_out`` counts. Epochs after the first are those of the reference for other seeds.
     """
 
     streams: int
@@ -154,8 +158,17 @@ class _ReferenceStream:
 class _ByStep:
     """What loaders have in common: steps of *batch_size* samples from position *start* to *total*, for one host of some."""
 
+    _step_count: int | None
+
     def __init__(
-        self, view: View, batch_size: int, start: int, start_token: int | None, total: int | None, *, drop_last: bool
+        self,
+        view: View,
+        batch_size: int,
+        start: int,
+        start_token: int | None,
+        *,
+        total: int | None = None,
+        drop_last: bool = False,
     ) -> None:
         self.batch_size = _at_least(1, "batch_size", batch_size)
         self._row_tokens: int | None = getattr(view, "length", None)
@@ -170,7 +183,7 @@ class _ByStep:
                     f"{start_token - inside} and {start_token - inside + self._tokens_of_a_row()}"
                 )
         self.process_index, self.process_count = 0, 1
-        self._total, self._step_count = total, None if total is None else total // self.batch_size
+        self._total, self._step_count = total, None
         if total is not None:
             if self.start > total:
                 raise ValueError(f"start is {self.start}, but there are {total} samples in all")
@@ -272,7 +285,7 @@ class ShuffledLoader(_ByStep):
         self._stream = _stream(order, len(view), self.seed)
         self.drop_last = isinstance(order, ReferenceOrder) if drop_last is None else drop_last
         total = None if self.epochs is None else self.epochs * self._stream.epoch_length
-        super().__init__(view, batch_size, start, start_token, total, drop_last=self.drop_last)
+        super().__init__(view, batch_size, start, start_token, total=total, drop_last=self.drop_last)
         for name, value in (("batch_size", self.batch_size), ("start", self.start)):
             if value % self._stream.granularity:
                 raise ValueError(f"{name} {value} does not divide evenly among {self._stream.granularity} streams")
@@ -332,8 +345,8 @@ class Mixture(_ByStep):
     the weights, up to one sample in a block and to one in a million on the whole. Each source is a stream of shuffled
     epochs of its own, so a small one comes again sooner; see ``drawn``. *steps* None goes on for ever.
 
-    ValueError for sources that are empty, that differ in what their rows are, or whose weight is not a positive number
-    or is below one in a million of the sum.
+    ValueError for sources that are empty or differ in what their rows are, for weights that are not positive numbers,
+    and for one so small that 2**20 samples would have none of it.
     """
 
     def __init__(
@@ -358,7 +371,7 @@ class Mixture(_ByStep):
         _check_alike(self.names, self.views)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
         self._block_permutation = KeyedPermutation(MIXTURE_BLOCK)
-        super().__init__(self.views[0], batch_size, start, start_token, None, drop_last=True)
+        super().__init__(self.views[0], batch_size, start, start_token)
         if steps is not None:
             self._step_count = _at_least(1, "steps", steps)
 
@@ -431,7 +444,7 @@ def _quotas(weights: dict[str, float]) -> Indices:
             raise ValueError(f"source {name!r} has weight {weight}, but weights are positive numbers")
     length = MIXTURE_BLOCK * MIXTURE_CYCLE
     # In fractions, so that no machine rounds another way.
-    parts = [Fraction(weight) for weight in weights.values()]
+    parts = [Fraction(float(weight)) for weight in weights.values()]
     exact = [part * length / sum(parts) for part in parts]
     cycle = np.array([math.floor(quota) for quota in exact])
     # The largest remainders are rounded up, the earlier source's first.
@@ -464,7 +477,7 @@ def _row_kind(name: str, view: View) -> str:
     rows = view.batch(np.empty(0, np.int64))
     named = rows if isinstance(rows, dict) else rows._asdict()
     for field, array in named.items():
-        if array.shape[0] != 0:
+        if getattr(array, "shape", ())[:1] != (0,):
             raise ValueError(f"source {name!r}: {field} is not one entry a row, so it cannot be mixed. Leave out the field.")
     arrays = (f"{field}: {type(array).__name__} {array.dtype}{list(array.shape[1:])}" for field, array in named.items())
     return f"{type(rows).__name__}({', '.join(arrays)})"

@@ -13,13 +13,14 @@ import time
 import traceback
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -143,7 +144,7 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("wrong", "complaint"),
     [
         ({"batch_size": 0}, "batch_size is 0, but it is 1 or more"),
         ({"epochs": 0}, "epochs is 0, but it is 1 or more"),
@@ -162,9 +163,9 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
         ({"batch_size": 18, "order": ReferenceOrder(2, 1, 8)}, "16 samples in all, fewer than one batch of 18"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_read(settings: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_read(wrong: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **settings})
+        ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize("name", ["streams", "read_blocks_per_shuffle_buffer", "sequences_per_read_block"])
@@ -179,6 +180,7 @@ orders = st.sampled_from(["shuffled", "sequential"])
 
 
 @given(length=st.integers(1, 100), epochs=st.integers(1, 3), order=orders, data=st.data())
+@settings(max_examples=50)
 def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
     length: int, epochs: int, order: Any, data: st.DataObject
 ) -> None:
@@ -200,8 +202,9 @@ def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
 
 
 @given(
-    batch_size=st.integers(1, 6).map(lambda k: 12 * k), hosts=st.sampled_from([1, 2, 3, 4, 6, 12]), length=st.integers(24, 200)
+    batch_size=st.integers(1, 6).map(lambda k: 12 * k), hosts=st.sampled_from([1, 2, 3, 4, 6, 12]), length=st.integers(24, 100)
 )
+@settings(max_examples=30)
 @pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(4, 2, 3)])
 def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_size: int, hosts: int, length: int) -> None:
     loader = ShuffledLoader(Numbers(length), batch_size, 3, epochs=3, drop_last=False, order=order)
@@ -384,9 +387,9 @@ def test_the_reference_order_of_documents(reference: Path) -> None:
 # Mixtures
 
 
-def mixture(**settings: Any) -> Mixture:
+def mixture(**arguments: Any) -> Mixture:
     sources = {"web": (Numbers(1000), 6.0), "code": (Numbers(70, first=10_000), 3.0), "books": (Numbers(7, first=20_000), 1.0)}
-    return Mixture(**{"sources": sources, "batch_size": 50, "seed": 3, **settings})
+    return Mixture(**{"sources": sources, "batch_size": 50, "seed": 3, **arguments})
 
 
 def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
@@ -493,9 +496,15 @@ def test_drawn_counts_what_came_before_a_step(step: int, batch_size: int) -> Non
     assert sources.drawn(step).sum() == end
 
 
+@cache
+def forty_thousand_draws() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return draws(mixture(batch_size=1000), 40_000)
+
+
 @given(data=st.data())
+@settings(max_examples=30)
 def test_a_mixture_that_changes_batch_size_and_hosts_is_the_same_stream(data: st.DataObject) -> None:
-    expected_source, expected_index = draws(mixture(batch_size=1000), 40_000)
+    expected_source, expected_index = forty_thousand_draws()
     start = position = data.draw(st.integers(0, 34_000))
     seen: list[MixedBatch] = []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -557,6 +566,17 @@ def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
     return [flat_tokens.open(root / str(k)).train for k in range(2)]
 
 
+def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
+    for name, length in (("packed", 8), ("documents", 5), ("blocks", 8), ("packed_documents", 20)):
+        views = [getattr(tokens, name)(length) for tokens in datasets(tmp_path / name)]
+        batch = Mixture([(view, 1) for view in views], 40, 1)[3]
+        assert set(batch.source.tolist()) == {0, 1}
+        for row, (k, i) in enumerate(zip(batch.source.tolist(), batch.index.tolist(), strict=True)):
+            expected = views[k].batch(np.array([i]))
+            assert type(batch.samples) is type(expected)
+            assert all(np.array_equal(field[row], one[0]) for field, one in zip(batch.samples, expected, strict=True))
+
+
 def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
     one, other = datasets(tmp_path)
     for view in (other.packed(9), other.documents(8), other.packed(8, fields=["inputs"])):
@@ -584,8 +604,13 @@ def test_fields_without_a_row_for_each_sample_are_not_mixed() -> None:
         def batch(self, indices: npt.NDArray[np.int64]) -> Any:
             return {"number": indices, "ends": np.arange(len(indices) + 1)}
 
-    with pytest.raises(ValueError, match="source '0': ends is not one entry a row"):
-        Mixture([(Ragged(5), 1), (Ragged(5), 1)], 4)
+    class Lists(Numbers):
+        def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+            return {"number": indices, "ends": [np.arange(i) for i in indices]}
+
+    for view in (Ragged(5), Lists(5)):
+        with pytest.raises(ValueError, match="source '0': ends is not one entry a row"):
+            Mixture([(view, 1), (view, 1)], 4)
 
 
 # Iterating, ahead of the consumer or not

@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flat_tokens.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
@@ -112,7 +112,8 @@ def test_no_number_twice_in_a_range_too_long_to_look_through(length: int, start:
     assert found.max() < length
 
 
-@given(length=st.integers(1, 500), count=st.integers(0, 100), seed=st.integers(0, 100))
+@given(length=st.integers(1, 500), count=st.integers(0, 60), seed=st.integers(0, 100))
+@settings(max_examples=40)
 def test_numbers_under_different_keys_at_once(length: int, count: int, seed: int) -> None:
     indices, epochs = np.arange(count, dtype=np.uint64) % np.uint64(length), np.arange(count, dtype=np.uint64)
     together = KeyedPermutation(length)(indices, derive_keys(seed, epochs))
