@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import google_crc32c
@@ -39,6 +40,14 @@ MERGED_GAP = 1 << 16
 """Ranges of one object that are closer than this are asked for in one request, which costs more than these bytes."""
 MERGED_BYTES = 4 << 20
 """No further than this, so that what is wanted of an object comes in several streams."""
+
+WAITED_SECONDS = 30e-6
+SECONDS_AN_ITEM = 4e-9
+"""A copy that takes longer than this much, and this much an item, has waited for the disk: memory is ten times as fast."""
+READS_ASKED_FIRST = 1024
+"""Then so many reads ask for all their pages at once, and many reads for theirs together, before they touch the first.
+Asking costs a microsecond, which is why it isn't always done; a read out of a cold cache is one request instead of three.
+"""
 
 
 class Piece(NamedTuple):
@@ -94,6 +103,8 @@ class StoredArray:
         # Raw inner chunks, each with its crc32c: item j of chunk c is word j + c of the file.
         raw = not isinstance(spec, ForeignSpec) and spec.zstd_level is None and spec.dtype == "uint32"
         self._is_raw, self._is_mapped = raw, raw and store.is_local and not store.read_once
+        self._ask_first = 0
+        """How many of the next reads tell the system what they want before they copy it."""
         self._words: dict[int, npt.NDArray[np.uint32] | None] = {}
         self._files = Recent(MAPPED_FILES)
         self._decoded = Recent(max(1, DECODED_BYTES // self._chunk_bytes))
@@ -113,12 +124,17 @@ class StoredArray:
                 # A read that takes all items of its chunk goes the checked way below.
                 if stop < self.length or first > chunk * self._chunk_length:
                     part = words[first + chunk : first + chunk + stop - start]
+                    if self._ask_first:
+                        self._ask_first -= 1
+                        _ask_for(words, first + chunk, stop - start)
             elif (items := self._decoded.find((i, chunk))) is not None:
                 part = items[first - chunk * self._chunk_length :][: stop - start]
             if part is not None:
                 if out is None:
-                    return part.copy()
+                    out = np.empty(stop - start, self.numpy_dtype)
+                begin = perf_counter()
                 out[:] = part
+                self._note(perf_counter() - begin, stop - start, 1)
                 return out
         if out is None:
             try:
@@ -157,6 +173,7 @@ class StoredArray:
         asked for together: about one round trip, and one more where indexes of shards are not known yet.
         """
         rest: list[Piece] = []
+        copies: list[tuple[npt.NDArray[np.uint32], int, int, int]] = []  # words, first, count, place
         object_length, chunk_length = self._object_length, self._chunk_length
         for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
             if self._is_mapped:
@@ -166,11 +183,25 @@ class StoredArray:
                 first = start - i * object_length
                 chunk = first // chunk_length
                 if words is not None and first + length <= (chunk + 1) * chunk_length:
-                    out[place : place + length] = words[first + chunk : first + chunk + length]
+                    copies.append((words, first + chunk, length, place))
                     continue
             rest += self._cut(start, start + length, place)
+        if copies:
+            if self._ask_first:
+                self._ask_first = max(self._ask_first - len(copies), 0)
+                for words, first, count, _ in copies:
+                    _ask_for(words, first, count)
+            begin = perf_counter()
+            for words, first, count, place in copies:
+                out[place : place + count] = words[first : first + count]
+            self._note(perf_counter() - begin, sum(count for _, _, count, _ in copies), len(copies))
         if rest:
             self._read_pieces(rest, out)
+
+    def _note(self, seconds: float, items: int, reads: int) -> None:
+        """Note how long copies out of mapped files took: slow ones waited for the disk, so the next ones ask it first."""
+        if seconds > reads * WAITED_SECONDS + items * SECONDS_AN_ITEM:
+            self._ask_first = READS_ASKED_FIRST
 
     def _cut(self, start: int, stop: int, at: int) -> list[Piece]:
         """Items ``start:stop`` as pieces of objects; item ``start`` goes to ``out[at]``."""
@@ -476,6 +507,13 @@ class StoredArray:
     def _damaged(self, i: int, what: str) -> ValueError:
         path = self.store.path(self._spec.object_key(i))
         return ValueError(f"{path}: {what}. The file is damaged: remove it and build again.")
+
+
+def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int) -> None:
+    """Tell the system that words ``first:first + count`` of a mapped file are wanted, without waiting for them."""
+    begin = first * 4 // mmap.PAGESIZE * mmap.PAGESIZE
+    with contextlib.suppress(OSError):  # advice that cannot be taken
+        cast(mmap.mmap, cast(memoryview, words.base).obj).madvise(mmap.MADV_WILLNEED, begin, (first + count) * 4 - begin)
 
 
 def _restore(store: Store, spec: ArraySpec | ForeignSpec, length: int, in_order: bool) -> StoredArray:
