@@ -20,9 +20,11 @@ import bisect
 import os
 import posixpath
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +33,12 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
 from flat_tokens.storage import Store, StoredObject
 
-BATCH_TOKENS = 1 << 21
-"""Tokens handled at a time: 8 MB as they are stored."""
+BATCH_TOKENS = 1 << 19
+"""Tokens handled at a time: 2 MB as they are stored, which caches hold and direct reads take."""
 
 Splits = Mapping[SplitName, FlatTokens]
-"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone."""
+"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone. What ``source``
+opens is read past the page cache, in little memory."""
 
 
 class Part(NamedTuple):
@@ -109,6 +112,7 @@ def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
 
 
 O = TypeVar("O")  # noqa: E741 - the options of a format
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -274,6 +278,16 @@ def runs(entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, s
                 yield Run(token, token + max_tokens, started, entries[:0], entries[:0])
                 k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
+
+
+def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
+    """The same items, made by a thread while those before them are used. Up to *count* of them wait."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, items, end) for _ in range(count))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, items, end))
+            yield cast(T, item)
 
 
 def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.uint64]:

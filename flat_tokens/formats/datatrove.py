@@ -19,6 +19,7 @@ from flat_tokens.formats.contract import (
     Part,
     Readable,
     Splits,
+    ahead,
     by_split,
     check_positive,
     check_token_id,
@@ -74,7 +75,7 @@ def write(splits: Splits, part: Part, store: Store, options: Datatrove) -> list[
     dtype = token_dtype(splits, options)
     documents = Documents(splits[part.split], part.start, part.stop, options.end_of_text)
     with store.create(part.key) as tokens_writer:
-        for tokens in documents.tokens(dtype):
+        for tokens in ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
     end = 0
     with store.create(f"{part.key}.index") as writer:

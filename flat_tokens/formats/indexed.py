@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,20 @@ from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.storage import Store
 
 Closing = Literal["always", "unless_present"]
+
+
+class Tokens(Protocol):
+    """A run of token ids in a file."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def length(self) -> int: ...
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Tokens ``start:stop``: uint32[stop - start], a copy. ValueError, naming the file, where it does not hold them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,15 +60,19 @@ class StoredItems:
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError where one is no token id."""
-        items = self.read(start, stop)
-        if len(items) and not (self.dtype.kind == "u" and self.dtype.itemsize < 4):
-            low, high = items.min(), items.max()
-            if not 0 <= low <= high <= MAX_TOKEN_ID:  # false for what is not a number, too
-                raise ValueError(f"{self.path}: holds {low} to {high} where there are token ids, from 0 to {MAX_TOKEN_ID}")
-        tokens = items.astype(np.uint32)
-        if self.dtype.kind == "f" and (tokens != items).any():
-            raise ValueError(f"{self.path}: holds {items[tokens != items][0]}, which is no token id")
-        return tokens
+        return token_ids(self.read(start, stop), self.path)
+
+
+def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
+    """Numbers that stand in the file at *path* as token ids: uint32[n], a copy. ValueError where one is no token id."""
+    if len(items) and not (items.dtype.kind == "u" and items.dtype.itemsize < 4):
+        low, high = items.min(), items.max()
+        if not 0 <= low <= high <= MAX_TOKEN_ID:  # false for what is not a number, too
+            raise ValueError(f"{path}: holds {low} to {high} where there are token ids, from 0 to {MAX_TOKEN_ID}")
+    tokens = items.astype(np.uint32)
+    if items.dtype.kind == "f" and (tokens != items).any():
+        raise ValueError(f"{path}: holds {items[tokens != items][0]}, which is no token id")
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,7 @@ class IndexedFile:
     ``end_of_text``: is removed from the end of each document that has it there.
     """
 
-    stored: StoredItems
+    stored: Tokens
     seq_count: int
     entries: Callable[[int, int], npt.NDArray[np.uint64]]
     end_of_text: int | None = None

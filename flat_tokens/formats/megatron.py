@@ -21,6 +21,7 @@ from flat_tokens.formats.contract import (
     Part,
     Readable,
     Splits,
+    ahead,
     by_split,
     check_positive,
     check_token_id,
@@ -80,7 +81,7 @@ def write(splits: Splits, part: Part, store: Store, options: Megatron) -> list[S
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
         _check_lengths(documents, part)
     with store.create(part.key) as tokens_writer:
-        for tokens in documents.tokens(dtype):
+        for tokens in ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
     count = part.stop - part.start
     with store.create(f"{part.key.removesuffix('.bin')}.idx") as writer:

@@ -31,6 +31,7 @@ from flat_tokens.formats.contract import (
     Part,
     Readable,
     Splits,
+    ahead,
     by_split,
     check_positive,
     check_token_id,
@@ -102,7 +103,7 @@ def write(splits: Splits, part: Part, store: Store, options: Modalities) -> list
         header += dtype.itemsize.to_bytes(4, order)
     with store.create(part.key) as writer:
         writer.write(header)
-        for tokens in documents.tokens(dtype):
+        for tokens in ahead(documents.tokens(dtype)):
             writer.write(tokens)
         base = 0 if options.generation == 3 else len(header)
         for piece in write_pairs(_spans(documents, dtype.itemsize, base)):

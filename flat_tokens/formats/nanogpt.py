@@ -33,6 +33,7 @@ from flat_tokens.formats.contract import (
     Part,
     Readable,
     Splits,
+    ahead,
     check_id_fits,
     check_index,
     check_positive,
@@ -43,7 +44,7 @@ from flat_tokens.formats.contract import (
     require_sequences,
     split_of,
 )
-from flat_tokens.formats.indexed import StoredItems, insert
+from flat_tokens.formats.indexed import StoredItems, Tokens, insert
 from flat_tokens.reader import FlatTokens, SplitName
 from flat_tokens.storage import Store, StoredObject
 
@@ -242,14 +243,16 @@ def write_stream(splits: Splits, part: Part, store: Store, options: Stream, kind
     check(splits, kind, options)
     with store.create(part.key) as writer:
         writer.write(kind.header(part.stop - part.start, kind.dtype))
-        for tokens in stream(splits[part.split], part.start, part.stop, options, kind):
+        for tokens in ahead(stream(splits[part.split], part.start, part.stop, options, kind.place, kind.dtype)):
             writer.write(tokens)
     return [writer.stored]
 
 
-def stream(split: FlatTokens, start: int, stop: int, options: Stream, kind: Kind) -> Iterator[npt.NDArray[Any]]:
+def stream(
+    split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: np.dtype[Any]
+) -> Iterator[npt.NDArray[Any]]:
     """Tokens ``start:stop`` of the stream, in arrays of some megabytes."""
-    marks = _Marks(split, kind.place, start, options.end_of_text is not None)
+    marks = _Marks(split, place, start, options.end_of_text is not None)
     for at in range(start, stop, BATCH_TOKENS):
         end = min(at + BATCH_TOKENS, stop)
         before, here = marks.passed, marks.until(end)
@@ -257,11 +260,11 @@ def stream(split: FlatTokens, start: int, stop: int, options: Stream, kind: Kind
         first, last = at - before, end - before - len(here)
         tokens = split.slice(first, last) >> np.uint32(1)
         if options.end_of_text is None:
-            yield tokens.astype(kind.dtype)
+            yield tokens.astype(dtype)
             continue
         if options.inner_end_of_text == "refuse" and options.end_of_text <= split.max_token_id:
             _refuse_inner(split, first, tokens, options.end_of_text)
-        yield insert(tokens, here - at, options.end_of_text, kind.dtype)
+        yield insert(tokens, here - at, options.end_of_text, dtype)
 
 
 def _refuse_inner(split: FlatTokens, first: int, tokens: npt.NDArray[np.uint32], end_of_text: int) -> None:
@@ -305,7 +308,7 @@ class StreamReader:
     Where documents begin is found in a pass over the files, when it is first asked for; ``batches`` of all of them need none.
     """
 
-    files: tuple[StoredItems, ...]
+    files: tuple[Tokens, ...]
     end_of_text: int | None
     place: Place
 
