@@ -31,6 +31,26 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         help=f"the format, where the content does not tell: {', '.join([FLAT_TOKENS, *FORMATS])}",
     )
 
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=option,
+        metavar="KEY=VALUE",
+        help="an option of the format, such as end_of_text=50256 to find the documents again in streams of tokens",
+    )
+
+
+def option(text: str) -> tuple[str, Any]:
+    """A format's option: its value is JSON where it is JSON, else text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON to standard output")
@@ -86,7 +106,7 @@ def at_least(least: int) -> Any:
 
 
 def corpus_of(options: argparse.Namespace, path: str | None = None) -> Corpus:
-    return open_corpus(options.path if path is None else path, options.format)
+    return open_corpus(options.path if path is None else path, options.format, dict(options.option))
 
 
 def vocabulary_for(corpus: Corpus, options: argparse.Namespace) -> Vocabulary | None:

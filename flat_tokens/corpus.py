@@ -6,7 +6,7 @@ import json
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,8 +125,11 @@ class Corpus:
         return found
 
 
-def open_corpus(path_or_url: str | os.PathLike[str], format: str | None = None, options: Any = None) -> Corpus:
-    """Open what is at a path: a dataset, a build's output, one split, a token shard, or files of a neighbour's format.
+def open_corpus(
+    path_or_url: str | os.PathLike[str], format: str | None = None, options: Mapping[str, Any] | None = None
+) -> Corpus:
+    """Open what is at a path: a dataset, a build's output, one split, a token shard, or files of a neighbour's format, whose
+    *options* are fields of its own dataclass.
 
     FileNotFoundError where there is nothing; ValueError, naming what is wrong, where it can't be read.
     """
@@ -137,11 +140,25 @@ def open_corpus(path_or_url: str | os.PathLike[str], format: str | None = None, 
         root = Store.at(os.path.realpath(root.root))  # by the symbolic link `latest`, a version does not see where it lies
     if format in (None, FLAT_TOKENS):
         _refuse_unpublished(root)
-    opened = open_any(root.root if root.is_local else path_or_url, format, options)
+    path = root.root if root.is_local else path_or_url
+    opened = open_any(path, format, options_of(format, options) if format and options else None)
+    if options and not format:
+        opened = open_any(path, opened.format, options_of(opened.format, options))
     if opened.format == FLAT_TOKENS:
         return _flat_tokens(root, dict(opened.splits))
     splits = {str(name): opened.splits[name] for name in SPLITS if name in opened.splits}
-    return Corpus(root.url, opened.format, FORMATS[opened.format].summary, splits, root)
+    return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
+
+
+def options_of(format: str, options: Mapping[str, Any]) -> Any:
+    """An instance of a format's own options. ValueError for one that it doesn't have."""
+    if format not in FORMATS:
+        raise ValueError(f"{format} has no options, but {', '.join(options)} is given")
+    kind = FORMATS[format].options
+    known = [field.name for field in fields(kind)]
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"{format} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    return kind(**options)
 
 
 def _is_prefix(root: Store) -> bool:

@@ -6,7 +6,6 @@ the user, by the source's URL, or by the record of a run. Whether a row is the d
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
@@ -143,18 +142,20 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
     """
     wanted = sorted(set(rows))
     settings = source.settings
-    with contextlib.ExitStack() as stack:
-        opened: IO[bytes] = stack.enter_context(fsspec.open(place, "rb"))
-        head = opened.read(4096)
-        opened.seek(0)
+    with fsspec.open(place, "rb") as stored:
+        opened, head = stored, stored.read(4096)
         if (packed := compression(head)) is not None:
-            opened = stack.enter_context(_unpacked(opened, packed))
-            head = opened.read(4096)
-            opened.seek(0)
+            stored.seek(0)
+            head = _unpacked(stored, packed).read(4096)
+        stored.seek(0)
         kind = _kind(head, file.name, str(settings.get("format", "auto")))
+        if packed is not None:
+            opened = _unpacked(stored, packed)
         try:
             return dict(READERS[kind](opened, file, settings, wanted))
-        except (OSError, EOFError) as error:
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # of whatever library reads the format
             raise ValueError(f"{place}: cannot be read as {kind}: {error}") from error
 
 
@@ -302,8 +303,8 @@ def _pieces(opened: IO[bytes], separator: bytes, wanted: Sequence[int]) -> Itera
 
 def _csv(opened: IO[bytes], file: SourceFile, settings: Mapping[str, Any], wanted: Sequence[int]) -> Iterator[tuple[int, Row]]:
     limit = csv.field_size_limit(1 << 40)
+    lines = io.TextIOWrapper(opened, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        lines = io.TextIOWrapper(opened, encoding="utf-8-sig", errors="surrogateescape", newline="")
         delimiter = "\t" if ".tsv" in PurePosixPath(file.name).suffixes else ","
         rows = (row for row in csv.reader(lines, delimiter=delimiter) if row)
         header = next(rows, [])
@@ -320,6 +321,7 @@ def _csv(opened: IO[bytes], file: SourceFile, settings: Mapping[str, Any], wante
             if not wanted or number >= wanted[-1]:
                 return
     finally:
+        lines.detach()  # the file is somebody else's to close
         csv.field_size_limit(limit)
 
 

@@ -119,7 +119,11 @@ def describe(corpus: Corpus) -> dict[str, Any]:
     if corpus.receipt:
         described["receipt"] = {key: value for key, value in corpus.receipt.items() if key != "objects"}
     if corpus.format != FLAT_TOKENS:
-        described |= {"keeps": FORMATS[corpus.format].keeps, "loses": FORMATS[corpus.format].loses}
+        described |= {
+            "summary": FORMATS[corpus.format].summary,
+            "keeps": FORMATS[corpus.format].keeps,
+            "loses": FORMATS[corpus.format].loses,
+        }
     return described
 
 
@@ -213,7 +217,7 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         digest, kind = (receipt["inputs"].get("file") or ["unknown", ""])[:2]
         yield "made of", f"{kind} file with sha256 {digest[:12]}, part {receipt['inputs'].get('range')}"
         yield "documents", f"{receipt.get('written', 0):,} of {terminal.size(receipt.get('text_bytes', 0))} of text"
-    for key in ("keeps", "loses"):
+    for key in ("summary", "keeps", "loses"):
         if described.get(key):
             yield key, described[key]
 

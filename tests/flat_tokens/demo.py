@@ -1,0 +1,28 @@
+"""Small datasets for the tools to look into, made by the build itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flows.order import build
+from flows.threads import Threads
+from tasks.models import BuildConfig
+
+DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+TOKENIZER = str(DEMO / "tokenizer.json")
+
+
+def build_dataset(output: Path, **settings: Any) -> Path:
+    """Build a dataset; the path of its version."""
+    with Threads(1) as runner:
+        return Path(build(BuildConfig.model_validate({"output": str(output), **settings}), runner).path)
+
+
+def build_demo(output: Path, **settings: Any) -> Path:
+    """The demo's two sources, a Parquet file and a JSON-lines file; the path of the version."""
+    sources = [
+        {"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"},
+        {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
+    ]
+    return build_dataset(output, **{"sources": sources, "tokenizer": TOKENIZER, "validation_fraction": 0.2, **settings})

@@ -1,0 +1,188 @@
+"""Vocabularies: the bytes of every id, whoever's tokenizer it is, and the digests that builds write down."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens.vocabulary import Vocabulary, load_vocabulary
+from tasks.models import TokenizerConfig
+from tasks.tokenizers import large_string_array, load_tokenizer
+from tests.flat_tokens.demo import TOKENIZER
+
+BYTES = load_vocabulary("bytes")
+DEMO = load_vocabulary(TOKENIZER)
+AWKWARD = ["", " ", "Hello wörld 😀 <|endoftext|>\n\n x", "\ufeffa\r\n\tb", "日本語 العربية e\u0301", "def f(x):\n    return x"]
+
+
+def rank_file(path: Path) -> Path:
+    """A vocabulary of all bytes and a few merges."""
+    tokens = [bytes([value]) for value in range(256)] + [b"th", b"the", b" the"]
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)))
+    return path
+
+
+def decoded(vocabulary: Vocabulary, ids: list[int]) -> bytes:
+    return vocabulary.decode(np.array(ids, np.uint32))[0]
+
+
+def check_same_tokenizer(vocabulary: Vocabulary, config: TokenizerConfig) -> None:
+    """The vocabulary gives the ids and has the digest of the tokenizer that a build would use, and gives its text back."""
+    tokenizer = load_tokenizer(config)
+    assert vocabulary.digest == tokenizer.digest
+    assert vocabulary.encode is not None
+    for text in AWKWARD:
+        ids = vocabulary.encode(text)
+        assert ids.tolist() == tokenizer.reference(large_string_array(text)).ids.tolist()
+        assert vocabulary.decode(ids)[0].decode() == text
+
+
+@pytest.mark.parametrize("name", ["bytes", TOKENIZER])
+def test_ids_and_digests_are_those_of_builds(name: str) -> None:
+    check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base"])
+def test_ids_and_digests_of_real_encodings_are_those_of_builds(vocabularies: Path, name: str) -> None:
+    check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
+
+
+def test_a_tokenizers_directory_is_its_tokenizer_json(vocabularies: Path) -> None:
+    check_same_tokenizer(load_vocabulary(str(vocabularies / "gpt2")), TokenizerConfig(name=str(vocabularies / "gpt2")))
+
+
+def test_a_rank_file_with_its_pattern_is_the_builds_tokenizer(tmp_path: Path) -> None:
+    path, pattern = str(rank_file(tmp_path / "small.tiktoken")), r"\s?\w+|\W"
+    check_same_tokenizer(load_vocabulary(path, pattern=pattern), TokenizerConfig(name=path, pattern=pattern))
+
+
+def test_a_rank_file_without_its_pattern_decodes_but_does_not_encode(tmp_path: Path) -> None:
+    vocabulary = load_vocabulary(str(rank_file(tmp_path / "small.tiktoken")))
+    assert decoded(vocabulary, [104, 105, 258]) == b"hi the"
+    assert vocabulary.encode is None
+    assert vocabulary.digest is None
+
+
+def test_bytes_are_byte_values_plus_one() -> None:
+    assert decoded(BYTES, [0x61 + 1, 0xC3 + 1, 0xA9 + 1]) == "aé".encode()
+    assert BYTES.size == 257
+
+
+def test_ids_that_stand_for_nothing_are_replacement_characters() -> None:
+    """Id 0 of ``bytes``, and ids behind the last, up to the largest that the format holds."""
+    assert decoded(BYTES, [0, 98, 257, 2**31 - 1]).decode() == "\ufffda\ufffd\ufffd"
+    assert BYTES.piece(0) == BYTES.piece(2**31 - 1) == "\ufffd".encode()
+    assert BYTES.piece(98) == b"a"
+    assert BYTES.lengths[:3].tolist() == [0, 1, 1]
+    assert Vocabulary.of("none", None, {}, None).decode(np.array([5], np.uint32))[0].decode() == "\ufffd"
+
+
+@given(st.dictionaries(st.integers(0, 40), st.binary(min_size=1, max_size=5)), st.lists(st.integers(0, 60)))
+def test_decoding_joins_the_pieces_and_says_where_each_ends(pieces: dict[int, bytes], ids: list[int]) -> None:
+    vocabulary = Vocabulary.of("drawn", None, pieces, None)
+    expected = [pieces.get(i, "\ufffd".encode()) for i in ids]
+    data, ends = vocabulary.decode(np.array(ids, np.uint32))
+    assert data == b"".join(expected)
+    assert ends.tolist() == np.cumsum([len(piece) for piece in expected]).astype(int).tolist()
+    assert [vocabulary.piece(i) for i in ids] == expected
+
+
+def tokenizer_json(vocabulary: dict[str, int], decoder: dict[str, Any] | None, **model: Any) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": len(vocabulary),
+                "content": "<s>▁",
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
+        ],
+        "decoder": decoder,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], **model},
+    }
+
+
+LLAMA = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "decoder", "model", "text"),
+    [
+        # The way of Llama and Mistral: a sign for the space, and bytes by their values.
+        ({"▁a": 0, "<0xE2>": 1, "b": 2}, LLAMA, {}, b" a\xe2b"),
+        ({"▁a": 0, "b▁": 1}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}, {}, b" ab "),
+        ({"[UNK]": 0, "play": 1, "##ing": 2}, {"type": "WordPiece", "prefix": "##", "cleanup": True}, {}, b" [UNK] playing"),
+        ({"lo": 0, "w</w>": 1}, {"type": "BPEDecoder", "suffix": "</w>"}, {}, b"low "),
+        # The way of GPT-2: Ġ is the space, Ċ the line's end, Ã© the two bytes of é.
+        (
+            {"Ġa": 0, "Ċ": 1, "Ã©": 2},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            {},
+            " a\né".encode(),
+        ),
+        ({"a": 0, "b": 1}, None, {}, b"ab"),
+    ],
+)
+def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(
+    tmp_path: Path, vocabulary: dict[str, int], decoder: dict[str, Any] | None, model: dict[str, Any], text: bytes
+) -> None:
+    """Added tokens stand for what they are called, in any of them."""
+    definition = tokenizer_json(vocabulary, decoder, **model)
+    if decoder and decoder["type"] == "WordPiece":
+        kind = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        definition["model"] = {**kind, "vocab": vocabulary}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    loaded = load_vocabulary(str(tmp_path))
+    assert decoded(loaded, [*range(len(vocabulary)), len(vocabulary)]) == text + "<s>▁".encode()
+
+
+@pytest.mark.parametrize("line", [b"!!!! 0", b"YQ== x", b"YQ==", b"YQ== -1", b"YQ== 2147483648"])
+def test_a_malformed_rank_file_is_refused_by_its_line(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "x.tiktoken").write_bytes(b"YQ== 0\n" + line + b"\n")
+    with pytest.raises(ValueError, match=r"x\.tiktoken, line 2: "):
+        load_vocabulary(str(tmp_path / "x.tiktoken"))
+
+
+def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path: Path) -> None:
+    (tmp_path / "x.tiktoken").write_bytes(b"YQ== 2147483647\n")
+    with pytest.raises(ValueError, match="up to 67108863 are decoded"):
+        load_vocabulary(str(tmp_path / "x.tiktoken"))
+
+
+def test_a_name_that_means_nothing_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"there is no tokenizer 'gpt-99'; there are .*gpt2.*bytes"):
+        load_vocabulary("gpt-99")
+    with pytest.raises(ValueError, match=r"cannot read the tokenizer .*none\.json: No such file"):
+        load_vocabulary("/none.json")
+
+
+def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
+        load_vocabulary(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "package"), [("gpt2", "tiktoken"), (TOKENIZER, "tokenizers"), ("org/name", "huggingface_hub")])
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=f"needs the package '{package}'.*pip install {package}"):
+        load_vocabulary(name)
