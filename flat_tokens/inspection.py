@@ -321,13 +321,15 @@ def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
             raise ValueError("no tokenizer is known to find text with. Name one with --tokenizer, or look for ids: --find-ids")
     color = terminal.wants_color(options.color)
     mark, reset = (terminal.MATCH, terminal.RESET) if color else ("»", "«")
+    gap = " " if vocabulary is None else ""
     found: list[dict[str, Any]] = []
     matches = _matches(corpus, options, vocabulary)
     for name, match in itertools.islice(matches, options.limit or None):
         found.append({"split": name, **match._asdict()})
         if not options.json:
             before, text, after = (terminal.visible(part.replace("\n", " ")) for part in match[2:])
-            print(f"{name} {match.sequence}:{match.token}  {before}{mark}{text}{reset}{after}", flush=True)
+            left, right = gap if before else "", gap if after else ""
+            print(f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}", flush=True)
     more = next(matches, None) is not None
     if options.json:
         arguments.print_json({"matches": found, "more": more})
@@ -387,9 +389,9 @@ def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabu
             yield Match(
                 last,
                 at - low + (skipped if k == 0 else 0),
-                shown(ids[max(at - CONTEXT_TOKENS, low) : at]) + " " * (vocabulary is None),
+                shown(ids[max(at - CONTEXT_TOKENS, low) : at]),
                 shown(ids[at:behind]),
-                " " * (vocabulary is None) + shown(ids[behind : min(behind + CONTEXT_TOKENS, high)]),
+                shown(ids[behind : min(behind + CONTEXT_TOKENS, high)]),
             )
 
 
