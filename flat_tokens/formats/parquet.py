@@ -33,6 +33,7 @@ from flat_tokens.formats.contract import (
     cut_at_sequences,
     nothing_to_finish,
     require_sequences,
+    runs,
 )
 from flat_tokens.reader import SplitName
 from flat_tokens.storage import ObjectWriter, Store, StoredObject
@@ -49,7 +50,7 @@ STREAM_MAGIC = b"\xff\xff\xff\xff"
 
 
 @dataclass(frozen=True)
-class ParquetOptions:
+class Parquet:
     """How Parquet files are written and which column is read.
 
     ``tokens_per_file`` and ``tokens_per_row_group``: at most, unless one sequence is longer. ``zstd`` makes files less than
@@ -68,7 +69,7 @@ class ParquetOptions:
 
 
 @dataclass(frozen=True)
-class ArrowOptions:
+class Arrow:
     """How Arrow files are written and which column is read.
 
     ``tokens_per_file`` and ``tokens_per_batch``: at most, unless one sequence is longer.
@@ -94,11 +95,11 @@ def _check(column: str, **counts: int) -> None:
 # Writing
 
 
-def plan_parquet(splits: Splits, options: ParquetOptions) -> list[Part]:
+def plan_parquet(splits: Splits, options: Parquet) -> list[Part]:
     return _plan(splits, options.tokens_per_file, "{split}-{i:05d}-of-{count:05d}.parquet")
 
 
-def plan_arrow(splits: Splits, options: ArrowOptions) -> list[Part]:
+def plan_arrow(splits: Splits, options: Arrow) -> list[Part]:
     return _plan(splits, options.tokens_per_file, "{split}/data-{i:05d}-of-{count:05d}.arrow")
 
 
@@ -107,16 +108,16 @@ def _plan(splits: Splits, tokens_per_file: int, key: str) -> list[Part]:
     require_sequences(splits)
     parts = []
     for name, split in splits.items():
-        runs = cut_at_sequences(split, tokens_per_file)
-        for i, (start, stop) in enumerate(runs):
+        cuts = cut_at_sequences(split, tokens_per_file)
+        for i, (start, stop) in enumerate(cuts):
             # Several sequences are never more tokens than a file's, so only one alone can be too long for a list.
             if stop == start + 1 and (length := int(np.diff(split.seq_starts.read(start, stop + 1))[0])) > MAX_ROW_TOKENS:
                 raise ValueError(f"{split.store.url}: sequence {start} has {length} tokens, but a list holds {MAX_ROW_TOKENS}")
-            parts.append(Part(key.format(split=name, i=i, count=len(runs)), name, start, stop))
+            parts.append(Part(key.format(split=name, i=i, count=len(cuts)), name, start, stop))
     return parts
 
 
-def write_parquet(splits: Splits, part: Part, store: Store, options: ParquetOptions) -> list[StoredObject]:
+def write_parquet(splits: Splits, part: Part, store: Store, options: Parquet) -> list[StoredObject]:
     """One file, a row group for each run of sequences."""
     pyarrow, parquet = extra("pyarrow", "writing Parquet files"), extra("pyarrow.parquet", "writing Parquet files")
     settings: dict[str, Any] = {
@@ -132,7 +133,7 @@ def write_parquet(splits: Splits, part: Part, store: Store, options: ParquetOpti
     return [file.stored]
 
 
-def write_arrow(splits: Splits, part: Part, store: Store, options: ArrowOptions) -> list[StoredObject]:
+def write_arrow(splits: Splits, part: Part, store: Store, options: Arrow) -> list[StoredObject]:
     """One file, a stream of record batches."""
     pyarrow, ipc = extra("pyarrow", "writing Arrow files"), extra("pyarrow.ipc", "writing Arrow files")
     schema = _schema(pyarrow, options.column)
@@ -142,7 +143,7 @@ def write_arrow(splits: Splits, part: Part, store: Store, options: ArrowOptions)
     return [file.stored]
 
 
-def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, options: ArrowOptions) -> list[StoredObject]:
+def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, options: Arrow) -> list[StoredObject]:
     """The files by which ``datasets.load_from_disk`` finds the others; the one that says which splits there are comes last."""
     objects, names = [], [name for name in splits if any(posixpath.dirname(item.key) == name for item in written)]
     for name in names:
@@ -233,8 +234,7 @@ class Rows:
         """Row *i*, decoded: uint32[length]. Reads its row group up to there."""
         check_index(i, self.seq_count, self.file.path)
         row = i % self.seq_count
-        (batch,) = self.batches(row, row + 1)
-        return batch.sequence(0)
+        return np.concatenate([batch.encoded_tokens for batch in self.batches(row, row + 1)]) >> np.uint32(1)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
         stop = self.seq_count if stop is None else stop
@@ -251,18 +251,14 @@ class Rows:
 
 
 def _batches(array: Any, path: str, first: int, max_tokens: int) -> Iterator[TokenBatch]:
-    """A list array's rows, whose numbers begin with *first*, in runs of at most *max_tokens* unless one is longer."""
+    """A list array's rows, whose numbers begin with *first*, in runs of at most *max_tokens*."""
     tokens, entries = _flat(array, path, first)
-    row = 0
-    while row < len(entries) - 1:
-        last = max(int(np.searchsorted(entries, entries[row] + max_tokens, side="right")) - 1, row + 1)
-        begin, end = entries[row], entries[last]
-        yield TokenBatch.from_flat(tokens[begin:end], (entries[row : last + 1] - begin).astype(np.uint64))
-        row = last
+    for run in runs(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
+        yield TokenBatch.from_flat(tokens[run.start : run.stop], run.seq_starts)
 
 
-def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """A list array's ids (uint32[n], a copy) and where its rows start and the last one ends among them (int64[rows + 1]).
+def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+    """A list array's ids (uint32[n], a copy) and where its rows start and the last one ends among them (uint64[rows + 1]).
 
     ValueError, naming the row, where one is null or holds what is no token id.
     """
@@ -287,14 +283,14 @@ def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], np
     if len(ids) and (ids.min() < 0 or ids.max() > MAX_TOKEN_ID):
         wrong = (ids < 0) | (ids > MAX_TOKEN_ID)
         raise ValueError(f"{path}: row {row(wrong)} holds {ids[wrong][0]}, but token ids are 0 to {MAX_TOKEN_ID}")
-    return ids.astype(np.uint32), entries
+    return ids.astype(np.uint32), entries.astype(np.uint64)
 
 
 def recognise_parquet(files: Files) -> bool:
     return any(files.store.read_range(key, 0, 4) == b"PAR1" for key in _keys(files, PARQUET_ENDINGS))
 
 
-def open_parquet(files: Files, options: ParquetOptions) -> dict[SplitName, Readable]:
+def open_parquet(files: Files, options: Parquet) -> dict[SplitName, Readable]:
     """Every Parquet file below a directory, or one file: its rows are sequences."""
     return by_split(_keys(files, PARQUET_ENDINGS), lambda key: Rows(ParquetRows.at(files.store, key, options.column)))
 
@@ -303,7 +299,7 @@ def recognise_arrow(files: Files) -> bool:
     return any(_is_arrow(files.store, key) for key in _keys(files, ARROW_ENDINGS))
 
 
-def open_arrow(files: Files, options: ArrowOptions) -> dict[SplitName, Readable]:
+def open_arrow(files: Files, options: Arrow) -> dict[SplitName, Readable]:
     """What ``datasets`` saved to a directory, or other Arrow files: their rows are sequences."""
     return by_split(_arrow_keys(files), lambda key: Rows(ArrowRows.at(files.store, key, options.column)))
 
@@ -500,7 +496,7 @@ PARQUET = Format(
     summary="Parquet files with a column of token lists, as datasets, TRL and others read",
     keeps="sequences, empty ones too",
     loses="nothing",
-    options=ParquetOptions,
+    options=Parquet,
     recognise=recognise_parquet,
     open=open_parquet,
     plan=plan_parquet,
@@ -512,7 +508,7 @@ ARROW = Format(
     summary="Arrow files in a directory that datasets.load_from_disk reads",
     keeps="sequences, empty ones too",
     loses="nothing",
-    options=ArrowOptions,
+    options=Arrow,
     recognise=recognise_arrow,
     open=open_arrow,
     plan=plan_arrow,

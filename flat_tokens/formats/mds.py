@@ -1,0 +1,633 @@
+"""MosaicML's MDS: shards of samples that ``mosaicml-streaming`` reads, with an ``index.json`` a split.
+
+A shard is ``uint32 n | uint32 offset[n + 1] | configuration, JSON | samples``, its offsets counted from the file's start. A
+sample is the sizes of its columns of variable size (uint32 each), then the columns, by name. A column of type
+``ndarray:int32`` holds, in each sample, what an array looks like and its values: one byte ``dimensions << 2 | c``, a shape
+of integers of ``2 ** c`` bytes, as narrow as they can be, the items.
+
+Tokens are such a column. A sample is a document, or, with ``length``, a piece of all documents one behind the other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import posixpath
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.foreign import MAX_CHUNK_BYTES, inflate
+from flat_tokens.formats.contract import (
+    VALIDATION_WORDS,
+    Files,
+    Format,
+    Joined,
+    Part,
+    Readable,
+    Splits,
+    check_positive,
+    require_sequences,
+    split_of,
+)
+from flat_tokens.formats.indexed import Documents, IndexedFile, token_ids
+from flat_tokens.formats.nanogpt import Stream, StreamReader, stream, stream_length
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
+from flat_tokens.storage import Store, StoredObject
+
+INDEX = "index.json"
+INT32 = np.dtype("<i4")
+HEAD_BYTES = 9
+"""Of a sample: the array's size (4), dimensions (1) and shape (up to 4)."""
+MAX_SHARD_BYTES = 2**32
+"""Offsets are 32 bits wide."""
+MAX_SAMPLES = 1 << 24
+MAX_INDEX_BYTES = 32 << 20
+MAX_CONFIG_BYTES = 1 << 20
+WINDOW_BYTES = 16 << 20
+COLUMNS = ("tokens", "input_ids")
+TYPES = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+CODECS = {"zstd": "zstd", "gz": "gzip"}
+
+
+@dataclass(frozen=True)
+class Mds(Stream):
+    """How MDS shards are written and read.
+
+    ``end_of_text``: closes every document on the way out, and is removed on the way in. ``length``: samples of so many tokens
+    each, of one document behind the other, as LLM Foundry packs them; on the way in the documents are rebuilt from
+    ``end_of_text``. ``drop_last``: leave out what remains for the last sample of a split instead of making it shorter.
+    ``column``: written ``tokens``, read ``tokens`` or ``input_ids`` where it is None. ``bytes_type``: of the tokens in a
+    column of bytes, which does not say it. ``size_limit``: bytes of a shard, unless one sample is larger.
+    """
+
+    column: str | None = None
+    length: int | None = None
+    drop_last: bool = False
+    size_limit: int = 1 << 26
+    bytes_type: str = "int64"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("length", self.length)
+        check_positive("size_limit", self.size_limit)
+        if self.size_limit >= MAX_SHARD_BYTES:
+            raise ValueError(f"size_limit is {self.size_limit}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
+        if self.length is not None and _sample_bytes(self.length) >= MAX_SHARD_BYTES // 2:
+            raise ValueError(f"length is {self.length}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
+        if self.drop_last and self.length is None:
+            raise ValueError("drop_last is set, but only where there is a length can the last sample be shorter")
+        if self.bytes_type not in TYPES:
+            raise ValueError(f"bytes_type is {self.bytes_type!r}, but it is one of {', '.join(sorted(TYPES))}")
+        if self.column is not None and (not isinstance(self.column, str) or not self.column):
+            raise ValueError(f"column is {self.column!r}, but it is a column's name")
+
+
+# Writing
+
+
+def _config(options: Mds) -> dict[str, Any]:
+    """What a shard says of itself, in its head and in the index."""
+    return {
+        "column_encodings": [f"ndarray:{INT32.name}"],
+        "column_names": [options.column or COLUMNS[0]],
+        "column_sizes": [None],
+        "compression": None,
+        "format": "mds",
+        "hashes": ["sha256"],  # one of those that streaming validates, and known of every object that is stored
+        "size_limit": options.size_limit,
+        "version": 2,
+    }
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _sample_bytes(length: int) -> int:
+    """What a sample of so many tokens takes in a shard, with its offset, at most."""
+    return 4 + HEAD_BYTES + INT32.itemsize * length
+
+
+def plan(splits: Splits, options: Mds) -> list[Part]:
+    """Parts in samples: sequences, or pieces of ``length`` tokens. A split without any has no files."""
+    require_sequences(splits)
+    limit = options.size_limit - len(_shard_head(0, options)) - 4
+    parts = []
+    for name, split in splits.items():
+        if options.length is None:
+            runs = _cut_at_bytes(split, limit, options)
+        else:
+            total, per_shard = _sample_count(split, options), limit // _sample_bytes(options.length)
+            per_shard = min(max(per_shard, 1), MAX_SAMPLES)
+            runs = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
+        parts += [Part(f"{name}/shard.{i:05d}.mds", name, *run) for i, run in enumerate(runs)]
+    if not parts:
+        raise ValueError(f"no split has as many as {options.length} tokens. Set a smaller length, or drop_last to false.")
+    return parts
+
+
+def _sample_count(split: FlatTokens, options: Mds) -> int:
+    assert options.length is not None
+    if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
+        raise ValueError(
+            f"{split.store.url}: has {split.seq_count} sequences, and samples of {options.length} tokens keep no bounds between "
+            "them. Set end_of_text to the tokenizer's end-of-text token (50256 for gpt2)."
+        )
+    total = stream_length(split, options)
+    return total // options.length if options.drop_last else -(-total // options.length)
+
+
+def _cut_at_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int, int]]:
+    """Runs of sequences that take at most *limit* bytes each, unless one sequence takes more."""
+
+    def size(i: int) -> int:
+        """Bytes that the first *i* sequences take, at most."""
+        entry = int(split.seq_starts.read(i, i + 1)[0])
+        return INT32.itemsize * entry + i * _sample_bytes(int(options.end_of_text is not None))
+
+    runs, start = [], 0
+    while start < split.seq_count:
+        before = size(start)
+        stop = min(start + MAX_SAMPLES, split.seq_count)
+        stop = bisect.bisect_right(range(stop + 1), before + limit, start + 1, key=size) - 1
+        if stop == start and (alone := size(start + 1) - before + options.size_limit - limit) >= MAX_SHARD_BYTES:
+            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
+        stop = max(stop, start + 1)
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
+def write(splits: Splits, part: Part, store: Store, options: Mds) -> list[StoredObject]:
+    """One shard, in two passes: over the samples' lengths for the offsets, then over the tokens."""
+    split, (_, _, start, stop) = splits[part.split], part
+    lengths: Callable[[], Iterator[npt.NDArray[np.int64]]]
+    if options.length is None:
+        documents = Documents(split, start, stop, options.end_of_text)
+        lengths, tokens = documents.lengths, documents.tokens(INT32)
+    else:
+        first, last = start * options.length, min(stop * options.length, stream_length(split, options))
+        lengths = partial(_pieces, last - first, options.length)
+        tokens = stream(split, first, last, options, "after", INT32)
+    with store.create(part.key) as writer:
+        head = _shard_head(stop - start, options)
+        config, at = head[4:], len(head) + 4 * (stop - start + 1)
+        writer.write(head[:4])
+        writer.write(np.array([at], "<u4"))
+        for some in lengths():
+            ends = at + np.cumsum(_head_bytes(some) + INT32.itemsize * some)
+            writer.write(ends.astype("<u4"))
+            at = int(ends[-1])
+        writer.write(config)
+        for piece in _samples(lengths(), tokens):
+            writer.write(piece)
+    return [writer.stored]
+
+
+def _shard_head(count: int, options: Mds) -> bytes:
+    """What stands before and behind the offsets."""
+    return np.array([count], "<u4").tobytes() + _json(_config(options))
+
+
+def _pieces(total: int, length: int) -> Iterator[npt.NDArray[np.int64]]:
+    """The lengths of the samples that *total* tokens are cut into."""
+    for start in range(0, total, STARTS_AT_A_TIME * length):
+        stop = min(start + STARTS_AT_A_TIME * length, total)
+        yield np.diff(np.append(np.arange(start, stop, length), stop))
+
+
+def _samples(
+    lengths: Iterator[npt.NDArray[np.int64]], tokens: Iterator[npt.NDArray[np.int32]]
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of samples of these lengths, in arrays about as large as those of the tokens, which may end anywhere."""
+    ahead = np.empty(0, np.int64)  # lengths of samples that have not begun
+    begun = 0  # tokens that are missing of the one that has
+    for some in tokens:
+        while ahead.sum() + begun < len(some) and (more := next(lengths, None)) is not None:
+            ahead = np.concatenate([ahead, more])
+        first = min(begun, len(some))
+        starts = first + np.cumsum(ahead) - ahead
+        count = int(np.searchsorted(starts, len(some)))
+        starts, begin, ahead = starts[:count], ahead[:count], ahead[count:]
+        here = np.minimum(starts + begin, len(some)) - starts
+        yield _interleaved(some, first, begin, here)
+        begun += int((begin - here).sum()) - first
+    none = np.empty(0, np.int32)
+    for rest in (ahead, *lengths):  # samples of no tokens behind all of them
+        yield _interleaved(none, 0, rest, rest)
+
+
+def _interleaved(
+    tokens: npt.NDArray[np.int32], first: int, lengths: npt.NDArray[np.int64], here: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """*first* tokens of a sample that has begun, then the heads of samples of these *lengths*, each before the tokens of it
+    that are *here*.
+    """
+    sizes = np.empty(2 * len(lengths) + 1, np.int64)
+    sizes[0], sizes[1::2], sizes[2::2] = INT32.itemsize * first, _head_bytes(lengths), INT32.itemsize * here
+    is_token = np.repeat(np.arange(len(sizes)) % 2 == 0, sizes)
+    out = np.empty(len(is_token), np.uint8)
+    out[is_token] = tokens.astype(INT32, copy=False).view(np.uint8)
+    heads, used = _heads(lengths)
+    out[~is_token] = heads[used]
+    return out
+
+
+def _head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return 5 + _shape_bytes(lengths)
+
+
+def _shape_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
+
+
+def _heads(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """The heads of samples: uint8[n, 9], and which of these bytes are there: bool[n, 9]."""
+    width, heads = _shape_bytes(lengths), np.empty((len(lengths), HEAD_BYTES), np.uint8)
+    heads[:, :4] = (1 + width + INT32.itemsize * lengths).astype("<u4")[:, None].view(np.uint8)
+    heads[:, 4] = 1 << 2 | width >> 1  # one dimension; widths 1, 2 and 4 are 0, 1 and 2
+    heads[:, 5:] = lengths.astype("<u4")[:, None].view(np.uint8)
+    return heads, np.arange(HEAD_BYTES) < 5 + width[:, None]
+
+
+def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Mds) -> list[StoredObject]:
+    """Each split's index."""
+    shards: dict[str, list[dict[str, Any]]] = {}
+    for part, item in zip(plan(splits, options), written, strict=True):
+        basename = posixpath.basename(item.key)
+        data = {"basename": basename, "bytes": item.size, "hashes": {"sha256": item.sha256}}
+        shard = {**_config(options), "raw_data": data, "samples": part.stop - part.start, "zip_data": None}
+        shards.setdefault(part.split, []).append(shard)
+    return [store.put(f"{split}/{INDEX}", _json({"shards": found, "version": 2})) for split, found in shards.items()]
+
+
+# Reading
+
+
+class Layout(NamedTuple):
+    """How a shard's samples are laid out: where among their columns the tokens are, and of which type."""
+
+    sizes: tuple[int | None, ...]
+    """Of the columns, by name; None where each sample says it."""
+    at: int
+    dtype: np.dtype[Any]
+    has_shape: bool
+    """Whether the items stand behind the array's shape."""
+
+    @property
+    def variable(self) -> list[int]:
+        """Which columns are of variable size."""
+        return [i for i, size in enumerate(self.sizes) if size is None]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of a sample, without its columns of variable size."""
+        return 4 * len(self.variable) + sum(size for size in self.sizes if size is not None)
+
+
+class Samples(NamedTuple):
+    """Where the samples of a shard are. Sample i is bytes ``offsets[i] : offsets[i + 1]``, its tokens stand from
+    ``begins[i]`` on, and they are tokens ``entries[i] : entries[i + 1]`` of the shard.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    entries: npt.NDArray[np.uint64]
+
+    def lengths(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Tokens of samples ``first:last``: int64[last - first]."""
+        entries = self.entries[first : last + 1].astype(np.int64)
+        return entries[1:] - entries[:-1]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The tokens of a shard, one sample's behind the other's."""
+
+    store: Store
+    key: str
+    layout: Layout
+    sample_count: int
+    size: int
+    """In bytes, unpacked."""
+    packed: tuple[str, str, int] | None
+    """Codec, key and size of the packed shard."""
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.packed[1] if self.packed else self.key)
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens, all samples together."""
+        return int(_samples_of(self).entries[-1])
+
+    def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+        return _samples_of(self).entries[first : last + 1]
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError where a sample does not hold what it says."""
+        width, samples = self.layout.dtype.itemsize, _samples_of(self)
+        out = np.empty(stop - start, self.layout.dtype)
+        while start < stop:
+            first = int(np.searchsorted(samples.entries, np.uint64(start), side="right")) - 1
+            low = int(samples.offsets[first])
+            last = int(np.searchsorted(samples.offsets, low + WINDOW_BYTES, side="right")) - 1
+            last = max(min(last, int(np.searchsorted(samples.entries, np.uint64(stop)))), first + 1)
+            end = min(stop, int(samples.entries[last]))
+            if last == first + 1:  # perhaps a very large one
+                self._check_heads(samples, first, last, self.read(low, int(samples.begins[first])))
+                begin = int(samples.begins[first]) + (start - int(samples.entries[first])) * width
+                found = self.read(begin, begin + (end - start) * width)
+            else:
+                data = self.read(low, int(samples.offsets[last]))
+                self._check_heads(samples, first, last, data)
+                found = self._between(samples, first, last, data)[(start - int(samples.entries[first])) * width :]
+            out[len(out) - (stop - start) : len(out) - (stop - end)] = found[: (end - start) * width].view(self.layout.dtype)
+            start = end
+        return token_ids(out, self.path)
+
+    def _check_heads(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> None:
+        """ValueError where samples do not say the sizes and shapes that their offsets leave room for."""
+        layout, low = self.layout, samples.offsets[first]
+        if layout.sizes[layout.at] is not None:
+            return
+        lengths = samples.lengths(first, last)
+        shapes = _shape_bytes(lengths)
+        sizes = lengths * layout.dtype.itemsize + (1 + shapes) * layout.has_shape
+        at = samples.offsets[first:last] - low + 4 * layout.variable.index(layout.at)
+        wrong = _integers(data, at, 4) != sizes
+        if layout.has_shape:
+            at = samples.begins[first:last] - low - shapes
+            wrong |= data[at - 1] != (1 << 2 | shapes >> 1)
+            for width in (1, 2, 4):
+                these = np.flatnonzero(shapes == width)
+                wrong[these] |= _integers(data, at[these], width) != lengths[these]
+        if wrong.any():
+            raise ValueError(
+                f"{self.path}: sample {first + int(np.flatnonzero(wrong)[0])} is not one array of {layout.dtype.name} in one "
+                "dimension, as its offset says. The shard is damaged, or of another kind."
+            )
+
+    def _between(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The tokens' bytes among all bytes of samples ``first:last``."""
+        begins = samples.begins[first:last]
+        ends = begins + samples.lengths(first, last) * self.layout.dtype.itemsize
+        sizes = np.empty(2 * len(begins) + 1, np.int64)
+        sizes[1::2] = ends - begins
+        sizes[0::2] = np.append(begins, samples.offsets[last]) - np.append(samples.offsets[first], ends)
+        found: npt.NDArray[np.uint8] = data[np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)]
+        return found
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Bytes ``start:stop`` of the shard, unpacked."""
+        if self.packed is not None:
+            return _unpacked(self)[start:stop]
+        data = self.store.read_range(self.key, start, stop)
+        if len(data) != stop - start:
+            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
+        return np.frombuffer(data, np.uint8)
+
+
+def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """The integers of *width* bytes at these positions."""
+    stored: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(width)]
+    return stored.view(f"<u{width}")[:, 0].astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _samples_of(shard: Shard) -> Samples:
+    """Where a shard's samples are, by its offsets. ValueError where they are not within the shard, one behind the other."""
+    layout, count, path = shard.layout, shard.sample_count, shard.path
+    if shard.packed is None and (size := shard.store.size(shard.key)) != shard.size:
+        raise ValueError(f"{path}: has {size} bytes, but the index says {shard.size}. Fetch or write it again.")
+    if (ends := 4 * (count + 2)) > shard.size:
+        raise ValueError(f"{path}: has {shard.size} bytes, which do not hold {count} samples")
+    head = shard.read(0, ends).view("<u4")
+    offsets = head[1:].astype(np.int64)
+    if head[0] != count:
+        raise ValueError(f"{path}: has {head[0]} samples, but the index says {count}")
+    sizes = np.diff(offsets)
+    if offsets[0] < ends or offsets[-1] != shard.size or (sizes < layout.fixed_bytes).any():
+        raise ValueError(f"{path}: its offsets do not run from {ends} to {shard.size}, each leaving room for a sample")
+    variable = layout.variable
+    if variable == [layout.at]:
+        stored = (sizes - layout.fixed_bytes)[:, None]
+    else:
+        stored = _variable_sizes(shard, offsets)
+        if (wrong := np.flatnonzero(stored.sum(1) + layout.fixed_bytes != sizes)).size:
+            raise ValueError(f"{path}: sample {wrong[0]} has columns of other sizes than its offset says")
+    begins = offsets[:-1] + 4 * len(variable)
+    for i, fixed in enumerate(layout.sizes[: layout.at + 1]):
+        held = stored[:, variable.index(i)] if fixed is None else np.full(count, fixed)
+        begins = begins + held * (i < layout.at)
+    lengths, shapes = _lengths(held, layout)
+    if (wrong := np.flatnonzero(lengths < 0)).size:
+        raise ValueError(
+            f"{path}: sample {wrong[0]} has {held[wrong[0]]} bytes of tokens, which are no {layout.dtype.name} array"
+        )
+    return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64))
+
+
+def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many tokens columns of so many bytes hold, -1 where that cannot be, and the bytes that stand before them."""
+    width, shapes = layout.dtype.itemsize, np.zeros_like(held)
+    if layout.has_shape:
+        shapes = 1 + np.where(held < 3 + (1 << 8) * width, 1, np.where(held < 4 + (1 << 16) * width, 2, 4))
+    lengths, rest = np.divmod(held - shapes, width)
+    fits = (rest == 0) & (lengths >= 0)
+    if layout.has_shape:
+        fits &= 1 + _shape_bytes(lengths) == shapes
+    return np.where(fits, lengths, -1), shapes
+
+
+def _variable_sizes(shard: Shard, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sizes of the columns of variable size: int64[n, columns]. Takes a pass over the shard."""
+    columns = len(shard.layout.variable)
+    sizes = np.empty((len(offsets) - 1, columns), np.int64)
+    first = 0
+    while first < len(sizes):
+        last = max(int(np.searchsorted(offsets, offsets[first] + WINDOW_BYTES, side="right")) - 1, first + 1)
+        end = offsets[last] if last > first + 1 else offsets[first] + 4 * columns
+        data = shard.read(int(offsets[first]), int(end))
+        for column in range(columns):
+            sizes[first:last, column] = _integers(data, offsets[first:last] - offsets[first] + 4 * column, 4)
+        first = last
+    return sizes
+
+
+@lru_cache(maxsize=1)
+def _unpacked(shard: Shard) -> npt.NDArray[np.uint8]:
+    assert shard.packed is not None
+    codec, key, expected = shard.packed
+    if max(shard.size, expected) > MAX_CHUNK_BYTES:
+        raise ValueError(f"{shard.path}: is larger than packed shards may be ({MAX_CHUNK_BYTES} bytes). Unpack it.")
+    if (size := shard.store.size(key)) != expected:
+        raise ValueError(f"{shard.path}: has {size} bytes, but the index says {expected}. Fetch or write it again.")
+    try:
+        return np.frombuffer(inflate(codec, memoryview(shard.store.read(key)), shard.size), np.uint8)
+    except ValueError as error:
+        raise ValueError(f"{shard.path}: {error}") from error
+
+
+def recognise(files: Files) -> bool:
+    if len(files.keys) == 1 and posixpath.basename(files.keys[0]) != INDEX:
+        return _own_config(files.store, files.keys[0]) is not None
+    return any(_is_index(files.store, key) for key in _indices(files))
+
+
+def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
+    """The splits of a directory with an ``index.json``, or one in each of its directories, or a shard alone."""
+    found: dict[SplitName, list[Shard]] = {}
+    indices = _indices(files)
+    for key in indices:
+        directory = posixpath.dirname(key)
+        # The directory that was asked for is named by its user: of its name, a word alone tells.
+        name = directory or posixpath.basename(files.store.root)
+        split = split_of(name) if directory or name in VALIDATION_WORDS else "train"
+        for shard in _index(files.store, key):
+            found.setdefault(split, []).append(_shard(files.store / directory, shard, files.store.path(key), options))
+        found.setdefault(split, [])
+    if not indices:
+        if len(files.keys) > 1 or (config := _own_config(files.store, files.keys[0])) is None:
+            raise ValueError(f"{files.url}: has no {INDEX}, and is no MDS shard itself. An export writes it when it is finished.")
+        found[split_of(files.keys[0])] = [_shard(files.store, config, files.url, options)]
+    return {split: _reader(tuple(shards), options) for split, shards in found.items()}
+
+
+def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
+    if options.length is not None or not shards:  # no shards are an empty stream
+        return StreamReader(shards, options.end_of_text, "after")
+    return Joined(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
+
+
+def _indices(files: Files) -> list[str]:
+    """The indices, without those below another one, which lists their shards as well."""
+    keys = [key for key in files.keys if posixpath.basename(key) == INDEX]
+    above = {posixpath.dirname(key) for key in keys}
+    return [key for key in keys if not any(parent in above for parent in _parents(posixpath.dirname(key)))]
+
+
+def _parents(directory: str) -> Iterator[str]:
+    while directory:
+        directory = posixpath.dirname(directory)
+        yield directory
+
+
+def _is_index(store: Store, key: str) -> bool:
+    head = store.read_range(key, 0, 1 << 16)
+    return b'"shards"' in head and re.search(rb'"format"\s*:\s*"mds"|"shards"\s*:\s*\[\s*\]', head) is not None
+
+
+def _index(store: Store, key: str) -> list[Any]:
+    """The entries of an index. ValueError where it is none."""
+    path = store.path(key)
+    if store.size(key) > MAX_INDEX_BYTES:
+        raise ValueError(f"{path}: is larger than an index may be ({MAX_INDEX_BYTES} bytes)")
+    index = _parsed(store.read(key), path)
+    if index.get("version") != 2 or not isinstance(shards := index.get("shards"), list):
+        raise ValueError(f"{path}: is of version {reprlib.repr(index.get('version'))}; an index of version 2 with shards is read")
+    return shards
+
+
+def _parsed(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: is not a JSON object")
+    return value
+
+
+def _own_config(store: Store, key: str) -> dict[str, Any] | None:
+    """What an index would say of a shard, by the shard itself; None where it is none."""
+    head = store.read_range(key, 0, 8)
+    count, start = (int.from_bytes(head[i : i + 4], "little") for i in (0, 4))
+    before = 4 * (count + 2)
+    if len(head) < 8 or not before < start <= min(store.size(key), before + MAX_CONFIG_BYTES):
+        return None
+    try:
+        config = _parsed(store.read_range(key, before, start), store.path(key))
+    except ValueError:
+        return None
+    data = {"basename": key, "bytes": store.size(key)}
+    return {**config, "raw_data": data, "samples": count, "zip_data": None} if config.get("format") == "mds" else None
+
+
+def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
+    """The shard of an index's *entry*. ValueError, naming the index by its *path*, where the entry cannot be right."""
+    try:
+        if entry["format"] != "mds" or entry["version"] != 2:
+            raise ValueError(f"lists a shard of format {reprlib.repr(entry['format'])}, version {reprlib.repr(entry['version'])}")
+        layout = _layout(entry["column_names"], entry["column_encodings"], entry["column_sizes"], options)
+        count, (key, size) = entry["samples"], _data(entry["raw_data"])
+        if type(count) is not int or not 0 <= count <= MAX_SAMPLES:
+            raise ValueError(f"lists a shard of {reprlib.repr(count)} samples; up to {MAX_SAMPLES} are read")
+        packed = None
+        if entry["zip_data"] is not None and not store.exists(key):
+            codec = str(entry["compression"]).partition(":")[0]
+            if codec not in CODECS:
+                raise ValueError(f"lists shards packed by {reprlib.repr(codec)}; {' and '.join(CODECS)} are read. Unpack them.")
+            packed = CODECS[codec], *_data(entry["zip_data"])
+        return Shard(store, key, layout, count, size, packed)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _data(entry: Any) -> tuple[str, int]:
+    """Key and size of a file, which lies where the index does or below."""
+    name, size = entry["basename"], entry["bytes"]
+    if not isinstance(name, str) or {"\0", "\\"} & set(name) or {"", ".", ".."} & set(name.split("/")):
+        raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
+    if type(size) is not int or not 0 <= size < MAX_SHARD_BYTES:
+        raise ValueError(f"lists {name} with {reprlib.repr(size)} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
+    return name, size
+
+
+def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> Layout:
+    if not len(names) == len(encodings) == len(sizes) or not all(isinstance(text, str) for text in (*names, *encodings)):
+        raise ValueError("does not list its columns' names, encodings and sizes")
+    if any(size is not None and (type(size) is not int or not 0 < size < MAX_SHARD_BYTES) for size in sizes):
+        raise ValueError(f"lists columns of sizes {reprlib.repr(sizes)}")
+    wanted = COLUMNS if options.column is None else (options.column,)
+    column = next((name for name in wanted if name in names), None)
+    if column is None:
+        have = ", ".join(reprlib.repr(name) for name in names[:20])
+        raise ValueError(f"has no column {' or '.join(map(repr, wanted))}; it has {have}. Set column.")
+    at = names.index(column)
+    if encodings[at] == "bytes":
+        return Layout(tuple(sizes), at, np.dtype(options.bytes_type).newbyteorder("<"), False)
+    kind, _, rest = encodings[at].partition(":")
+    dtype, _, shape = rest.partition(":")
+    if kind != "ndarray" or dtype not in TYPES or (shape and not re.fullmatch(r"[0-9]{1,10}", shape)):
+        raise ValueError(
+            f"column {column!r} is of type {reprlib.repr(encodings[at])}, but tokens are ndarrays of integers in one dimension "
+            "(ndarray:int32), or bytes. Set column."
+        )
+    if bool(shape) != (sizes[at] is not None) or (shape and sizes[at] != int(shape) * np.dtype(dtype).itemsize):
+        raise ValueError(f"column {column!r} is of type {reprlib.repr(encodings[at])}, but of size {sizes[at]}")
+    return Layout(tuple(sizes), at, np.dtype(dtype).newbyteorder("<"), not shape)
+
+
+MDS = Format(
+    name="mds",
+    summary="MosaicML's MDS shards, as mosaicml-streaming reads them",
+    keeps="sequences, empty ones too; with length, by the end-of-text token",
+    loses="with length, the bounds of sequences where the end-of-text token is not named on the way in",
+    options=Mds,
+    recognise=recognise,
+    open=open_mds,
+    plan=plan,
+    write=write,
+    finish=finish,
+)

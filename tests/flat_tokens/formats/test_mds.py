@@ -1,0 +1,541 @@
+"""MDS: what is written is what MosaicML's writer writes and its reader reads, what that writes reads here."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import itertools
+import json
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.formats import Files, open_any
+from flat_tokens.formats import mds as module
+from flat_tokens.formats.mds import MDS, Mds
+from flat_tokens.storage import Store
+from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+
+LARGEST = 2**31 - 1
+EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
+CONFIG = (
+    b'{"column_encodings": ["ndarray:int32"], "column_names": ["tokens"], "column_sizes": [null], "compression": null, '
+    b'"format": "mds", "hashes": ["sha256"], "size_limit": 67108864, "version": 2}'
+)
+IDS = st.one_of(st.integers(0, LARGEST - 1), st.sampled_from([0, LARGEST - 1]))
+RAGGED = st.lists(st.lists(IDS, max_size=25), min_size=1, max_size=8)
+_numbers = itertools.count()
+
+
+def read(where: Path | str, options: Mds | None = None, max_tokens: int = 5) -> dict[str, list[list[int]]]:
+    splits = MDS.open(Files.at(where), options or Mds())
+    return {name: sequences_in(split, max_tokens) for name, split in splits.items()}
+
+
+def index_of(path: Path) -> Any:
+    return json.loads((path / "index.json").read_text())
+
+
+def change(path: Path, by: Callable[[Any], object]) -> None:
+    """Change the first shard's entry in an index."""
+    index = index_of(path)
+    by(index["shards"][0])
+    (path / "index.json").write_text(json.dumps(index))
+
+
+# Writing
+
+
+def test_a_shard_is_its_offsets_its_configuration_and_its_samples(tmp_path: Path) -> None:
+    """By hand: two samples, a size, one dimension of one byte, the ids."""
+    export("mds", splits_of([[1, 2], [3]]), tmp_path, Mds())
+    samples = [
+        b"\x0a\0\0\0" + b"\x04\x02" + b"\x01\0\0\0\x02\0\0\0",
+        b"\x06\0\0\0" + b"\x04\x01" + b"\x03\0\0\0",
+    ]
+    first = 4 + 3 * 4 + len(CONFIG)
+    offsets = np.array([2, first, first + 14, first + 24], "<u4").tobytes()
+    assert (tmp_path / "train/shard.00000.mds").read_bytes() == offsets + CONFIG + b"".join(samples)
+
+
+def test_the_index_lists_the_shards(tmp_path: Path) -> None:
+    written = export("mds", splits_of([[1, 2], [3]], [[4]]), tmp_path, Mds())
+    assert [item.key for item in written] == [
+        "train/shard.00000.mds",
+        "validation/shard.00000.mds",
+        "train/index.json",
+        "validation/index.json",
+    ]
+    data = {"basename": "shard.00000.mds", "bytes": written[0].size, "hashes": {"sha256": written[0].sha256}}
+    shard = {**json.loads(CONFIG), "raw_data": data, "zip_data": None, "samples": 2}
+    assert index_of(tmp_path / "train") == {"version": 2, "shards": [shard]}
+    assert [Store.at(tmp_path).digest(item.key) for item in written] == written
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 65_535, 65_536])
+def test_a_shape_is_as_narrow_as_its_length_is(tmp_path: Path, length: int) -> None:
+    sequences = [[7] * length, [8]]
+    export("mds", splits_of(sequences), tmp_path, Mds())
+    shard = (tmp_path / "train/shard.00000.mds").read_bytes()
+    start = int.from_bytes(shard[4:8], "little")
+    width = 1 if length < 256 else 2 if length < 65_536 else 4
+    assert shard[start + 4] == {1: 4, 2: 5, 4: 6}[width]
+    assert int.from_bytes(shard[start + 5 : start + 5 + width], "little") == length
+    assert [ids.tolist() for batch in open_any(tmp_path).splits["train"].batches() for ids in batch.sequences()] == sequences
+
+
+OPTIONS = pytest.mark.parametrize(
+    "options",
+    [
+        Mds(),
+        Mds(size_limit=300),
+        Mds(size_limit=1),
+        Mds(end_of_text=LARGEST, size_limit=300, column="input_ids"),
+        Mds(end_of_text=LARGEST, length=4, size_limit=300),
+        Mds(end_of_text=LARGEST, length=1000),
+        Mds(end_of_text=LARGEST, length=1, size_limit=1),
+    ],
+    ids=["one shard", "shards", "a shard a sample", "closed", "packed", "packed long", "packed short"],
+)
+
+
+@OPTIONS
+@given(train=RAGGED, validation=RAGGED)
+@settings(max_examples=8)
+def test_import_is_exports_inverse(options: Mds, train: list[list[int]], validation: list[list[int]]) -> None:
+    path = f"memory://mds-{next(_numbers)}"
+    export("mds", splits_of(train, validation), path, options)
+    opened = open_any(path, None, options)
+    assert opened.format == "mds"
+    assert {name: sequences_in(split) for name, split in opened.splits.items()} == {"train": train, "validation": validation}
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 3, 7, 1 << 21])
+@given(sequences=RAGGED)
+@settings(max_examples=8)
+def test_samples_are_written_the_same_in_pieces_of_any_size(batch_tokens: int, sequences: list[list[int]]) -> None:
+    lengths = np.array([len(ids) for ids in sequences])
+    flat = np.array([token for ids in sequences for token in ids], np.int32)
+    pieces = [flat[at : at + batch_tokens] for at in range(0, len(flat), batch_tokens)]
+    blocks = [lengths[at : at + 3] for at in range(0, len(lengths), 3)]
+    expected = b""
+    for ids in sequences:
+        value = bytes([4, len(ids)]) + np.array(ids, "<i4").tobytes()
+        expected += np.uint32(len(value)).tobytes() + value
+    assert b"".join(piece.tobytes() for piece in module._samples(iter(blocks), iter(pieces))) == expected
+
+
+@given(sequences=RAGGED, limit=st.integers(200, 600))
+@settings(max_examples=15)
+def test_shards_end_at_the_size_limit_unless_one_sample_is_larger(sequences: list[list[int]], limit: int) -> None:
+    path = f"memory://mds-{next(_numbers)}"
+    for stored in export("mds", splits_of(sequences), path, Mds(size_limit=limit))[:-1]:
+        (shard,) = [
+            entry
+            for entry in json.loads(Store.at(path).read("train/index.json"))["shards"]
+            if entry["raw_data"]["basename"] in stored.key
+        ]
+        assert stored.size <= limit or shard["samples"] == 1
+
+
+def test_packed_samples_are_the_documents_one_behind_the_other(tmp_path: Path) -> None:
+    splits = splits_of([[1, 2, 3], [], [4, 5], [6]])
+    export("mds", splits, tmp_path / "kept", Mds(length=4, end_of_text=0))
+    assert read(tmp_path / "kept") == {"train": [[1, 2, 3, 0], [0, 4, 5, 0], [6, 0]]}
+    export("mds", splits, tmp_path / "dropped", Mds(length=4, end_of_text=0, drop_last=True))
+    assert read(tmp_path / "dropped") == {"train": [[1, 2, 3, 0], [0, 4, 5, 0]]}
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"has 2 sequences, and samples of 4 tokens keep no bounds between them\. Set end_of_text"
+    ):
+        MDS.plan(splits_of([[1], [2]]), Mds(length=4))
+    assert len(MDS.plan(splits_of([[1, 2, 3]]), Mds(length=2))) == 1
+    with pytest.raises(ValueError, match="no split has as many as 9 tokens"):
+        MDS.plan(splits_of([[1], [2]]), Mds(length=9, end_of_text=0, drop_last=True))
+    with pytest.raises(ValueError, match=r"is end_of_text \(2\) inside a sequence"):
+        export("mds", splits_of([[1], [2]]), tmp_path, Mds(length=9, end_of_text=2))
+    with pytest.raises(ValueError, match="there are no sequences to export"):
+        MDS.plan(splits_of([]), Mds())
+
+
+def test_a_sequence_larger_than_offsets_can_say_is_refused_unread(tmp_path: Path) -> None:
+    class Long:  # a split of one sequence, of which the plan looks at the index alone
+        store, seq_count, max_token_id, token_count = Store.at(tmp_path / "long"), 1, 1, 2**30
+        seq_starts: Any = None
+
+    Long.seq_starts = Long
+    Long.read = staticmethod(lambda start, stop: np.array([0, 2**30], np.uint64)[start:stop])  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"long: sequence 0 takes \d+ bytes, but shards end at 4294967295"):
+        MDS.plan({"train": Long()}, Mds())  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"length": 0},
+        {"length": 2**30},
+        {"size_limit": 0},
+        {"size_limit": 2**32},
+        {"end_of_text": -1},
+        {"end_of_text": 2**31},
+        {"drop_last": True},
+        {"bytes_type": "float32"},
+        {"column": ""},
+    ],
+)
+def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is "):
+        Mds(**wrong)
+
+
+# MosaicML's own writer and reader
+
+
+def _stand_in(name: str, **attributes: object) -> None:
+    if name.partition(".")[0] in sys.modules or importlib.util.find_spec(name.partition(".")[0]) is None:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__dict__.update(attributes, __path__=[])
+
+
+@pytest.fixture(scope="module")
+def streaming() -> Iterator[Any]:
+    """mosaicml-streaming, which imports packages for images and tokenizers that nothing here needs."""
+    pytest.importorskip("torch", reason="mosaicml-streaming needs torch")
+    before = dict(sys.modules)
+    _stand_in("torchvision")
+    _stand_in("torchvision.datasets", VisionDataset=object)
+    _stand_in("torchvision.transforms")
+    _stand_in("torchvision.transforms.functional", to_tensor=None)
+    _stand_in("transformers")
+    _stand_in("transformers.feature_extraction_utils", BatchFeature=dict)
+    _stand_in("transformers.tokenization_utils_base", BatchEncoding=dict)
+    _stand_in("transformers.models")
+    _stand_in("transformers.models.auto")
+    _stand_in("transformers.models.auto.tokenization_auto", AutoTokenizer=None)
+    yield pytest.importorskip("streaming", reason="mosaicml-streaming is not installed", exc_type=ImportError)
+    for name in set(sys.modules) - set(before):
+        if name.partition(".")[0] in ("torchvision", "transformers"):
+            del sys.modules[name]
+
+
+def written_by_mosaicml(streaming: Any, path: Path, sequences: list[Any], columns: dict[str, str], **settings: Any) -> None:
+    filler = {"a": "text before", "id": 7, "z": b"bytes behind", "mask": np.ones(4, np.uint8)}
+    with streaming.MDSWriter(columns=columns, out=str(path), **settings) as writer:
+        for ids in sequences:
+            writer.write({name: filler.get(name, ids) for name in columns})
+
+
+needs_open_files = pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@needs_open_files
+def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path: Path, streaming: Any) -> None:
+    sequences = [ids for ids in EXAMPLE if ids] + [[1] * 70_000]  # their writer takes no empty arrays
+    export("mds", splits_of(sequences), tmp_path / "ours", Mds())
+    arrays = [np.array(ids, np.int32) for ids in sequences]
+    written_by_mosaicml(streaming, tmp_path / "theirs", arrays, {"tokens": "ndarray:int32"}, hashes=["sha256"])
+    for name in ("shard.00000.mds", "index.json"):
+        assert (tmp_path / "ours/train" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+@needs_open_files
+@pytest.mark.parametrize("limit", [300, 1 << 26])
+def test_mosaicml_reads_what_is_written(tmp_path: Path, streaming: Any, limit: int) -> None:
+    export("mds", splits_of(EXAMPLE, [[9]]), tmp_path, Mds(size_limit=limit))
+    local = streaming.LocalDataset(str(tmp_path), split="train")
+    assert len(local) == len(EXAMPLE)
+    assert [local[i]["tokens"].tolist() for i in range(len(local))] == EXAMPLE
+    assert local[0]["tokens"].dtype == np.int32
+    streamed = streaming.StreamingDataset(
+        remote=str(tmp_path), local=str(tmp_path / "cache"), split="train", batch_size=1, validate_hash="sha256"
+    )
+    assert [sample["tokens"].tolist() for sample in streamed] == EXAMPLE
+    assert streaming.LocalDataset(str(tmp_path), split="validation")[0]["tokens"].tolist() == [9]
+
+
+@needs_open_files
+def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
+    export(
+        "mds", splits_of([list(range(1, 1000))] * 3), tmp_path, Mds(length=300, end_of_text=0, drop_last=True, size_limit=5000)
+    )
+    local = streaming.LocalDataset(str(tmp_path), split="train")
+    assert np.array_equal(np.stack([local[i]["tokens"] for i in range(10)]).ravel(), [*range(1, 1000), 0] * 3)
+
+
+@needs_open_files
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:7", "gz:1"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tokens": "ndarray:int32"},
+        {"input_ids": "ndarray:uint16"},
+        {"tokens": "ndarray:int64", "a": "str", "id": "int", "z": "bytes"},
+        {"tokens": "ndarray:uint8", "mask": "ndarray:uint8:4", "id": "int"},
+    ],
+    ids=lambda columns: " ".join(columns),
+)
+def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: dict[str, str], compression: str | None) -> None:
+    sequences = [[i % 256] * (i % 300 + 1) for i in range(0, 400, 7)]
+    arrays = [np.array(ids, columns.get("tokens", "ndarray:uint16").partition(":")[2]) for ids in sequences]
+    settings: dict[str, Any] = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 9000}
+    written_by_mosaicml(streaming, tmp_path, arrays, columns, **settings)
+    assert MDS.recognise(Files.at(tmp_path))
+    assert read(tmp_path, max_tokens=1000) == {"train": sequences}
+
+
+@needs_open_files
+@pytest.mark.parametrize("compression", ["br", "bz2", "snappy"])
+def test_other_compressions_are_refused_by_name(tmp_path: Path, streaming: Any, compression: str) -> None:
+    written_by_mosaicml(streaming, tmp_path, [np.arange(3, dtype=np.int32)], {"tokens": "ndarray:int32"}, compression=compression)
+    with pytest.raises(ValueError, match=rf"index.json: lists shards packed by '{compression}'; zstd and gz are read"):
+        read(tmp_path)
+
+
+@needs_open_files
+def test_packed_samples_of_mosaicml_give_back_the_documents(tmp_path: Path, streaming: Any) -> None:
+    """As LLM Foundry packs: fixed lengths, or bytes of 64-bit integers."""
+    flat = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8])
+    pieces = flat.reshape(3, 4)
+    documents = {"train": [[1, 2], [3], [], [4, 5, 6], [7, 8]]}
+    written_by_mosaicml(streaming, tmp_path / "static", [*pieces.astype(np.int32)], {"tokens": "ndarray:int32:4"})
+    assert read(tmp_path / "static") == {"train": pieces.tolist()}
+    assert read(tmp_path / "static", Mds(length=4, end_of_text=0)) == documents
+    written_by_mosaicml(streaming, tmp_path / "bytes", [ids.tobytes() for ids in pieces], {"tokens": "bytes"}, size_limit=250)
+    assert len(index_of(tmp_path / "bytes")["shards"]) > 1
+    assert read(tmp_path / "bytes", Mds(length=4, end_of_text=0)) == documents
+    assert read(tmp_path / "bytes", Mds(length=4))["train"] == [flat.tolist()]
+    assert read(tmp_path / "bytes", Mds(bytes_type="uint16"))["train"][0] == [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]
+
+
+@needs_open_files
+def test_merged_indices_are_read_once(tmp_path: Path, streaming: Any) -> None:
+    for i in range(3):
+        written_by_mosaicml(streaming, tmp_path / str(i), [np.array([i, i])], {"tokens": "ndarray:int64"})
+    from streaming.base.util import merge_index
+
+    merge_index(str(tmp_path), keep_local=True)
+    assert index_of(tmp_path)["shards"][1]["raw_data"]["basename"] == "1/shard.00000.mds"
+    assert read(tmp_path) == {"train": [[0, 0], [1, 1], [2, 2]]}
+
+
+# Reading
+
+
+def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path: Path) -> None:
+    export("mds", splits_of(EXAMPLE, [[1]]), tmp_path, Mds())
+    (tmp_path / "train/shard.00000.mds").rename(tmp_path / "nameless")
+    assert open_any(tmp_path / "nameless").format == "mds"
+    assert read(tmp_path / "nameless") == {"train": EXAMPLE}
+    assert read(tmp_path / "validation") == {"validation": [[1]]}
+    assert read(tmp_path / "validation/index.json")
+
+
+def test_without_an_index_an_export_is_not_finished(tmp_path: Path) -> None:
+    export("mds", splits_of(EXAMPLE), tmp_path, Mds(size_limit=300))
+    (tmp_path / "train/index.json").unlink()
+    assert not MDS.recognise(Files.at(tmp_path))
+    with pytest.raises(ValueError, match=r"has no index.json, and is no MDS shard itself\."):
+        read(tmp_path)
+
+
+def test_recognised_by_content(tmp_path: Path) -> None:
+    for content in ("{}", "[]", "no JSON", '{"shards": [{"format": "csv"}], "version": 2}', '{"format": "mds"}', ""):
+        (tmp_path / "index.json").write_text(content)
+        assert not MDS.recognise(Files.at(tmp_path))
+    for content in ('{"version": 2, "shards": []}', '{"shards":[{"format":"mds"}]}'):
+        (tmp_path / "index.json").write_text(content)
+        assert MDS.recognise(Files.at(tmp_path))
+    (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
+    assert read(tmp_path) == {"train": []}
+
+
+def test_a_large_sample_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW_BYTES", 64)
+    sequences = [[1, 2], list(range(5000)), [], [3] * 20, *([i] for i in range(40))]
+    export("mds", splits_of(sequences), tmp_path, Mds())
+    assert read(tmp_path, max_tokens=7) == {"train": sequences}
+    assert read(tmp_path, max_tokens=10_000) == {"train": sequences}
+
+
+@pytest.mark.parametrize("packer", ["zstd", "gz"])
+def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path, packer: str) -> None:
+    pack = {"zstd": lambda data: bytes(numcodecs.Zstd(3).encode(data)), "gz": gzip.compress}[packer]
+    export("mds", splits_of(EXAMPLE), tmp_path, Mds())
+    shard, folder = tmp_path / "train/shard.00000.mds", tmp_path / "train"
+    plain = shard.read_bytes()
+    shard.unlink()
+
+    def store(data: bytes, claimed: int) -> None:
+        (folder / "packed").write_bytes(data)
+        size = {"bytes": claimed} if claimed else {}
+        change(folder, lambda s: s.update(compression=packer, zip_data={"basename": "packed", "bytes": len(data)}))
+        change(folder, lambda s: s["raw_data"].update(size))
+        module._samples_of.cache_clear()
+        module._unpacked.cache_clear()
+
+    store(pack(plain), 0)
+    assert read(tmp_path) == {"train": EXAMPLE}
+    for data, claimed in (
+        (pack(bytes(50 << 20)), 0),
+        (pack(plain)[:-9], 0),
+        (b"junk", 0),
+        (pack(plain), 2**31),
+        (pack(plain), 9),
+    ):
+        store(data, claimed)
+        with pytest.raises(ValueError, match=f"{folder / 'packed'}: "):
+            read(tmp_path)
+
+
+# Hostile files
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda s: s["raw_data"].update(basename="../secret.mds"),
+        lambda s: s["raw_data"].update(basename="/etc/passwd"),
+        lambda s: s["raw_data"].update(basename="a/../../secret.mds"),
+        lambda s: s["raw_data"].update(basename="..\\secret.mds"),
+        lambda s: s["raw_data"].update(basename="a\0b"),
+        lambda s: s["raw_data"].update(basename=""),
+        lambda s: s["raw_data"].update(basename=3),
+        lambda s: s.update(
+            zip_data={"basename": "../secret.mds", "bytes": 3}, compression="zstd", raw_data={"basename": "no", "bytes": 3}
+        ),
+        lambda s: s["raw_data"].update(bytes=-1),
+        lambda s: s["raw_data"].update(bytes=2**40),
+        lambda s: s["raw_data"].update(bytes="3"),
+        lambda s: s["raw_data"].pop("bytes"),
+        lambda s: s.update(raw_data=None),
+        lambda s: s.update(samples=-1),
+        lambda s: s.update(samples=2**40),
+        lambda s: s.update(samples=True),
+        lambda s: s.update(format="csv"),
+        lambda s: s.update(version=1),
+        lambda s: s.update(column_names=[]),
+        lambda s: s.update(column_names=["text"]),
+        lambda s: s.update(column_names=None),
+        lambda s: s.update(column_names=[["tokens"]]),
+        lambda s: s.update(column_encodings=["pkl"]),
+        lambda s: s.update(column_encodings=["ndarray:float32"]),
+        lambda s: s.update(column_encodings=["ndarray:int32:2,2"], column_sizes=[16]),
+        lambda s: s.update(column_encodings=["ndarray:int32:99999999999999"]),
+        lambda s: s.update(column_encodings=["ndarray:int32:4"]),
+        lambda s: s.update(column_sizes=[8]),
+        lambda s: s.update(column_sizes=[-8]),
+        lambda s: s.update(column_sizes=[None, None]),
+        lambda s: s.clear(),
+    ],
+)
+def test_a_lying_index_is_refused_by_name(tmp_path: Path, by: Callable[[Any], object]) -> None:
+    export("mds", splits_of(EXAMPLE), tmp_path / "d", Mds())
+    (tmp_path / "secret.mds").write_bytes((tmp_path / "d/train/shard.00000.mds").read_bytes())
+    change(tmp_path / "d/train", by)
+    with pytest.raises(ValueError, match=f"{tmp_path}/d/train/index.json: ") as refusal:
+        MDS.open(Files.at(tmp_path / "d"), Mds())
+    assert len(str(refusal.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda s: s.update(samples=5),
+        lambda s: s.update(samples=7),
+        lambda s: s.update(samples=1 << 24),
+        lambda s: s["raw_data"].update(bytes=1000),
+        lambda s: s.update(column_encodings=["ndarray:int64"]),
+        lambda s: s.update(column_encodings=["ndarray:uint8"]),
+        lambda s: s.update(column_encodings=["bytes"]),
+        lambda s: s.update(column_encodings=["ndarray:int32:2"], column_sizes=[8]),
+        lambda s: s.update(
+            column_names=["other", "tokens"], column_encodings=["str", "ndarray:int32"], column_sizes=[None, None]
+        ),
+        lambda s: s.update(column_names=["other", "tokens"], column_encodings=["int", "ndarray:int32"], column_sizes=[8, None]),
+    ],
+)
+def test_an_index_that_is_not_its_shards_is_refused_by_the_shards_name(tmp_path: Path, by: Callable[[Any], object]) -> None:
+    export("mds", splits_of(EXAMPLE), tmp_path, Mds())
+    change(tmp_path / "train", by)
+    with pytest.raises(ValueError, match=f"{tmp_path}/train/shard.00000.mds: "):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 200_000, '{"version": 2}', '{"version": 2, "shards": 3}', '{"version": 1}']
+)
+def test_an_index_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(ValueError, match=f"{tmp_path}/index.json: "):
+        read(tmp_path)
+    with (tmp_path / "index.json").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{tmp_path}/index.json: is larger than an index may be"):
+        read(tmp_path)
+    assert not MDS.recognise(Files.at(tmp_path))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    export("mds", splits_of(EXAMPLE), tmp_path, Mds(size_limit=300))
+    (tmp_path / "train/shard.00001.mds").unlink()
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/train/shard.00001.mds"):
+        read(tmp_path)
+
+
+def test_a_shard_cut_off_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+    export("mds", splits_of(EXAMPLE), tmp_path, Mds())
+    shard = tmp_path / "train/shard.00000.mds"
+    whole = shard.read_bytes()
+    for size in range(0, len(whole), 41):
+        shard.write_bytes(whole[:size])
+        change(tmp_path / "train", lambda s: s["raw_data"].update(bytes=len(whole)))
+        with pytest.raises(ValueError, match=str(shard)):
+            read(tmp_path)
+        change(tmp_path / "train", lambda s, size=size: s["raw_data"].update(bytes=size))  # the index lies, too
+        with pytest.raises(ValueError, match=str(shard)):
+            read(tmp_path)
+        if size:
+            with pytest.raises(ValueError, match=str(shard)):
+                read(shard)
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=100)
+def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    root = tmp_path_factory.getbasetemp() / "changed"
+    if not root.exists():
+        export("mds", splits_of(EXAMPLE), root, Mds())
+        (root / "whole").write_bytes((root / "train/shard.00000.mds").read_bytes())
+    content, chooser = bytearray((root / "whole").read_bytes()), random.Random(seed)
+    for _ in range(chooser.choice([1, 1, 3])):
+        content[chooser.randrange(600)] = chooser.choice([0, 1, 127, 128, 255, chooser.randrange(256)])
+    (root / "train/shard.00000.mds").write_bytes(content)
+    module._samples_of.cache_clear()
+    refusal = ""
+    try:
+        split = MDS.open(Files.at(root / "train"), Mds())["train"]
+        found = [ids.tolist() for batch in split.batches() for ids in batch.sequences()]
+        assert [len(ids) for ids in found] == [len(ids) for ids in EXAMPLE]
+    except ValueError as error:
+        refusal = str(error)
+    assert not refusal or str(root / "train/shard.00000.mds") in refusal
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**31)])
+def test_what_is_no_token_id_is_refused_by_name(tmp_path: Path, wrong: int) -> None:
+    export("mds", splits_of([[1, 2], [77]]), tmp_path, Mds())
+    shard = tmp_path / "train/shard.00000.mds"
+    shard.write_bytes(shard.read_bytes()[:-4] + np.array(wrong, "<i4").tobytes())
+    with pytest.raises(ValueError, match=f"{shard}: holds {wrong} "):
+        read(tmp_path)
