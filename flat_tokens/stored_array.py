@@ -105,6 +105,7 @@ class StoredArray:
         self._is_raw, self._is_mapped = raw, raw and store.is_local and not store.read_once
         self._ask_first = 0
         """How many of the next reads tell the system what they want before they copy it."""
+        self._waits = 0
         self._words: dict[int, npt.NDArray[np.uint32] | None] = {}
         self._files = Recent(MAPPED_FILES)
         self._decoded = Recent(max(1, DECODED_BYTES // self._chunk_bytes))
@@ -199,9 +200,15 @@ class StoredArray:
             self._read_pieces(rest, out)
 
     def _note(self, seconds: float, items: int, reads: int) -> None:
-        """Note how long copies out of mapped files took: slow ones waited for the disk, so the next ones ask it first."""
+        """Note how long copies out of mapped files took: when several in a row waited for the disk, the next ones ask it
+        first. A single slow one has more likely waited for a processor.
+        """
         if seconds > reads * WAITED_SECONDS + items * SECONDS_AN_ITEM:
-            self._ask_first = READS_ASKED_FIRST
+            self._waits += min(reads, 3)
+            if self._waits >= 3:
+                self._ask_first, self._waits = READS_ASKED_FIRST, 0
+        elif self._waits:
+            self._waits -= 1
 
     def _cut(self, start: int, stop: int, at: int) -> list[Piece]:
         """Items ``start:stop`` as pieces of objects; item ``start`` goes to ``out[at]``."""

@@ -64,6 +64,8 @@ class _TrainingFields(Row):
     @property
     def targets(self) -> Array:
         """The tokens: int32[..., length]. None is masked: the first of a sequence is predicted from ``inputs`` 0."""
+        if namespace_of(self.encoded) is np:
+            return (self.encoded.view(np.uint32) >> 1).view(np.int32)
         return bits(self.encoded) >> 1 & MAX_TOKEN_ID  # the shift drags the top bit along as a sign, the mask takes it off
 
     @property
@@ -75,6 +77,12 @@ class _TrainingFields(Row):
     def inputs(self) -> Array:
         """int32[..., length]: the token before, 0 where there is none: at the row's first token and at starts."""
         targets = self.targets
+        if namespace_of(targets) is np:  # in place: fresh memory costs more than the arithmetic
+            inputs = np.empty_like(targets)
+            inputs[..., :1] = 0
+            inputs[..., 1:] = targets[..., :-1]
+            inputs[self.is_seq_start] = 0
+            return inputs
         previous = targets[..., :-1] * ~self.is_seq_start[..., 1:]
         return namespace_of(targets).concatenate([targets[..., :1] * 0, previous], -1)
 
