@@ -3,17 +3,32 @@
 from flat_tokens.arrays import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.keys import document_keys
+from flat_tokens.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
 from flat_tokens.manifest import Verification, verify
+from flat_tokens.packing import PackedDocuments, PackedDocumentsView
 from flat_tokens.reader import Dataset, FlatTokens, open
+from flat_tokens.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
 from flat_tokens.writer import write_dataset
 
 __all__ = [
     "LAYOUTS",
     "MAX_TOKEN_ID",
+    "BlocksView",
     "Dataset",
+    "DocumentTokens",
+    "DocumentsView",
     "FlatTokens",
     "Layout",
     "LayoutName",
+    "MixedBatch",
+    "Mixture",
+    "PackedDocuments",
+    "PackedDocumentsView",
+    "PackedTokens",
+    "PackedView",
+    "ReferenceOrder",
+    "ShuffledLoader",
+    "Steps",
     "TokenBatch",
     "Verification",
     "document_keys",

@@ -17,6 +17,7 @@ import flat_tokens
 from flat_tokens import LayoutName, TokenBatch, write_dataset
 
 ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ["torch", "torchdata", "jax", "grain"]
 SERVICES_OWN = ["prefect", "datasets", "tiktoken", "tokenizers", "gigatoken", "pyarrow", "pydantic", "awkward", "tasks", "flows"]
 
 
@@ -28,11 +29,11 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_importing_it_imports_nothing_of_the_service() -> None:
+def test_importing_it_imports_nothing_of_the_service_and_no_framework() -> None:
     code = "import json, sys, flat_tokens; print(json.dumps(sorted(sys.modules)))"
     modules = set(json.loads(run(sys.executable, "-W", "error", "-c", code, cwd=ROOT)))
     assert "flat_tokens.reader" in modules
-    assert modules & set(SERVICES_OWN) == set()
+    assert modules & {*SERVICES_OWN, *FRAMEWORKS} == set()
 
 
 def test_all_names_what_is_public() -> None:
@@ -75,7 +76,7 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) ->
         name for name in source if "__pycache__" not in name
     }
     assert "flat_tokens/py.typed" in installed
-    assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, "tests", "deployments", cwd=tmp_path)) == []
+    assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, *FRAMEWORKS, "tests", "deployments", cwd=tmp_path)) == []
 
     layouts: list[LayoutName] = ["mmap", "compact", "zarr2"]
     for layout in layouts:
