@@ -46,7 +46,7 @@ from flat_tokens.reader import SplitName
 from flat_tokens.storage import Store, StoredObject
 
 READ_BYTES = 8 << 20
-INDEX_BLOCK_BYTES = 1 << 20
+INDEX_BLOCK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 61
 Generation = Literal[0, 1, 2, 3]
 

@@ -50,7 +50,7 @@ def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
     assert readable.seq_count == len(sequences)
     assert readable.token_count == sum(map(len, sequences))
     assert [readable.sequence(i).tolist() for i in range(len(sequences))] == sequences
-    for start, stop in itertools.combinations_with_replacement(range(0, len(sequences) + 1, 3), 2):
+    for start, stop in itertools.combinations_with_replacement(range(0, len(sequences) + 1, len(sequences) // 4 + 1), 2):
         run = [token for batch in readable.batches(start, stop) for token in (batch.encoded_tokens >> 1).tolist()]
         assert run == [token for sequence in sequences[start:stop] for token in sequence]
     return sequences

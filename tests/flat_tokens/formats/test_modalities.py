@@ -1,0 +1,315 @@
+"""Modalities: the reference's own files, all four layouts, raw indexes, and files that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.formats import open_any
+from flat_tokens.formats.modalities import Modalities, create_raw_index, open_pbin, read_raw_index
+from flat_tokens.storage import Store
+from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+
+GPT2_END = 50_256
+REFERENCES = ["lorem_ipsum", "lorem_ipsum_long"]
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_raw_indexes_are_the_references_byte_for_byte(reference: Path, tmp_path: Path, name: str) -> None:
+    written = create_raw_index(reference / "modalities" / f"{name}.jsonl", tmp_path / "ours.idx")
+    theirs = reference / "modalities" / f"{name}.idx"
+    assert (tmp_path / "ours.idx").read_bytes() == theirs.read_bytes()
+    assert written.document_count == len(read_raw_index(theirs))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_texts_through_gpt2_are_the_references_packed_data(
+    reference: Path, vocabularies: Path, tmp_path: Path, name: str
+) -> None:
+    """From the JSONL lines that the raw index names to a .pbin that is equal byte for byte, and back."""
+    tiktoken = pytest.importorskip("tiktoken", reason="tokenizes with gpt2")
+    data = (reference / "modalities" / f"{name}.jsonl").read_bytes()
+    lines = [data[start : start + length] for start, length in read_raw_index(reference / "modalities" / f"{name}.idx").tolist()]
+    sequences = tiktoken.get_encoding("gpt2").encode_ordinary_batch([json.loads(line)["text"] for line in lines])
+    options = Modalities(end_of_text=GPT2_END, vocabulary_size=GPT2_END + 1)
+    export("modalities", splits_of(sequences), tmp_path, options)
+    theirs = reference / "modalities" / f"{name}.pbin"
+    assert (tmp_path / "train.pbin").read_bytes() == theirs.read_bytes()
+    opened = open_any(theirs, options=options)
+    assert opened.format == "modalities"
+    assert sequences_in(opened.splits["train"], 1000) == sequences
+
+
+# Two documents, [1, 2] and [3], each closed by 9, as the table of the layouts in the module says it.
+INDEX = {8: [(8, 12), (20, 8)], 12: [(12, 12), (24, 8)], 0: [(0, 12), (12, 8)]}
+GENERATIONS = {
+    0: struct.pack(">Q5I", 20, 1, 2, 9, 3, 9) + pickle.dumps(INDEX[8], 4),
+    1: struct.pack(">QI5I", 20, 4, 1, 2, 9, 3, 9) + pickle.dumps(INDEX[12], 4),
+    2: struct.pack("<QI5I", 20, 4, 1, 2, 9, 3, 9) + pickle.dumps(INDEX[12], 4),
+    3: struct.pack("<QI5I", 20, 4, 1, 2, 9, 3, 9) + pickle.dumps(INDEX[0], 4),
+}
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2, 3])
+def test_every_generation_is_written_as_specified_and_read(tmp_path: Path, generation: int) -> None:
+    options = Modalities(end_of_text=9, generation=generation, vocabulary_size=70_000)
+    export("modalities", splits_of([[1, 2], [3]]), tmp_path, options)
+    assert (tmp_path / "train.pbin").read_bytes() == GENERATIONS[generation]
+    for protocol in (2, 3, 5):
+        data = GENERATIONS[generation]
+        cut = data.index(b"\x80\x04")
+        (tmp_path / "other.bytes").write_bytes(data[:cut] + pickle.dumps(pickle.loads(data[cut:]), protocol))
+        opened = open_any(tmp_path / "other.bytes", options=Modalities(end_of_text=9))
+        assert sequences_in(opened.splits["train"]) == [[1, 2], [3]]
+    assert sequences_in(open_any(tmp_path / "train.pbin").splits["train"]) == [[1, 2, 9], [3, 9]]
+
+
+@pytest.mark.parametrize(("size", "width"), [(256, 1), (257, 2), (65_536, 2), (65_537, 4)])
+def test_the_vocabulary_decides_the_width(tmp_path: Path, size: int, width: int) -> None:
+    export("modalities", splits_of([[1, 2, 3]]), tmp_path, Modalities(vocabulary_size=size))
+    assert struct.unpack("<QI", (tmp_path / "train.pbin").read_bytes()[:12]) == (3 * width, width)
+
+
+def test_ids_outside_the_vocabulary_are_refused_before_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="vocabulary_size is 256, but max_token_id or end_of_text is 300"):
+        export("modalities", splits_of([[300]]), tmp_path / "out", Modalities(vocabulary_size=256))
+    with pytest.raises(ValueError, match="max_token_id or end_of_text is 256"):
+        export("modalities", splits_of([[3]]), tmp_path / "out", Modalities(end_of_text=256, vocabulary_size=256))
+    assert not (tmp_path / "out").exists()
+
+
+@settings(max_examples=40)
+@given(sequences=st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=9))
+def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences: list[list[int]]) -> None:
+    """Ids of the end-of-text token anywhere: at ends, inside, alone, before empty sequences."""
+    splits, end = splits_of(sequences), 2
+    export("modalities", splits, "memory://unless", Modalities(end_of_text=end))
+    closed = [sequence if sequence[-1:] == [end] else [*sequence, end] for sequence in sequences]
+    assert sequences_in(open_any("memory://unless").splits["train"], 3) == closed
+    removed = sequences_in(open_any("memory://unless", options=Modalities(end_of_text=end)).splits["train"], 3)
+    assert removed == [sequence[:-1] for sequence in closed]
+    export("modalities", splits, "memory://always", Modalities(end_of_text=end, closing="always"))
+    assert sequences_in(open_any("memory://always", options=Modalities(end_of_text=end)).splits["train"], 3) == sequences
+
+
+def test_files_of_one_split_are_read_one_behind_the_other(tmp_path: Path) -> None:
+    options = Modalities(end_of_text=9, tokens_per_file=3)
+    export("modalities", splits_of([[1, 2], [3], [4, 5, 6, 7], []], [[8]]), tmp_path, options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "train_00000.pbin",
+        "train_00001.pbin",
+        "train_00002.pbin",
+        "validation_00000.pbin",
+    ]
+    opened = open_any(tmp_path, options=options)
+    assert sequences_in(opened.splits["train"]) == [[1, 2], [3], [4, 5, 6, 7], []]
+    assert sequences_in(opened.splits["validation"]) == [[8]]
+    with pytest.raises(IndexError, match="there is no sequence 4; there are 4"):
+        opened.splits["train"].sequence(4)
+    assert opened.splits["train"].sequence(-2).tolist() == [4, 5, 6, 7]
+
+
+def test_a_damaged_file_among_others_is_not_passed_over(tmp_path: Path) -> None:
+    export("modalities", splits_of([[1, 2], [3], [4]]), tmp_path, Modalities(tokens_per_file=2))
+    path = tmp_path / "train_00001.pbin"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"train_00001\.pbin: is not a whole \.pbin file"):
+        open_any(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"end_of_text": -1}, {"closing": "never"}, {"generation": 4}, {"tokens_per_file": 0}])
+def test_wrong_options_are_named(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
+        Modalities(**options)
+
+
+# Files that lie.
+
+
+def pbin(index: bytes, tokens: bytes = bytes(20), length: int | None = None, width: int = 4) -> bytes:
+    return struct.pack("<QI", len(tokens) if length is None else length, width) + tokens + index
+
+
+@pytest.mark.parametrize(
+    ("index", "complaint"),
+    [
+        ([(0, 12), (8, 12)], "a document of 12 bytes at offset 8"),  # overlaps
+        ([(0, 12), (16, 4)], "a document of 4 bytes at offset 16"),  # leaves a gap
+        ([(0, 12), (12, 12)], "a document of 12 bytes at offset 12"),  # ends behind the tokens
+        ([(0, 12)], "ends after 12 bytes of tokens, but there are 20"),
+        ([], "ends after 0 bytes of tokens, but there are 20"),
+        ([(0, 10), (10, 10)], "a document of 10 bytes"),  # half a token
+        ([(0, 24), (24, -4)], "a document of 24 bytes"),
+        ([(-4, 24)], "begins with offset -4"),
+        ([(4, 16)], "begins with offset 4"),
+        ([(0, 2**62), (2**62, 2**62), (-(2**63), 2**62)], "a document of 4611686018427387904 bytes"),
+        ([(0, 20), (2**63 - 1, 2**63 - 1)], "a document of 9223372036854775807 bytes at offset 9223372036854775807"),
+    ],
+)
+def test_an_index_that_lies_is_refused(tmp_path: Path, index: list[tuple[int, int]], complaint: str) -> None:
+    (tmp_path / "liar.pbin").write_bytes(pbin(pickle.dumps(index)))
+    with pytest.raises(ValueError, match=rf"liar\.pbin: its index .*{complaint}"):
+        open_any(tmp_path / "liar.pbin")
+
+
+def test_joined_files_with_wrong_offsets_are_read_by_their_lengths(tmp_path: Path) -> None:
+    tokens = struct.pack("<5I", 1, 2, 3, 4, 5)
+    (tmp_path / "joined.pbin").write_bytes(pbin(pickle.dumps([(0, 8), (0, 12)]), tokens))
+    with pytest.raises(ValueError, match="set ignore_offsets to go by the lengths alone"):
+        open_any(tmp_path / "joined.pbin")
+    opened = open_any(tmp_path / "joined.pbin", options=Modalities(ignore_offsets=True))
+    assert sequences_in(opened.splits["train"]) == [[1, 2], [3, 4, 5]]
+    (tmp_path / "joined.pbin").write_bytes(pbin(pickle.dumps([(0, 8), (0, 16)]), tokens))
+    with pytest.raises(ValueError, match="a document of 16 bytes"):
+        open_any(tmp_path / "joined.pbin", options=Modalities(ignore_offsets=True))
+
+
+@pytest.mark.parametrize("length", [0, 4, 19, 21, 2**31, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 8, 2**32 - 1])
+def test_a_header_that_lies_is_refused(tmp_path: Path, length: int, width: int) -> None:
+    (tmp_path / "liar.pbin").write_bytes(pbin(pickle.dumps([(0, 20)]), length=length, width=width))
+    with pytest.raises(ValueError, match=r"liar\.pbin: "):
+        open_any(tmp_path / "liar.pbin", "modalities")
+
+
+def test_code_in_an_index_is_not_run(tmp_path: Path) -> None:
+    class Exploit:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "it-ran"),)
+
+    for name in ("train.pbin", "raw.idx"):
+        index = pickle.dumps([(0, 20), Exploit()])
+        (tmp_path / name).write_bytes(pbin(index) if name == "train.pbin" else index)
+    with pytest.raises(ValueError, match=r"train\.pbin: its index has opcode .* nothing in it was run"):
+        open_any(tmp_path / "train.pbin")
+    with pytest.raises(ValueError, match=r"raw\.idx: its index has opcode"):
+        read_raw_index(tmp_path / "raw.idx")
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_an_index_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 0)] * 1000 + [(0, 20)])))
+    with pytest.raises(ValueError, match=r"max_index_bytes is 1000\. Set it higher"):
+        open_any(tmp_path / "train.pbin", options=Modalities(max_index_bytes=1000))
+
+
+def test_an_index_takes_memory_by_its_size(tmp_path: Path) -> None:
+    """The densest index there is, of empty documents in five bytes each, is held in less than twice its size."""
+    index = b"\x80\x02](" + b"K\0K\0\x86" * 1_500_000 + b"e."
+    (tmp_path / "dense.pbin").write_bytes(pbin(index, b""))
+    tracemalloc.start()
+    try:
+        assert open_any(tmp_path / "dense.pbin").splits["train"].seq_count == 1_500_000
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(index) + (12 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_reference_files_cut_anywhere_are_refused_by_name(reference: Path, tmp_path: Path, name: str) -> None:
+    data = (reference / "modalities" / f"{name}.pbin").read_bytes()
+    for stop in range(0, len(data), 1000):
+        path = tmp_path / "cut.pbin"
+        path.write_bytes(data[:stop])
+        with pytest.raises(ValueError, match=r"cut\.pbin: is not a whole \.pbin file"):
+            open_any(path, "modalities")
+        with pytest.raises(ValueError, match=r"cut\.pbin: is in none of the formats"):
+            open_any(path)
+    index = (reference / "modalities" / f"{name}.idx").read_bytes()
+    for stop in range(0, len(index), 1000):
+        (tmp_path / "cut.idx").write_bytes(index[:stop])
+        with pytest.raises(ValueError, match=r"cut\.idx: its index ends in its middle"):
+            read_raw_index(tmp_path / "cut.idx")
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.pbin").write_bytes(GENERATIONS[3])
+    opened = open_pbin(Store.at(tmp_path), "train.pbin", Modalities())
+    os.truncate(tmp_path / "train.pbin", 20)
+    with pytest.raises(ValueError, match=r"train\.pbin: ends before item 5"):
+        opened.sequence(1)
+
+
+def test_an_id_that_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 4)]), struct.pack("<I", 2**31)))
+    with pytest.raises(ValueError, match=r"train\.pbin: holds 2147483648 to 2147483648"):
+        open_any(tmp_path / "train.pbin").splits["train"].sequence(0)
+
+
+# Raw indexes.
+
+
+@settings(max_examples=60)
+@given(
+    lines=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12),
+    ended=st.booleans(),
+    block=st.integers(1, 40),
+)
+def test_a_raw_index_lists_the_lines_of_any_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ended: bool, block: int
+) -> None:
+    """Lines across the blocks that the file is read in, the last one with or without its newline."""
+    documents = [json.dumps({"text": line}, ensure_ascii=False).encode() for line in lines]
+    path = tmp_path_factory.mktemp("raw") / "corpus.jsonl"
+    path.write_bytes(b"\n".join(documents) + b"\n" * (ended and bool(documents)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flat_tokens.formats.modalities.READ_BYTES", block)
+        create_raw_index(path)
+    starts = [sum(len(document) + 1 for document in documents[:i]) for i in range(len(documents))]
+    expected = [(start, len(document)) for start, document in zip(starts, documents, strict=True)]
+    assert pickle.loads(path.with_suffix(".idx").read_bytes()) == expected
+    assert read_raw_index(path.with_suffix(".idx")).tolist() == [list(pair) for pair in expected]
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (b"", "line 2, at byte 9, is blank"),
+        (b"  \r", "line 2, at byte 9, is blank"),
+        (b'{"a": 1', "line 2, at byte 9, is not JSON"),
+        (b"# note", "line 2, at byte 9, is not JSON"),
+        (b"[" * 100_000, "line 2, at byte 9, is not JSON"),
+    ],
+)
+def test_lines_on_which_documents_would_be_lost_are_named(tmp_path: Path, bad: bytes, complaint: str) -> None:
+    (tmp_path / "c.jsonl").write_bytes(b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=rf"c\.jsonl: {complaint}"):
+        create_raw_index(tmp_path / "c.jsonl")
+    assert not (tmp_path / "c.idx").exists()
+
+
+def test_blank_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_bytes(b'\n{"a": 1}\r\n \n {"a": 2}\n\n')
+    written = create_raw_index(tmp_path / "c.jsonl", blank="skip")
+    assert (written.document_count, written.blank_count) == (2, 3)
+    assert read_raw_index(tmp_path / "c.idx").tolist() == [[1, 9], [13, 9]]
+
+
+def test_a_missing_file_is_a_file_not_found(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl.gz").write_bytes(b"not this one")
+    with pytest.raises(FileNotFoundError):
+        create_raw_index(tmp_path / "c.jsonl")
+
+
+def test_a_raw_index_whose_documents_overlap_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw.idx").write_bytes(pickle.dumps([(0, 10), (9, 5)]))
+    with pytest.raises(ValueError, match=r"raw\.idx: has a document of 5 bytes at 9, behind one that ends at 10"):
+        read_raw_index(tmp_path / "raw.idx")
+
+
+def test_the_largest_ids_and_documents_survive(tmp_path: Path) -> None:
+    sequences = [[2**31 - 1] * 3, [0], np.arange(2_000_000).tolist()]
+    export("modalities", splits_of(sequences), tmp_path, Modalities(end_of_text=2**31 - 2))
+    opened = open_any(tmp_path, options=Modalities(end_of_text=2**31 - 2)).splits["train"]
+    assert opened.sequence(2).tolist() == sequences[2]
+    assert opened.sequence(0).tolist() == sequences[0]
+    assert opened.token_count == 2_000_004

@@ -1,0 +1,199 @@
+"""Pickled lists of pairs: byte for byte pickle's, read without pickle, refused where they are anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.formats.pickled import read_pairs, write_pairs
+
+Pairs = npt.NDArray[np.int64]
+
+EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**47 - 1, 2**47, 2**55 - 1, 2**55, 2**63 - 1]
+"""Where an integer's form in a pickle changes."""
+
+
+def dumps(pairs: Pairs, block: int = 1000) -> bytes:
+    blocks = (pairs[at : at + block] for at in range(0, len(pairs), block))
+    return b"".join(bytes(piece) for piece in write_pairs(blocks))
+
+
+def loads(data: bytes, block: int = 1 << 20) -> list[tuple[int, int]]:
+    pairs = read_pairs(data[at : at + block] for at in range(0, len(data), block))
+    return [(int(a), int(b)) for part in pairs for a, b in part]
+
+
+def as_array(pairs: list[tuple[int, int]]) -> Pairs:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def test_the_literal_bytes_of_a_short_list() -> None:
+    data = b"\x80\x04\x95\x10\0\0\0\0\0\0\0]\x94(K\0M\xcc\x0c\x86\x94K\x07K\x02\x86\x94e."
+    assert dumps(as_array([(0, 3276), (7, 2)])) == data[:3] + bytes([len(data) - 11]) + data[4:]
+    assert loads(dumps(as_array([(0, 3276), (7, 2)]))) == [(0, 3276), (7, 2)]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_every_form_of_integer_is_written_and_read_as_pickle_does_it(protocol: int, block: int) -> None:
+    pairs = list(itertools.product(EDGES, EDGES))
+    assert dumps(as_array(pairs)) == pickle.dumps(pairs, 4)
+    assert loads(pickle.dumps(pairs, protocol), block) == pairs
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 999, 1000, 1001, 2000, 2001, 7281, 7282, 20_000])
+@pytest.mark.parametrize("bits", [8, 16, 31, 60])
+def test_lists_of_every_length_are_pickles_own_bytes(count: int, bits: int) -> None:
+    """One and none, around the thousand that are appended together, and over several frames."""
+    pairs = (2 ** (np.random.default_rng(count).random((count, 2)) * bits)).astype(np.int64)
+    reference = pickle.dumps([(a, b) for a, b in pairs.tolist()], 4)
+    assert dumps(pairs) == reference
+    assert dumps(pairs, 777) == reference
+    assert loads(reference, 4096) == [(a, b) for a, b in pairs.tolist()]
+
+
+@settings(max_examples=50)
+@given(
+    pairs=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)), max_size=30),
+    protocol=st.integers(2, 5),
+    block=st.integers(1, 60),
+    python=st.booleans(),
+)
+def test_what_any_pickler_makes_of_pairs_is_read(pairs: list[tuple[int, int]], protocol: int, block: int, python: bool) -> None:
+    dump: Callable[..., bytes] = pickle._dumps if python else pickle.dumps  # type: ignore[attr-defined]
+    assert loads(dump(pairs, protocol), block) == pairs
+
+
+@given(pairs=st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), max_size=60), block=st.integers(1, 5))
+def test_the_size_of_blocks_does_not_show(pairs: list[tuple[int, int]], block: int) -> None:
+    assert dumps(as_array(pairs), block) == pickle.dumps(pairs, 4)
+
+
+class Exploit:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (self.command,)
+
+
+def hostile(marker: str) -> Iterator[tuple[str, bytes]]:
+    """Pickles that would run a command or build what they should not, by name."""
+    command = f"touch {marker}"
+    text = command.encode()
+    for protocol in range(6):
+        yield f"REDUCE, protocol {protocol}", pickle.dumps([(0, 1), Exploit(command)], protocol)
+        yield f"in a pair, protocol {protocol}", pickle.dumps([(0, Exploit(command))], protocol)
+    short = b"\x8c" + bytes([len(text)]) + text
+    start = b"\x80\x04]\x94("
+    yield "STACK_GLOBAL", start + b"\x8c\x05posix\x8c\x06system\x93" + short + b"\x85Re."
+    yield "GLOBAL", start + b"cposix\nsystem\n" + short + b"\x85Re."
+    yield "INST", start + b"(" + short + b"iposix\nsystem\ne."
+    yield "OBJ", start + b"(cposix\nsystem\n" + short + b"oe."
+    yield "NEWOBJ", start + b"cbuiltins\nlist\n)\x81e."
+    yield "BUILD", start + b"K\0K\1\x86}be."
+    yield "EXT1", start + b"\x82\x01e."
+    yield "PERSID", start + b"Pid\ne."
+    yield "BINPERSID", start + b"K\0Qe."
+    yield "NEXT_BUFFER", b"\x80\x05]\x94(\x97e."
+    yield "dict", pickle.dumps({0: 1})
+    yield "list of lists", pickle.dumps([[0, 1]])
+    yield "text", pickle.dumps([("0", 1)])
+    yield "floats", pickle.dumps([(0.5, 1.5)])
+    yield "triples", pickle.dumps([(0, 1, 2)])
+    yield "booleans", pickle.dumps([(True, False)])
+    shared = (5, 6)
+    yield "references", pickle.dumps([shared, shared])
+    bomb: object = (0, 0)
+    for _ in range(60):
+        bomb = (bomb, bomb)
+    yield "2**60 references", pickle.dumps(bomb)
+    yield "2**60 references in a list", pickle.dumps([bomb])
+    nested: list[object] = []
+    nested.append(nested)
+    yield "a list in itself", pickle.dumps(nested)
+    yield "tuples in tuples", b"\x80\x02]" + b"K\0" + b"K\0\x86" * 50_000 + b"a."
+    yield "a large integer", pickle.dumps([(1 << 64, 0)])
+    yield "a huge integer", b"\x80\x02](\x8b" + struct.pack("<i", 2**31 - 1) + b"\0" * 100 + b"e."
+    yield "a string of 2**60 bytes", b"\x80\x04](\x8d" + struct.pack("<Q", 1 << 60) + b"e."
+    yield "a second list", b"\x80\x02](]e."
+    yield "a second pickle", pickle.dumps([(0, 1)]) * 2
+    yield "a pair alone", pickle.dumps((0, 1))
+    yield "marks on marks", b"\x80\x02]" + b"(" * 1000 + b"."
+    yield "pairs in no list", b"\x80\x02K\0K\1\x86."
+    yield "pairs not appended", b"\x80\x02](K\0K\1\x86."
+    yield "numbers left", b"\x80\x02](K\0K\1\x86K\0e."
+    yield "protocol 9", b"\x80\x09]."
+    yield "nothing", b""
+    yield "no pickle", b"not a pickle at all"
+
+
+NAMES = [name for name, _ in hostile("x")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_everything_else_is_refused_unrun_in_little_memory(tmp_path: os.PathLike[str], name: str, block: int) -> None:
+    marker = os.path.join(tmp_path, "it-ran")
+    data = dict(hostile(marker))[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"opcode 0x|ends in its middle|goes on behind its end|integer of \d+ bytes"):
+            loads(data, block)
+        assert tracemalloc.get_traced_memory()[1] < (1 << 20) + 200 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert not os.path.exists(marker)
+
+
+def test_the_hostile_pickles_are_hostile(tmp_path: os.PathLike[str]) -> None:
+    """pickle itself runs them: the test above cannot pass for want of an attack."""
+    for name in ("REDUCE, protocol 4", "STACK_GLOBAL", "GLOBAL", "INST", "OBJ"):
+        marker = os.path.join(tmp_path, name)
+        pickle.loads(dict(hostile(f"'{marker}'"))[name])
+        assert os.path.exists(marker), name
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_truncated_pickle_is_refused_wherever_it_is_cut(protocol: int) -> None:
+    data = pickle.dumps([(1000 * i, 1000) for i in range(1500)], protocol)
+    for stop in [*range(40), *range(40, len(data), 97), *range(len(data) - 40, len(data))]:
+        with pytest.raises(ValueError, match="ends in its middle"):
+            loads(data[:stop], 4096)
+
+
+def test_a_changed_byte_never_runs_anything_and_never_hangs() -> None:
+    """Whatever a byte becomes, the result is pairs or a ValueError."""
+    data = bytearray(pickle.dumps([(70_000 * i, i) for i in range(30)], 4))
+    for at in range(len(data)):
+        for value in (0, 0x28, 0x2E, 0x65, 0x8A, 0x94, 0x95, 0xFF):
+            changed = bytes(data[:at]) + bytes([value]) + bytes(data[at + 1 :])
+            with contextlib.suppress(ValueError):
+                assert len(loads(changed)) <= 30
+
+
+def test_large_lists_take_memory_by_their_size() -> None:
+    """A list of a million pairs is read in a few megabytes: less than its pickle has, whatever it claims."""
+    starts = np.arange(1_000_000) * 700
+    pairs = np.stack([starts, np.full_like(starts, 700)], 1)
+    data = dumps(pairs, 1 << 16)
+    blocks = (data[at : at + (1 << 16)] for at in range(0, len(data), 1 << 16))
+    tracemalloc.start()
+    try:
+        assert sum(len(part) for part in read_pairs(blocks)) == 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20 < len(data)
+    finally:
+        tracemalloc.stop()
