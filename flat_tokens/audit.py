@@ -180,12 +180,16 @@ def _check_documents(root: Store) -> Iterator[str]:
 def _check_part(root: Store, options: argparse.Namespace) -> Iterator[str]:
     corpus = open_corpus(root.url)
     objects = [StoredObject(**item) for item in corpus.manifest.get("objects", ())]
-    start, stop = options.sample.share(len(objects))
-    for stored in sorted(objects)[start:stop]:
-        if (now := corpus.store.digest(stored.key)) != stored:
-            yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
+    yield from _check_digests(corpus.store, objects, options.sample)
     for name, split in corpus.splits.items():
         yield from check_sequences(name, split, *options.sample.share(split.seq_count))
+
+
+def _check_digests(store: Store, objects: list[StoredObject], sample: Part) -> Iterator[str]:
+    start, stop = sample.share(len(objects))
+    for stored in sorted(objects)[start:stop]:
+        if (now := store.digest(stored.key)) != stored:
+            yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
 
 
 def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
@@ -194,8 +198,13 @@ def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
         if isinstance(split, FlatTokens) and (expected := _objects(corpus, name)):
             besides = {RECEIPT} if corpus.receipt else set()
             yield from check_objects(split.store, expected, besides, "full" if options.full else "quick", 2)
+            if options.sample is not None:
+                yield from _check_digests(split.store, expected, options.sample)
         if options.full and isinstance(split, FlatTokens):
-            yield from check_split(split)
+            try:
+                yield from check_split(split)
+            except (ValueError, FileNotFoundError) as error:  # what can't even be read
+                yield str(error)
         elif options.full or options.sample is not None:
             share = (0, split.seq_count) if options.full else options.sample.share(split.seq_count)
             yield from check_sequences(name, split, *share)
@@ -257,12 +266,12 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> Retokenized:
     locator = Locator(corpus, options.source)
     for name, split in corpus.splits.items():
         chosen = choose(options.sample, split.seq_count, options.documents)
-        if vocabulary is None:
-            out.not_reachable[missing] += len(chosen)
-            continue
         places = places_of(corpus, name, chosen.tolist())
         if places is None:
             out.not_reachable["there is no record of where sequences come from"] += len(chosen)
+            continue
+        if vocabulary is None:
+            out.not_reachable[missing] += len(chosen)
             continue
         out = _compare(corpus, name, dict(zip(chosen.tolist(), places, strict=True)), vocabulary, locator, out)
     return out
