@@ -236,7 +236,8 @@ def _interleaved(
     out = np.empty(len(is_token), np.uint8)
     out[is_token] = tokens.astype(INT32, copy=False).view(np.uint8)
     heads, used = _heads(lengths)
-    out[~is_token] = heads[used]
+    starts = np.cumsum(sizes)[:-1:2]
+    out[(starts[:, None] + np.arange(HEAD_BYTES))[used]] = heads[used]
     return out
 
 
@@ -307,7 +308,7 @@ class Samples(NamedTuple):
         return entries[1:] - entries[:-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # what is remembered of a shard is of this opening of it: the file may change
 class Shard:
     """The tokens of a shard, one sample's behind the other's."""
 

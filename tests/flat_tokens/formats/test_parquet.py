@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flat_tokens.formats.contract import Files, Format
+from flat_tokens.formats import Files, open_any
+from flat_tokens.formats.contract import Format
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
 from flat_tokens.storage import Store
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
@@ -23,8 +25,10 @@ from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is written with pyarrow")
 
+ROOT = Path(__file__).parents[3]
 LARGEST = 2**31 - 1
 RAGGED = st.lists(st.lists(st.integers(0, LARGEST), max_size=12), min_size=1, max_size=20)
+_numbers = itertools.count()
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []]
 FORMATS = pytest.mark.parametrize(
     ("chosen", "options"),
@@ -54,15 +58,13 @@ def lists(rows: Any, kind: Any = None, **columns: Any) -> Any:
 @given(train=RAGGED, validation=RAGGED)
 @settings(max_examples=8)
 def test_import_is_exports_inverse(
-    tmp_path_factory: pytest.TempPathFactory,
-    chosen: Format[Any],
-    options: Any,
-    train: list[list[int]],
-    validation: list[list[int]],
+    chosen: Format[Any], options: Any, train: list[list[int]], validation: list[list[int]]
 ) -> None:
-    path = tmp_path_factory.mktemp("export")
-    export(chosen.name, splits_of(train, validation), path / "out", options)
-    assert read(path / "out", chosen) == {"train": train, "validation": validation}
+    path = f"memory://rows-{next(_numbers)}"
+    export(chosen.name, splits_of(train, validation), path, options)
+    opened = open_any(path)
+    assert opened.format == chosen.name
+    assert {name: sequences_in(split) for name, split in opened.splits.items()} == {"train": train, "validation": validation}
 
 
 @FORMATS
@@ -109,7 +111,7 @@ def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path: Path) -> None:
         assert stream.schema == pa.schema([("input_ids", pa.list_(pa.int32()))])
         before = pa.total_allocated_bytes()
         table = stream.read_all()
-        assert pa.total_allocated_bytes() == before
+        assert pa.total_allocated_bytes() <= before
         assert table.column("input_ids").num_chunks == 4
         assert table.column("input_ids").to_pylist() == EXAMPLE
         del table
@@ -163,7 +165,7 @@ def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
         "try: PARQUET.open(Files.at(sys.argv[1]), Parquet())\n"
         "except ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, __file__], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "pip install pyarrow" in done.stdout
 
 
@@ -340,17 +342,6 @@ def test_other_columns_are_refused_by_name(tmp_path: Path, name: str, chosen: Fo
     write_table(tmp_path / name, twice)
     with pytest.raises(ValueError, match=rf"{name} has several columns 'input_ids'"):
         read(tmp_path / name, chosen)
-
-
-def test_a_store_that_is_not_local_is_read_and_written(tmp_path: Path) -> None:
-    import fsspec
-
-    fsspec.filesystem("memory").store.clear()
-    splits = splits_of(EXAMPLE, [[7]])
-    for chosen in (PARQUET, ARROW):
-        export(chosen.name, splits, f"memory://{chosen.name}", chosen.options())
-        assert read(f"memory://{chosen.name}", chosen) == {"train": EXAMPLE, "validation": [[7]]}
-        assert chosen.recognise(Files.at(f"memory://{chosen.name}"))
 
 
 def test_recognised_by_content(tmp_path: Path) -> None:
