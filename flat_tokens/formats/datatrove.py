@@ -103,13 +103,23 @@ def token_width(store: Store, key: str) -> int:
         raise ValueError(f"{store.path(key)}: has no {index} beside it. Without it, where the documents end is not known.")
     size, index_size = store.size(key), store.size(index)
     end = int.from_bytes(store.read_range(index, max(index_size - 8, 0), index_size), "little")
-    for width in (2, 4):
+    said = _said_width(store, key)
+    for width in (2, 4) if said is None else (said,):
         if index_size % 8 == 0 and end * width == size:
             return width
     raise ValueError(
         f"{store.path(index)}: ends with document end {end}, in {index_size} bytes, but the tokens have {size} bytes. "
         "The two are not of one dataset, or one of them is truncated."
     )
+
+
+def _said_width(store: Store, key: str) -> int | None:
+    """Bytes of a token by the metadata, if there is any that says so."""
+    metadata = f"{key}.metadata"
+    if not store.exists(metadata):
+        return None
+    first_line = store.read_range(metadata, 0, min(store.size(metadata), 4096)).partition(b"\n")[0]
+    return {b"2": 2, b"4": 4}.get(first_line.rpartition(b"|")[2])
 
 
 def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:

@@ -1,0 +1,281 @@
+"""The nanoGPT family: names, headers, where the end-of-text token stands, what is cut where, and files that lie."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
+from flat_tokens.storage import Store
+from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+
+END = 9
+
+
+def written(directory: Path) -> dict[str, list[int]]:
+    """The tokens of each file, as the format's own consumers take them."""
+    files = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".npy":
+            files[path.name] = np.load(path).tolist()
+        else:
+            skip = 1024 if path.read_bytes()[:4] == struct.pack("<i", 20240520) else 0
+            files[path.name] = np.frombuffer(path.read_bytes()[skip:], "<u2").tolist()
+    return files
+
+
+TRAIN, VALIDATION = [[1, 2, 3], [], [4], [5, 6, 7, 8, 1, 2, 3, 4, 5]], [[7, 7], [8]]
+
+
+def test_nanogpt_has_a_file_a_split_and_closes_each_document(tmp_path: Path) -> None:
+    export("nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, Stream(END))
+    assert written(tmp_path) == {"train.bin": [1, 2, 3, 9, 9, 4, 9, 5, 6, 7, 8, 1, 2, 3, 4, 5, 9], "val.bin": [7, 7, 9, 8, 9]}
+
+
+def test_build_nanogpt_has_validation_in_shard_0_and_opens_each_document(tmp_path: Path) -> None:
+    export("build-nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=6))
+    assert written(tmp_path) == {
+        "edufineweb_train_000001.npy": [9, 1, 2, 3, 9, 9],
+        "edufineweb_train_000002.npy": [4, 9, 5, 6, 7, 8],
+        "edufineweb_train_000003.npy": [1, 2, 3, 4, 5],
+        "edufineweb_val_000000.npy": [9, 7, 7, 9, 8],
+    }
+    assert np.load(tmp_path / "edufineweb_val_000000.npy").dtype == np.uint16
+
+
+def test_more_validation_than_a_shard_moves_train_on(tmp_path: Path) -> None:
+    export("build-nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=3, name="fw"))
+    assert list(written(tmp_path))[:2] == ["fw_train_000002.npy", "fw_train_000003.npy"]
+    assert list(written(tmp_path))[-2:] == ["fw_val_000000.npy", "fw_val_000001.npy"]
+
+
+def test_without_validation_shard_0_is_left_to_it(tmp_path: Path) -> None:
+    export("build-nanogpt", splits_of([[1]]), tmp_path, NamedShards(END))
+    assert list(written(tmp_path)) == ["edufineweb_train_000001.npy"]
+
+
+def test_jaxformer_counts_from_0_in_each_split_and_has_four_bytes(tmp_path: Path) -> None:
+    export("jaxformer", splits_of(TRAIN, VALIDATION), tmp_path, Shards(END, tokens_per_shard=6))
+    assert written(tmp_path) == {
+        "test_0000.npy": [9, 7, 7, 9, 8],
+        "train_0000.npy": [9, 1, 2, 3, 9, 9],
+        "train_0001.npy": [4, 9, 5, 6, 7, 8],
+        "train_0002.npy": [1, 2, 3, 4, 5],
+    }
+    assert np.load(tmp_path / "test_0000.npy").dtype == np.uint32
+
+
+def test_llmc_has_its_header(tmp_path: Path) -> None:
+    export("llm.c", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=6, name="fineweb"))
+    assert written(tmp_path)["fineweb_train_000001.bin"] == [9, 1, 2, 3, 9, 9]
+    data = (tmp_path / "fineweb_val_000000.bin").read_bytes()
+    assert data == struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 9, 7, 7, 9, 8)
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 99_999, 100_000])
+@pytest.mark.parametrize(("name", "dtype"), [("build-nanogpt", "<u2"), ("jaxformer", "<u4")])
+def test_npy_files_are_numpys_own_byte_for_byte(tmp_path: Path, count: int, name: str, dtype: str) -> None:
+    options = (NamedShards if name == "build-nanogpt" else Shards)(tokens_per_shard=10**6)
+    export(name, splits_of([np.arange(count) % 1000]), tmp_path, options)
+    (path,) = tmp_path.iterdir()
+    theirs = io.BytesIO()
+    np.save(theirs, (np.arange(count) % 1000).astype(dtype))
+    assert path.read_bytes() == theirs.getvalue()
+
+
+@settings(max_examples=60)
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=12),
+    size=st.integers(1, 40),
+    batch=st.integers(1, 10),
+)
+@pytest.mark.parametrize("name", ["build-nanogpt", "nanogpt"])
+def test_any_shard_is_its_piece_of_the_stream(name: str, sequences: list[list[int]], size: int, batch: int) -> None:
+    """Whatever is cut where, in shards and in the batches they are made of: the naive stream, sliced."""
+    if name == "nanogpt":
+        options: Stream = Stream(END)
+        expected: Sequence[int] = [token for sequence in sequences for token in [*sequence, END]]
+        size = len(expected)
+    else:
+        options = NamedShards(END, tokens_per_shard=size)
+        expected = [token for sequence in sequences for token in [END, *sequence]]
+    splits, store = splits_of(sequences), Store.at("memory://pieces")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flat_tokens.formats.nanogpt.BATCH_TOKENS", batch)
+        patch.setattr("flat_tokens.formats.nanogpt.MARKS_AT_A_TIME", 3)
+        parts = FORMATS[name].plan(splits, options)
+        assert [(part.start, part.stop) for part in parts] == [
+            (at, min(at + size, len(expected))) for at in range(0, len(expected), size)
+        ]
+        for part in parts:
+            (stored,) = FORMATS[name].write(splits, part, store, options)
+            data = store.read(stored.key)[128 if name == "build-nanogpt" else 0 :]
+            assert np.frombuffer(data, "<u2").tolist() == list(expected[part.start : part.stop])
+
+
+def test_a_large_document_over_many_shards_comes_back_whole(tmp_path: Path) -> None:
+    sequences = [[], list(range(50_000)) * 40, [1], list(range(700_000))]
+    options = Shards(2**31 - 1, tokens_per_shard=900_000)
+    export("jaxformer", splits_of(sequences), tmp_path, options)
+    assert len(list(tmp_path.iterdir())) == 4
+    opened = open_any(tmp_path, options=options).splits["train"]
+    assert [opened.sequence(i).tolist() for i in range(4)] == sequences
+    assert max(batch.token_count for batch in opened.batches()) <= 1 << 19
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "build-nanogpt", "llm.c"])
+def test_ids_that_do_not_fit_are_refused_before_work(tmp_path: Path, name: str) -> None:
+    options = FORMATS[name].options
+    with pytest.raises(ValueError, match=r"max_token_id is 65536, but .* uint16 holds ids up to 65535"):
+        export(name, splits_of([[1]], [[65_536]]), tmp_path / "out", options(end_of_text=0))
+    with pytest.raises(ValueError, match="end_of_text is 70000, but it is a token id from 0 to 65535"):
+        export(name, splits_of([[1]]), tmp_path / "out", options(end_of_text=70_000))
+    assert not (tmp_path / "out").exists()
+
+
+def test_sequences_are_not_run_into_one_another_unasked() -> None:
+    with pytest.raises(ValueError, match=r"has 2 sequences, and nanogpt keeps no bounds .* Set end_of_text"):
+        export("nanogpt", splits_of([[1], [2]]), "memory://refused", Stream())
+    export("nanogpt", splits_of([[1, 2]]), "memory://one-run", Stream())
+    assert sequences_in(open_any("memory://one-run", "nanogpt").splits["train"]) == [[1, 2]]
+
+
+def test_a_sequence_that_holds_the_end_of_text_token_is_refused_or_kept(tmp_path: Path) -> None:
+    splits = splits_of([[1], [2, 9, 3]])
+    with pytest.raises(ValueError, match=r"token 2 is end_of_text \(9\) inside a sequence"):
+        export("nanogpt", splits, tmp_path, Stream(END))
+    assert list(tmp_path.iterdir()) == []
+    export("nanogpt", splits, tmp_path, Stream(END, inner_end_of_text="keep"))
+    assert written(tmp_path)["train.bin"] == [1, 9, 2, 9, 3, 9]
+
+
+@pytest.mark.parametrize("options", [Stream(), Stream(END)])
+def test_without_the_end_of_text_token_a_split_is_one_run(tmp_path: Path, options: Stream) -> None:
+    export("nanogpt", splits_of([[1], [2, 3]], [[4]]), tmp_path, Stream(END))
+    opened = open_any(tmp_path, "nanogpt", options)
+    expected = [[1], [2, 3]] if options.end_of_text else [[1, 9, 2, 3, 9]]
+    assert sequences_in(opened.splits["train"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "expected"),
+    [
+        ("build-nanogpt", [1, 2, 9, 3], [[1, 2], [3]]),  # as where another's shards begin inside a document
+        ("build-nanogpt", [9, 9, 3, 9], [[], [3], []]),
+        ("build-nanogpt", [], []),
+        ("nanogpt", [1, 2, 9, 3], [[1, 2], [3]]),  # as where the last document was not closed
+        ("nanogpt", [9, 9, 3, 9], [[], [], [3]]),
+        ("nanogpt", [], []),
+    ],
+)
+def test_streams_of_others_lose_no_token(tmp_path: Path, name: str, tokens: list[int], expected: list[list[int]]) -> None:
+    options: Stream = NamedShards(END) if name == "build-nanogpt" else Stream(END)
+    if name == "build-nanogpt":
+        np.save(tmp_path / "edufineweb_train_000001.npy", np.array(tokens, "<u2"))
+    else:
+        (tmp_path / "train.bin").write_bytes(np.array(tokens, "<u2").tobytes())
+    readable = open_any(tmp_path, name, options).splits["train"]
+    for max_tokens in (1, 2, 3, 10):
+        assert sequences_in(readable, max_tokens) == expected
+
+
+def test_the_formats_are_known_by_their_content(tmp_path: Path) -> None:
+    for name, options in (
+        ("build-nanogpt", NamedShards(END)),
+        ("jaxformer", Shards(END)),
+        ("llm.c", NamedShards(END)),
+        ("nanogpt", Stream(END)),
+    ):
+        export(name, splits_of(TRAIN), tmp_path / name, options)
+        for path in (tmp_path / name).iterdir():
+            path.rename(path.with_name("0001"))  # no ending tells
+            if name == "nanogpt":
+                with pytest.raises(ValueError, match="is in none of the formats that are known by their content"):
+                    open_any(tmp_path / name / "0001")
+            else:
+                assert open_any(tmp_path / name / "0001").format == name
+
+
+def npy(header: dict[str, object], data: bytes) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "complaint"),
+    [
+        ("llm.c", struct.pack("<256i", 20240520, 2, 1, *[0] * 253) + bytes(2), "begins with 20240520, 2, 1"),
+        ("llm.c", struct.pack("<256i", 20240520, 1, -1, *[0] * 253), "begins with 20240520, 1, -1"),
+        ("llm.c", struct.pack("<256i", 20240520, 1, 2**31 - 1, *[0] * 253) + bytes(2), "has 1026 bytes, but its header says"),
+        ("llm.c", struct.pack("<3i", 20240520, 1, 0), "has 12 bytes, but its header says 1024"),
+        ("llm.c", b"", "begins with 0, 0, 0"),
+        ("jaxformer", npy({"descr": "<u4", "fortran_order": False, "shape": (3,)}, bytes(8)), "its header says 140"),
+        ("jaxformer", npy({"descr": "<u4", "fortran_order": False, "shape": (10**15,)}, bytes(8)), "its header says"),
+        ("jaxformer", npy({"descr": "<u4", "fortran_order": False, "shape": (1, 2)}, bytes(8)), r"has shape \(1, 2\)"),
+        ("jaxformer", npy({"descr": "<f4", "fortran_order": False, "shape": (2,)}, bytes(8)), "of float32"),
+        ("jaxformer", npy({"descr": "|O", "fortran_order": False, "shape": (2,)}, b"cposix\nsystem\n"), "of object"),
+        ("jaxformer", npy({"descr": "<u2", "fortran_order": False, "shape": (4,)}, bytes(8)), "tokens of uint16, but jaxformer"),
+        ("jaxformer", b"\x93NUMPY\x01\x00\xff\xff{", "is not a .npy file of tokens"),
+        ("jaxformer", b"\x93NUMPY\x09\x00", "is not a .npy file of tokens"),
+        ("jaxformer", b"", "is not a .npy file of tokens"),
+        ("build-nanogpt", npy({"descr": "<u4", "fortran_order": False, "shape": (2,)}, bytes(8)), "tokens of uint32, but build"),
+        ("nanogpt", b"123", "has 3 bytes, but tokens of two bytes each"),
+    ],
+)
+def test_files_that_lie_are_refused_by_name(tmp_path: Path, name: str, data: bytes, complaint: str) -> None:
+    (tmp_path / "liar").write_bytes(data)
+    with pytest.raises(ValueError, match=rf"liar: .*{complaint}"):
+        open_any(tmp_path / "liar", name)
+
+
+def test_a_truncated_shard_among_others_is_refused(tmp_path: Path) -> None:
+    export("build-nanogpt", splits_of([list(range(3000))]), tmp_path, NamedShards(tokens_per_shard=1000))
+    path = tmp_path / "edufineweb_train_000002.npy"
+    data = path.read_bytes()
+    for stop in range(0, len(data), 1000):
+        path.write_bytes(data[:stop])
+        with pytest.raises(ValueError, match=r"edufineweb_train_000002\.npy: "):
+            open_any(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        (Stream, {"end_of_text": 2**31}),
+        (Stream, {"end_of_text": True}),
+        (Stream, {"inner_end_of_text": "drop"}),
+        (Shards, {"tokens_per_shard": 0}),
+        (Shards, {"tokens_per_shard": 2**31}),
+        (NamedShards, {"name": "a/b"}),
+        (NamedShards, {"name": "fineweb_test"}),
+    ],
+)
+def test_wrong_options_are_named(options: type[Stream], values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(values))} is "):
+        options(**values)
+
+
+def test_big_endian_shards_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "train_0000.npy", np.array([9, 1, 2], ">u4"))
+    assert sequences_in(open_any(tmp_path, options=Shards(END)).splits["train"]) == [[1, 2]]
+
+
+def test_every_part_is_written_by_itself_from_the_arithmetic_alone() -> None:
+    """Any part first, none before it: what a build on many machines needs."""
+    splits, options = splits_of([[1, 2, 3]] * 50), NamedShards(END, tokens_per_shard=7)
+    chosen = FORMATS["build-nanogpt"]
+    parts = chosen.plan(splits, options)
+    for part, rounds in itertools.product(parts[::-1], range(2)):
+        store = Store.at(f"memory://alone-{rounds}")
+        (stored,) = chosen.write(splits, part, store, options)
+        assert stored == Store.at("memory://alone-0").digest(part.key)
