@@ -62,7 +62,7 @@ class ShardPlace(Model):
     token_count: int = 0
 
 
-class Span(Model):
+class Extent(Model):
     """A run of whole stored objects of one split that one task writes: items ``start:stop`` of the tokens, or of the arrays
     that have an entry a document.
     """
@@ -71,12 +71,26 @@ class Span(Model):
     of_tokens: bool
     start: int
     stop: int
-    places: tuple[ShardPlace, ...]
-    last_entry: int | None = Field(None, description="The token count, for the span that ends seq_starts")
+    last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
 
     @property
     def label(self) -> str:
         return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
+
+
+class Span(Extent):
+    """An extent whose items come from token shards."""
+
+    places: tuple[ShardPlace, ...]
+
+
+class Entries(NamedTuple):
+    """What is stored of some documents beside their tokens: where each starts, its key, its file and its row, uint64[n]."""
+
+    starts: npt.NDArray[np.uint64]
+    key: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.uint64]
+    row: npt.NDArray[np.uint64]
 
 
 class Written(NamedTuple):
@@ -128,15 +142,20 @@ def lay_out(counted: Iterable[tuple[ShardPlace, Counts]], layout: LayoutName) ->
         yield from line.rest(ends[line.split])
 
 
+def items_a_task(of_tokens: bool, layout: Layout) -> int:
+    """How many items of an array one task writes: as many as whole objects hold."""
+    length = layout.encoded_tokens.object_length if of_tokens else layout.seq_starts.object_length
+    return length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+
+
 class _Line:
     """One array's items as they come, cut into spans. (shard, item) -> (split, item): a shard's items begin where those of
     the shards before it end.
     """
 
     def __init__(self, split: Split, of_tokens: bool, layout: Layout) -> None:
-        length = layout.encoded_tokens.object_length if of_tokens else layout.seq_starts.object_length
         self.split, self.of_tokens = split, of_tokens
-        self._step = length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+        self._step = items_a_task(of_tokens, layout)
         self._start = self._seqs = self._tokens = 0
         self._open: list[ShardPlace] = []
 
@@ -181,22 +200,51 @@ class _Line:
 
 def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
     """Write a span's objects below ``versions/<version>``, each once and whole."""
-    return (_write_tokens if span.of_tokens else _write_documents)(span, rule, layout, place, version)
+    if span.of_tokens:
+        tokens = (tokens for at in span.places for tokens in _tokens_of(span, at, rule, place))
+        return store_tokens(span, tokens, layout, place, version)
+    entries = (_entries_of(span, at, rule, place) for at in span.places)
+    return store_documents(span, entries, layout, place, version)
 
 
-def _write_tokens(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
+def store_tokens(at: Extent, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str) -> Written:
+    """Write the objects of an extent of tokens: *tokens*, one array behind the other."""
     spec = LAYOUTS[layout].encoded_tokens
-    store = place.root / "versions" / version / span.split
+    store = place.root / "versions" / version / at.split
     largest = 0
-    first = span.start // spec.object_length
+    first = at.start // spec.object_length
     with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False) as writer:
-        for at in span.places:
-            for tokens in _tokens_of(span, at, rule, place):
-                largest = max(largest, int(tokens.max()))
-                writer.append(tokens)
-                meter.add("split", tokens.nbytes)
-    _check_length(span, writer.length)
-    return Written(_named(span.split, writer.objects), largest >> 1)
+        for some in tokens:
+            largest = max(largest, int(some.max(initial=0)))
+            writer.append(some)
+            meter.add("split", some.nbytes)
+    _check_length(at, writer.length)
+    return Written(_named(at.split, writer.objects), largest >> 1)
+
+
+def store_documents(at: Extent, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
+    """Write the objects of an extent of documents: seq_starts and, beside the arrays of the format, key, file and row."""
+    spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
+    store = place.root / "versions" / version
+    first = at.start // spec.object_length
+    starts = ArrayWriter(store / at.split, "seq_starts", spec, first_object=first, write_metadata=False)
+    columns = {
+        name: ArrayWriter(store / f"documents/{at.split}", name, beside, first_object=first, write_metadata=False)
+        for name in DOCUMENT_ARRAYS
+    }
+    with starts, columns["key"], columns["file"], columns["row"]:
+        for some in entries:
+            starts.append(some.starts)
+            for name, column in columns.items():
+                column.append(getattr(some, name))
+        _check_length(at, starts.length)
+        if at.last_entry is not None:
+            starts.append(np.array([at.last_entry], np.uint64))
+    beside_objects = [stored for name in DOCUMENT_ARRAYS for stored in columns[name].objects]
+    return Written(
+        (*_named(at.split, starts.objects), *_named(f"documents/{at.split}", beside_objects)),
+        0,
+    )
 
 
 def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
@@ -274,43 +322,22 @@ def _of_piece(
     yield block[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]
 
 
-def _write_documents(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
-    """seq_starts and, beside the arrays of the format, each document's key, file and row."""
-    spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
-    store = place.root / "versions" / version
-    first = span.start // spec.object_length
-    starts = ArrayWriter(store / span.split, "seq_starts", spec, first_object=first, write_metadata=False)
-    columns = {
-        name: ArrayWriter(store / f"documents/{span.split}", name, beside, first_object=first, write_metadata=False)
-        for name in DOCUMENT_ARRAYS
-    }
-    with starts, columns["key"], columns["file"], columns["row"]:
-        for at in span.places:
-            source, documents = open_shard(place.root, at.shard)
-            keys = documents.key.read(0, source.seq_count)
-            keep = np.flatnonzero(chosen(span.split, at.all_in, rule, keys))
-            entries = source.seq_starts.read(0, source.seq_count + 1)
-            lengths = np.diff(entries)[keep]
-            ends = np.cumsum(lengths) + np.uint64(at.first_token)
-            here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
-            starts.append((ends - lengths)[here])
-            columns["key"].append(keys[keep][here])
-            columns["file"].append(np.full(len(keep[here]), at.file, np.uint64))
-            rows = documents.row.read(0, source.seq_count)[keep][here]
-            columns["row"].append(rows + np.uint64(at.first_row))
-        _check_length(span, starts.length)
-        if span.last_entry is not None:
-            starts.append(np.array([span.last_entry], np.uint64))
-    beside_objects = [stored for name in DOCUMENT_ARRAYS for stored in columns[name].objects]
-    return Written(
-        (*_named(span.split, starts.objects), *_named(f"documents/{span.split}", beside_objects)),
-        0,
-    )
+def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Entries:
+    """The span's documents that come from one shard."""
+    source, documents = open_shard(place.root, at.shard)
+    keys = documents.key.read(0, source.seq_count)
+    keep = np.flatnonzero(chosen(span.split, at.all_in, rule, keys))
+    lengths = np.diff(source.seq_starts.read(0, source.seq_count + 1))[keep]
+    ends = np.cumsum(lengths) + np.uint64(at.first_token)
+    here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
+    rows = documents.row.read(0, source.seq_count)[keep][here]
+    file = np.full(len(rows), at.file, np.uint64)
+    return Entries((ends - lengths)[here], keys[keep][here], file, rows + np.uint64(at.first_row))
 
 
-def _check_length(span: Span, length: int) -> None:
-    if length != span.stop - span.start:
-        raise AssertionError(f"{span.label}: {length} items came instead of {span.stop - span.start}")
+def _check_length(at: Extent, length: int) -> None:
+    if length != at.stop - at.start:
+        raise AssertionError(f"{at.label}: {length} items came instead of {at.stop - at.start}")
 
 
 def _named(prefix: str, objects: list[StoredObject]) -> tuple[StoredObject, ...]:
