@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays import read_metadata
 from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
+from flat_tokens.formats.mds import MDS
 from flat_tokens.formats.megatron import MEGATRON
 from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, NANOGPT
+from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
 from flat_tokens.storage import Store
 
-__all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any"]
+__all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any", "source"]
 
 FLAT_TOKENS = "flat-tokens"
 
-_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, DATATROVE)
+_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, DATATROVE, MDS, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 
@@ -53,6 +56,16 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
         raise ValueError(f"there is no format {format!r}; there are {', '.join([FLAT_TOKENS, *FORMATS])}")
     chosen = FORMATS[format]
     return Opened(format, chosen.open(files, chosen.options() if options is None else options))
+
+
+def source(path_or_url: str | os.PathLike[str]) -> Splits:
+    """The splits of a dataset, to be exported: read past the page cache, which a pass over all tokens would empty.
+
+    FileNotFoundError where there is no dataset.
+    """
+    store = replace(resolve(Store.at(path_or_url)), read_once=True)
+    read_metadata(store, "group")
+    return {split: open_split(store / split) for split in SPLITS}
 
 
 def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
