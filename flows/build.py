@@ -3,7 +3,7 @@
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -114,15 +114,16 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 
 
 class PrefectTasks:
-    """Runs the stages' functions as Prefect tasks on a thread for every core."""
+    """Runs functions as the Prefect tasks that *tasks* has for them, on a thread for every core."""
 
-    def __init__(self, workers: int | None) -> None:
+    def __init__(self, workers: int | None, tasks: Mapping[Callable[..., Any], Task[..., Any]] = TASKS) -> None:
         workers = workers or os.cpu_count() or 1
         self.window = workers + 1
+        self._tasks = tasks
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectFuture[Any]:
-        chosen = TASKS[function]
+        chosen = self._tasks[function]
         return self._runner.submit(chosen, get_call_parameters(chosen.fn, (item, *shared), {}))
 
     def __enter__(self) -> Self:

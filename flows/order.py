@@ -243,7 +243,17 @@ def layout_of(config: BuildConfig) -> LayoutName:
     return config.layout
 
 
-def scratch_of(config: BuildConfig) -> Path:
+class Destination(Protocol):
+    """What orders that write to an output are told of it."""
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def scratch(self) -> str | None: ...
+
+
+def scratch_of(config: Destination) -> Path:
     """The local directory for downloads, and for staging where the output is remote."""
     if config.scratch is not None:
         return Path(config.scratch)
@@ -253,7 +263,7 @@ def scratch_of(config: BuildConfig) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flat-tokens"
 
 
-def check_output(config: BuildConfig) -> Store:
+def check_output(config: Destination) -> Store:
     """The output's root. ValueError, before any work, where nothing can be written there."""
     root = Store.at(config.output)
     if root.is_local:

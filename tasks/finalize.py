@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_metadata
 from flat_tokens.manifest import check_objects, check_split, manifest_bytes
@@ -18,7 +20,7 @@ from tasks.caching import Place
 from tasks.models import FORMAT_SEMANTICS, BuildConfig, Model, SourceFile, TokenShard, digest_of
 from tasks.shards import document_spec, open_shard
 from tasks.sources import PinnedSource
-from tasks.split import DOCUMENT_ARRAYS, ShardPlace, Span, Written
+from tasks.split import DOCUMENT_ARRAYS, Extent, ShardPlace, Span, Written
 from tasks.tokenizers import Tokenizer
 
 CARD = "README.md"
@@ -93,20 +95,42 @@ def write_version(
     verify_level: str,
 ) -> dict[str, Any]:
     """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
-    chosen, store = LAYOUTS[layout], place.root / "versions" / version
-    objects = [stored for part in written for stored in part.objects]
+    store = place.root / "versions" / version
+    totals: dict[str, Any] = split_totals(spans, written)
+    totals["documents"] = {**document_totals(places, place), "by_source": source_totals(made_of, places)}
+    described = card(made_of, layout, totals, version)
+    return seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
+
+
+def split_totals(extents: Sequence[Extent], written: Sequence[Written]) -> dict[str, Any]:
+    """What each split holds, by what was written of it."""
     totals: dict[str, Any] = {}
     for split in SPLITS:
-        mine = [(span, part) for span, part in zip(spans, written, strict=True) if span.split == split]
+        mine = [(at, part) for at, part in zip(extents, written, strict=True) if at.split == split]
         totals[split] = {
-            "token_count": max((span.stop for span, _ in mine if span.of_tokens), default=0),
-            "seq_count": max(span.stop for span, _ in mine if not span.of_tokens),
+            "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
+            "seq_count": max(at.stop for at, _ in mine if not at.of_tokens),
             "max_token_id": max(part.max_token_id for _, part in mine),
         }
+    return totals
+
+
+def seal(
+    store: Store,
+    layout: LayoutName,
+    made_of: dict[str, Any],
+    totals: dict[str, Any],
+    written: Sequence[Written],
+    described: str,
+    verify_level: str,
+) -> dict[str, Any]:
+    """Make a version of written objects: metadata, card (*described*), manifest, check, commit. The manifest, as written."""
+    chosen = LAYOUTS[layout]
+    objects = [stored for part in written for stored in part.objects]
+    for split in SPLITS:
         objects += _split_metadata(store, split, chosen, totals[split])
-    totals["documents"] = {**document_totals(places, place), "by_source": source_totals(made_of, places)}
-    objects.append(store.put(CARD, card(made_of, layout, totals, version).encode()))
-    manifest = manifest_bytes(objects, totals, layout, made_of.model_dump())
+    objects.append(store.put(CARD, described.encode()))
+    manifest = manifest_bytes(objects, totals, layout, made_of)
     store.put(MANIFEST, manifest)
     check_version(store, objects, totals, verify_level)
     commit(store, chosen)
@@ -162,15 +186,21 @@ def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[st
 
 
 def repeated_keys(shards: list[TokenShard], place: Place) -> int:
-    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts. Counted in bounded memory."""
-    parts = max(1, -(-sum(shard.written for shard in shards) // KEYS_AT_ONCE))
+    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts."""
+
+    def keys() -> Iterator[npt.NDArray[np.uint64]]:
+        return (open_shard(place.root, shard)[1].key.read(0, shard.written) for shard in shards)
+
+    return count_repeated(keys, sum(shard.written for shard in shards))
+
+
+def count_repeated(keys: Callable[[], Iterable[npt.NDArray[np.uint64]]], count: int) -> int:
+    """How many of *count* keys are those of earlier ones. In bounded memory: in several passes over *keys()* if need be."""
+    parts = max(1, -(-count // KEYS_AT_ONCE))
     repeated = 0
     for part in range(parts):
-        keys = []
-        for shard in shards:
-            of_shard = open_shard(place.root, shard)[1].key.read(0, shard.written)
-            keys.append(of_shard if parts == 1 else of_shard[of_shard % np.uint64(parts) == np.uint64(part)])
-        together = np.concatenate([*keys, np.empty(0, np.uint64)])
+        mine = [some if parts == 1 else some[some % np.uint64(parts) == np.uint64(part)] for some in keys()]
+        together = np.concatenate([*mine, np.empty(0, np.uint64)])
         repeated += len(together) - len(np.unique(together))
     return repeated
 
@@ -194,7 +224,25 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
     """The dataset card."""
     documents = totals["documents"]
     lines = [
-        f"# {made_of.name}",
+        *card_head(made_of.name, layout, totals, version),
+        *card_tokenizer(made_of.tokenizer),
+        "## Documents",
+        "",
+        f"{documents['read']:,} read, {documents['written']:,} written, {documents['text_bytes']:,} bytes of text, "
+        f"{documents['repeated_keys']:,} with the key of another.",
+        f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
+        f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}.",
+        _split_sentence(made_of.split),
+        "",
+        *card_sources(made_of.sources),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: str) -> list[str]:
+    """The lines of a card that say what it is and how it is read."""
+    return [
+        f"# {name}",
         "",
         f"A flat-tokens dataset, version `{version}`, layout `{layout}`.",
         "",
@@ -215,33 +263,34 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
         'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
         "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) and row.",
         "",
+    ]
+
+
+def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
+    return [
         "## Tokenizer",
         "",
-        f"`{made_of.tokenizer['name']}`, ids 0 to {made_of.tokenizer['highest_id']:,}, digest `{made_of.tokenizer['digest']}`"
-        + (f", revision `{made_of.tokenizer['revision']}`." if made_of.tokenizer["revision"] else "."),
+        f"`{tokenizer['name']}`, ids 0 to {tokenizer['highest_id']:,}, digest `{tokenizer['digest']}`"
+        + (f", revision `{tokenizer['revision']}`." if tokenizer["revision"] else "."),
         "",
-        "## Documents",
-        "",
-        f"{documents['read']:,} read, {documents['written']:,} written, {documents['text_bytes']:,} bytes of text, "
-        f"{documents['repeated_keys']:,} with the key of another.",
-        f"Skipped: {_counts(documents['skipped'])}. Replaced: {_counts(documents['replaced'])}.",
-        f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}.",
-        _split_sentence(made_of.split),
-        "",
-        "## Sources",
     ]
+
+
+def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines of a card that list the sources and their files, by the numbers that ``documents/`` has."""
+    lines = ["## Sources"]
     number = 0
-    for source in made_of.sources:
+    for source in sources:
         lines += ["", f"### {source['name']}", "", f"From {source['from']}"]
         lines[-1] += f", revision `{source['revision']}`." if source["revision"] else "."
         lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
         for file in source["files"]:
             lines.append(f"| {number} | {file['name']} | {file['size']:,} | `{file['sha256']}` |")
             number += 1
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _counts(counts: dict[str, int]) -> str:
+def counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
 
 
