@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import TokenBatch
-from flat_tokens.formats import Files, open_any
-from flat_tokens.formats.contract import bounded_batches, cut_at_sequences, split_of
+from flat_tokens.formats import FORMATS, Files, open_any, source
+from flat_tokens.formats.contract import Joined, ahead, bounded_batches, cut_at_sequences, split_of
+from flat_tokens.formats.megatron import Megatron
+from flat_tokens.formats.modalities import Modalities
+from flat_tokens.storage import Store
 from flat_tokens.writer import FlatTokensWriter, write_dataset
+from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
-RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=20)
+RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
 
 
 def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()) -> flat_tokens.Dataset:
@@ -23,13 +31,13 @@ def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()
     return flat_tokens.open(path)
 
 
+@settings(max_examples=50)
 @given(sequences=RAGGED, max_tokens=st.integers(1, 15))
-def test_bounded_batches_put_together_are_the_array(
-    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], max_tokens: int
-) -> None:
+def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], max_tokens: int) -> None:
     """No batch is larger than it may be, and what a writer makes of them is what was read."""
-    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
-    store = flat_tokens.reader.Store.at(tmp_path_factory.mktemp("d") / "out")
+    split = splits_of(sequences)["train"]
+    store = Store.at("memory://put-together")
+    store.remove("")
     with FlatTokensWriter(store, flat_tokens.LAYOUTS["mmap"]) as writer:
         for batch in bounded_batches(split, max_tokens=max_tokens):
             assert batch.token_count <= max_tokens
@@ -40,11 +48,10 @@ def test_bounded_batches_put_together_are_the_array(
     assert np.array_equal(again.slice(0, again.token_count), split.slice(0, split.token_count))
 
 
+@settings(max_examples=50)
 @given(sequences=RAGGED, data=st.data())
-def test_bounded_batches_of_a_run_hold_that_run(
-    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], data: st.DataObject
-) -> None:
-    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
+def test_bounded_batches_of_a_run_hold_that_run(sequences: list[list[int]], data: st.DataObject) -> None:
+    split = splits_of(sequences)["train"]
     start = data.draw(st.integers(0, len(sequences)))
     stop = data.draw(st.integers(start, len(sequences)))
     batches = list(bounded_batches(split, start, stop, max_tokens=5))
@@ -53,11 +60,10 @@ def test_bounded_batches_of_a_run_hold_that_run(
     assert tokens == [token for sequence in sequences[start:stop] for token in sequence]
 
 
+@settings(max_examples=50)
 @given(sequences=RAGGED, max_tokens=st.one_of(st.none(), st.integers(1, 30)))
-def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(
-    tmp_path_factory: pytest.TempPathFactory, sequences: list[list[int]], max_tokens: int | None
-) -> None:
-    split = dataset(tmp_path_factory.mktemp("d") / "in", sequences).train
+def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences: list[list[int]], max_tokens: int | None) -> None:
+    split = splits_of(sequences)["train"]
     runs = cut_at_sequences(split, max_tokens)
     assert [i for start, stop in runs for i in range(start, stop)] == list(range(len(sequences)))
     if max_tokens is None:
@@ -108,3 +114,74 @@ def test_what_is_in_no_format_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no tokens in here\n")
     with pytest.raises(ValueError, match=r"notes\.txt: is in none of the formats"):
         open_any(tmp_path / "notes.txt")
+
+
+def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path) -> None:
+    export("modalities", splits_of([[1]]), tmp_path, Modalities())
+    export("megatron", splits_of([[2]]), tmp_path, Megatron())
+    with pytest.raises(ValueError, match=r"is in several formats \(modalities, megatron\)\. Name one of its files, or the"):
+        open_any(tmp_path)
+    assert sequences_in(open_any(tmp_path, "megatron").splits["train"]) == [[2]]
+    assert sequences_in(open_any(tmp_path / "train.pbin").splits["train"]) == [[1]]
+    with pytest.raises(ValueError, match="there is no format 'tar'; there are flat-tokens, modalities, "):
+        open_any(tmp_path, "tar")
+    with pytest.raises(FileNotFoundError):
+        open_any(tmp_path, "flat-tokens")
+
+
+def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path: Path) -> None:
+    """The error is the reader's own, about the dataset, not that nothing was recognised."""
+    dataset(tmp_path / "d", [[1, 2], [3]])
+    (tmp_path / "d" / "train" / "zarr.json").unlink()
+    with pytest.raises(FileNotFoundError, match="train: there is no zarr group here"):
+        open_any(tmp_path / "d")
+
+
+def test_every_format_describes_itself_and_has_options_of_plain_values() -> None:
+    for name, entry in FORMATS.items():
+        assert name == entry.name
+        assert entry.summary
+        assert entry.keeps
+        assert entry.loses
+        fields = dataclasses.asdict(entry.options())
+        assert entry.options(**json.loads(json.dumps(fields))) == entry.options()
+
+
+def test_the_source_of_an_export_is_read_past_the_page_cache(tmp_path: Path) -> None:
+    dataset(tmp_path / "d", [[1, 2], [3]], [[4]])
+    splits = source(tmp_path / "d")
+    assert all(split.store.read_once for split in splits.values())
+    assert [sequences_in(split, 100) for split in splits.values()] == [[[1, 2], [3]], [[4]]]
+    with pytest.raises(FileNotFoundError):
+        source(tmp_path / "nothing")
+
+
+@settings(max_examples=20)
+@given(parts=st.lists(RAGGED, min_size=1, max_size=3))
+def test_joined_readers_are_one_array(parts: list[list[list[int]]]) -> None:
+    joined = Joined(tuple(splits_of(sequences)["train"] for sequences in parts))
+    assert sequences_in(joined, 100) == [sequence for sequences in parts for sequence in sequences]
+    with pytest.raises(IndexError, match="there is no sequence"):
+        joined.sequence(joined.seq_count)
+
+
+def test_working_ahead_keeps_the_order_and_the_error() -> None:
+    def items() -> Iterator[int]:
+        yield from range(10)
+        raise ValueError("the eleventh")
+
+    taken = []
+    with pytest.raises(ValueError, match="the eleventh"):
+        taken.extend(ahead(items()))
+    assert list(itertools.islice(ahead(items()), 10)) == list(range(10))
+    assert list(ahead(iter(()))) == []
+
+
+def test_working_ahead_never_has_more_than_it_may() -> None:
+    made = []
+    stream = ahead((made.append(i) or i for i in range(100)), 3)
+    for i in range(10):
+        assert next(stream) == i
+        assert len(made) <= i + 1 + 3
+    stream.close()
+    assert len(made) <= 13
