@@ -82,15 +82,16 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
     ValueError where something is not understood: then nothing is known to be garbage.
     """
     if not delete:
-        kept, versions = divide(root, policy)
+        kept, going = divide(list_versions(root), policy)
+        versions = [_garbage(version, policy) for version in going]
         return Collected(
-            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, versions, policy)),
+            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, going, policy)),
             kept=tuple(kept),
             deleted=False,
             left=in_use(root),
         )
     with collecting(root) as busy:
-        gone = [*remove_superfluous(root, policy), *dead_staging(root)]
+        gone = [*_remove_versions(root, policy, busy), *dead_staging(root)]
         if root.is_local:
             sweep(Path(root.path(STAGING)))
         kept = list_versions(root)
@@ -101,20 +102,21 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
     return Collected(garbage=tuple(gone), kept=tuple(kept), deleted=True, left=busy)
 
 
-def divide(root: Store, policy: Policy) -> tuple[list[Version], list[Garbage]]:
-    """The versions that the policy keeps, and the others. Without a pointer, all of them are kept."""
+def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:
+    """The versions that the policy keeps, and the others. Where none is the latest, the pointer is lost: all are kept."""
     limit = _limit(policy)
-    kept, gone = [], []
-    versions = list_versions(root)
     lost = not any(version.state == "latest" for version in versions)
-    for rank, version in enumerate(versions):
-        if lost or rank < policy.keep_versions or version.pinned is not None or version.last_used > limit:
-            kept.append(version)
-        else:
-            why = f"not among the last {policy.keep_versions}, not in use since {version.last_used:%Y-%m-%d}"
-            name = f"{VERSIONS}/{version.version}"
-            gone.append(Garbage(kind="version", name=name, byte_count=version.byte_count, why=why))
-    return kept, gone
+    kept = [
+        version
+        for rank, version in enumerate(versions)
+        if lost or rank < policy.keep_versions or version.pinned is not None or version.last_used > limit
+    ]
+    return kept, [version for version in versions if version not in kept]
+
+
+def _garbage(version: Version, policy: Policy) -> Garbage:
+    why = f"not among the last {policy.keep_versions}, not in use since {version.last_used:%Y-%m-%d}"
+    return Garbage(kind="version", name=f"{VERSIONS}/{version.version}", byte_count=version.byte_count, why=why)
 
 
 def _limit(policy: Policy) -> datetime:
@@ -123,7 +125,15 @@ def _limit(policy: Policy) -> datetime:
 
 def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
     """Remove the versions that the policy does not keep; those that went."""
-    return [item for item in divide(root, policy)[1] if _remove_version(root, item.name.rpartition("/")[2])]
+    with collecting(root) as busy:
+        return _remove_versions(root, policy, busy)
+
+
+def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garbage]:
+    _, going = divide(list_versions(root), policy)
+    # What was never the latest may be what a running build is about to publish.
+    sure = [version for version in going if busy is None or version.state != "other"]
+    return [_garbage(version, policy) for version in sure if _remove_version(root, version.version)]
 
 
 def _remove_version(root: Store, version: str) -> bool:
@@ -160,13 +170,13 @@ def _throw_away(root: Store, key: str) -> Path:
     source = Path(root.path(key))
     trash = Path(root.path(STAGING), COLLECTED, f"{source.name}-{uuid.uuid4().hex[:8]}")
     while True:
-        make_directory(trash.parent)
         try:
+            make_directory(trash.parent)
             os.rename(source, trash)
         except FileNotFoundError:
             if not source.exists():
                 raise
-            continue  # the directory above was empty, and swept between the two lines
+            continue  # the directory above was empty, and swept in between
         sync_directory(source.parent)
         return trash
 
@@ -207,11 +217,12 @@ def dead_staging(root: Store) -> list[Garbage]:
     if not root.is_local:
         return []
     found = []
-    for path in sorted(Path(root.path(STAGING)).glob("*/*")):
-        lock = path.with_suffix(".lock")
-        if path != lock and not _is_held(lock):
-            name = path.relative_to(root.root).as_posix()
-            found.append(Garbage(kind="staging", name=name, byte_count=_size(root, name)[0], why="its process is gone"))
+    for build in names_of(root, STAGING):
+        for name in names_of(root, f"{STAGING}/{build}"):
+            key = f"{STAGING}/{build}/{name}"
+            path = Path(root.path(key))
+            if path.suffix != ".lock" and not _is_held(path.with_suffix(".lock")):
+                found.append(Garbage(kind="staging", name=key, byte_count=_size(root, key)[0], why="its process is gone"))
     return found
 
 
@@ -226,7 +237,7 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def unneeded(root: Store, kept: list[Version], going: list[Garbage], policy: Policy) -> Iterator[Garbage]:
+def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Policy) -> Iterator[Garbage]:
     """What neither the kept versions nor a resumed build of the last days has a use for, when the versions that are *going*
     have gone. A build that runs may have.
     """
@@ -236,7 +247,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Garbage], policy: Pol
     yield from _unneeded_shards(root, needs, limit)
     yield from _unneeded_files(root, needs, limit)
     yield from _quarantined(root, limit)
-    yield from _stale_records(root, {item.name.rpartition("/")[2] for item in going}, limit)
+    yield from _stale_records(root, {version.version for version in going}, limit)
     for key, size in expired_leases(root):
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 

@@ -147,6 +147,7 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     magic = "*[" if http else "*?["  # behind a question mark stands a query
     fs, path = fsspec.core.url_to_fs(url)
+    fs.invalidate_cache()  # what a process listed before may have changed since
     hidden_too = False
     try:
         if any(character in path for character in magic):

@@ -67,9 +67,9 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     root.fs.invalidate_cache()
     try:
         paths = root.fs.ls(root.path(directory), detail=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
-    yield from sorted(PurePosixPath(path).name for path in paths)
+    yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
 
 
 def describe(root: Store, version: str, pointer: Pointer) -> Version:

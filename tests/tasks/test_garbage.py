@@ -15,7 +15,7 @@ from flat_tokens.storage import Store
 from tasks.garbage import Collected, Policy, collect
 from tasks.leases import building
 from tasks.pointer import read_pointer
-from tasks.versions import list_versions, pin, roll_back
+from tasks.versions import Version, list_versions, pin, roll_back
 from tests.faults.support import Settings, build_here, receipts, settings_of, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 
@@ -233,11 +233,11 @@ def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) 
 
     real, calls = tasks.garbage.divide, []
 
-    def divide(root: Store, policy: Policy) -> object:
-        kept, gone = real(root, policy)
-        if gone and not calls:
-            calls.append(late(gone[0].name.rpartition("/")[2]))
-        return kept, gone
+    def divide(versions: list[Version], policy: Policy) -> object:
+        kept, going = real(versions, policy)
+        if going and not calls:
+            calls.append(late(going[0].version))
+        return kept, going
 
     monkeypatch.setattr(tasks.garbage, "divide", divide)
 
