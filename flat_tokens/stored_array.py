@@ -34,6 +34,8 @@ DECODED_BYTES = 16 << 20
 """Decoded chunks kept by an array: enough for the entries of two million sequences."""
 INDEXES = 1024
 """Indexes of shards kept, of 16 KiB each in the layouts written here."""
+READ_AHEAD_WORDS = 8 << 20
+"""Words of a mapped file that are asked for beyond a read of many chunks: the next one most likely begins where it ends."""
 RUN_BYTES = 16 << 20
 """Bytes asked for at a time where one read takes more."""
 MERGED_GAP = 1 << 16
@@ -285,6 +287,10 @@ class StoredArray:
             words = self._map_words(piece.i)
         if words is None:
             return False
+        # Whoever reads many chunks at once goes through the file: the system fetches ahead, and need not keep it mapped.
+        begin, count = self._word(piece.first), piece.last - piece.first
+        if count > self._chunk_length:
+            _ask_for(words, begin, min(count + READ_AHEAD_WORDS, len(words) - begin))
         first, at = piece.first, piece.at
         while first < piece.last:
             c = first // self._chunk_length
@@ -296,6 +302,8 @@ class StoredArray:
             out[at : at + last - first] = words[first + c : last + c]
             at += last - first
             first = last
+        if count > self._chunk_length:
+            _ask_for(words, begin, count, mmap.MADV_DONTNEED)
         return True
 
     def _is_end(self, i: int, last: int) -> bool:
@@ -516,11 +524,13 @@ class StoredArray:
         return ValueError(f"{path}: {what}. The file is damaged: remove it and build again.")
 
 
-def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int) -> None:
-    """Tell the system that words ``first:first + count`` of a mapped file are wanted, without waiting for them."""
+def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int, advice: int = mmap.MADV_WILLNEED) -> None:
+    """Tell the system that words ``first:first + count`` of a mapped file are wanted, without waiting for them, or that they
+    are not: what is given up stays in the page cache.
+    """
     begin = first * 4 // mmap.PAGESIZE * mmap.PAGESIZE
     with contextlib.suppress(OSError):  # advice that cannot be taken
-        cast(mmap.mmap, cast(memoryview, words.base).obj).madvise(mmap.MADV_WILLNEED, begin, (first + count) * 4 - begin)
+        cast(mmap.mmap, cast(memoryview, words.base).obj).madvise(advice, begin, (first + count) * 4 - begin)
 
 
 def _restore(store: Store, spec: ArraySpec | ForeignSpec, length: int, in_order: bool) -> StoredArray:
