@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := $(VENV)/.peers-installed
 
-.PHONY: demo test check lock clean
+.PHONY: demo test peers check lock clean
 
 $(STAMP): requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -24,17 +25,27 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 test: $(STAMP) ## Run all tests.
 	$(BIN)/python -m pytest
 
+peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are skipped without.
+
+$(PEERS): $(STAMP) tests/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/peers.txt
+	# Not hashed, and with its dependencies: a machine may have a wheel for its CPU, while the registry's needs CUDA packages.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
+	touch $(PEERS)
+
 check: $(STAMP) ## Format, lint, types, directions of imports.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
 lock: ## Pin every dependency with its hashes; the lock names no package index.
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet uv
-	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
-		--no-header --group service --group dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --no-strip-extras --group service --group dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --no-deps --constraint requirements.lock tests/peers.in --output-file tests/peers.txt
 	rm -r $(VENV)-lock
 
 clean:
