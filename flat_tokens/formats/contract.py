@@ -190,6 +190,8 @@ class Joined:
         return self.parts[k].sequence(i % count - first[k])
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
+        if not 0 <= start <= (self.seq_count if stop is None else stop) <= self.seq_count:
+            raise IndexError(f"the files: there are no sequences {start} to {stop}; there are {self.seq_count}")
         for first, part in zip(self._firsts(), self.parts, strict=True):
             last = first + part.seq_count
             low, high = max(start, first), last if stop is None else min(stop, last)
