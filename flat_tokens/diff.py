@@ -7,6 +7,7 @@ sorted part by part, so that memory is bounded however many documents there are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens import arguments, terminal
-from flat_tokens.corpus import Corpus, windows
+from flat_tokens.corpus import Corpus, open_corpus, windows
 from flat_tokens.documents import places_of
-from flat_tokens.formats import Readable
+from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.inspection import FILES_SHOWN, describe
 from flat_tokens.keys import A, B, mix
 from flat_tokens.reader import FlatTokens
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    a, b = arguments.corpus_of(options, options.a), arguments.corpus_of(options, options.b)
+    a, b = open_side(options.a, options), open_side(options.b, options)
     found: dict[str, Any] = {"a": a.url, "b": b.url, "same": True, "settings": [], "sources": [], "totals": [], "documents": None}
     if not is_same_bytes(a, b):
         settings, sources, totals = compare_settings(a, b), compare_sources(a, b), compare_totals(a, b)
@@ -63,6 +64,16 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(lines(found)))
     return arguments.SAME if found["same"] else arguments.DIFFERENT
+
+
+def open_side(path: str, options: argparse.Namespace) -> Corpus:
+    """One of the two. A format's name and options are for that which is not a flat-tokens dataset."""
+    if options.format or options.option:
+        with contextlib.suppress(ValueError):
+            corpus = open_corpus(path)
+            if corpus.format == FLAT_TOKENS:
+                return corpus
+    return arguments.corpus_of(options, path)
 
 
 def is_same_bytes(a: Corpus, b: Corpus) -> bool:

@@ -212,11 +212,18 @@ def trace_step(
     sequences = sorted({part["sequence"] for row in rows for part in row["parts"]})
     documents = dict(zip(sequences, trace(corpus, name, sequences, locator, vocabulary), strict=True))
     for row in rows:
-        row["parts"] = [part | {key: documents[part["sequence"]][key] for key in OF_A_DOCUMENT} for part in row["parts"]]
+        row["parts"] = [_described(part, documents[part["sequence"]], vocabulary) for part in row["parts"]]
     return {"path": corpus.url, "split": name, "step": options.step, "rows": rows}
 
 
 OF_A_DOCUMENT = ("token_count", "document", "found", "text_from", "text", "notes")
+
+
+def _described(part: Mapping[str, Any], document: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """A part of a row with its document, and the text of the part alone."""
+    ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
+    text = None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
+    return {**part, "part_text": text, **{key: document[key] for key in OF_A_DOCUMENT}}
 
 
 def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> PackedView | DocumentsView | BlocksView:
@@ -294,8 +301,8 @@ def step_lines(traced: Mapping[str, Any], characters: int, color: bool) -> Itera
             yield f"  {low:,} to {high:,}: {of}{where}"
             for note in part["notes"]:
                 yield f"    note: {note}"
-            if part["text"]:
-                yield f"    {_cut(part['text'], characters, color).replace(chr(10), ' ')}"
+            if text := part["part_text"] or part["text"]:
+                yield f"    {_cut(text.replace(chr(10), ' '), characters, color)}"
 
 
 def _cut(text: str, characters: int, color: bool) -> str:

@@ -189,6 +189,16 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, c
     assert (status, said["documents"]["came"], said["documents"]["went"]) == (1, 0, 1)
 
 
+def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream of tokens without an index, in which documents are found again by the token between them."""
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])])
+    (tmp_path / "train.bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
+    stream = ["--format", "nanogpt", "--option", "end_of_text=9"]
+    for pair in ((tmp_path / "data", tmp_path / "train.bin"), (tmp_path / "train.bin", tmp_path / "data")):
+        documents = differs(capsys, *pair, *stream)[1]["documents"]
+        assert (documents["came"], documents["went"]) == (0, 0)
+
+
 def dataset(name: str, *splits: list[list[int]]) -> str:
     memory = fsspec.filesystem("memory")
     if memory.exists(f"/diff/{name}"):

@@ -154,6 +154,7 @@ def test_a_step_leads_to_the_documents_of_the_loaders_batch(
         for row in found["rows"]:
             for part in row["parts"]:
                 assert part["text"] == texts[part["document"]["file"]][part["document"]["row"]]
+                assert part["part_text"].strip("\ufffd") in part["text"]
 
 
 def test_one_row_of_a_step_is_shown_alone(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
