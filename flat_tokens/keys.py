@@ -8,8 +8,12 @@ Sums of mixed words vectorise over whole batches of documents, where a chained h
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import numpy.typing as npt
+
+from flat_tokens.batch import TokenBatch
 
 A = np.uint64(0x9E3779B97F4A7C15)
 B = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -35,6 +39,60 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
             sums[first:last] = _block_sums(data, offsets[first : last + 1])
         first = last
     return mix(lengths.astype(np.uint64) * A + sums)
+
+
+def token_keys(batches: Iterable[TokenBatch]) -> Iterator[npt.NDArray[np.uint64]]:
+    """The keys of sequences that have no identity but their tokens: of the ids as little-endian uint32. Arrays uint64[n] that
+    come to one key a sequence, in order.
+
+    Batches are one behind the other, and may be cut within a sequence, as ``Readable.batches`` says.
+    """
+    last: _TokenSum | None = None  # of the sequence that may go on in the next batch
+    for batch in batches:
+        ids = batch.encoded_tokens >> np.uint32(1)
+        starts = batch.seq_starts.astype(np.int64)
+        if last is not None:
+            last.add(ids[: starts[0]])
+        if len(starts) == 1:
+            continue
+        before = [] if last is None else [last.key()]
+        yield np.concatenate([*before, document_keys(ids.view(np.uint8), starts[:-1] * 4)])
+        last = _TokenSum()
+        last.add(ids[starts[-2] :])
+    if last is not None:
+        yield last.key()
+
+
+class _TokenSum:
+    """The key of one sequence whose tokens come in parts."""
+
+    def __init__(self) -> None:
+        self._sum = np.zeros(1, np.uint64)
+        self._words = self._tokens = 0
+        self._odd = np.empty(0, np.uint32)
+
+    def add(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Add uint32[n]."""
+        self._tokens += len(ids)
+        if len(self._odd):
+            ids = np.concatenate([self._odd, ids])
+        even = len(ids) // 2 * 2
+        for start in range(0, even, BLOCK_BYTES // 4):
+            self._add_words(ids[start : min(start + BLOCK_BYTES // 4, even)].view(np.uint64).copy())
+        self._odd = ids[even:].copy()
+
+    def key(self) -> npt.NDArray[np.uint64]:
+        """uint64[1]. Nothing is added afterwards."""
+        if len(self._odd):
+            self._add_words(self._odd.astype(np.uint64))
+        return mix(np.array([4 * self._tokens], np.uint64) * A + self._sum)
+
+    def _add_words(self, words: npt.NDArray[np.uint64]) -> None:
+        positions = np.arange(self._words + 1, self._words + 1 + len(words), dtype=np.uint64)
+        positions *= B
+        words ^= positions
+        self._sum += np.add.reduce(mix(words))
+        self._words += len(words)
 
 
 def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
