@@ -58,8 +58,8 @@ class RefreshResult(Model):
     def headline(self) -> str:
         if self.outcome == "withdrawn":
             return (
-                f"the sources give version {self.changes.after}, which was rolled back: latest stays at {self.version}. To publish "
-                "it all the same, build it: python -m flows build"
+                f"the sources give version {self.changes.after}, which was rolled back: latest stays at {self.version}. "
+                "To publish it all the same, build it: python -m flows build"
             )
         if self.outcome == "unchanged":
             return f"nothing changed: {self.version} is what the sources give"

@@ -5,6 +5,7 @@
 from typing import Annotated
 
 from prefect import flow
+from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.build import PrefectTasks
@@ -15,7 +16,14 @@ from tasks.leases import sharing
 from tasks.models import BuildConfig, Location, TokenizerConfig
 
 
-@flow(name="retokenize-dataset", persist_result=False)
+def run_name() -> str:
+    """What people find a run by."""
+    given = flow_run.parameters
+    names = [getattr(tokenizer, "name", tokenizer) for tokenizer in given["tokenizers"]]
+    return f"retokenize {getattr(given['dataset'], 'name', given['dataset'])} with {', '.join(names)}"
+
+
+@flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False)
 def retokenize_dataset(
     dataset: BuildConfig | Location,
     tokenizers: Annotated[list[TokenizerConfig | str], Field(min_length=1)],

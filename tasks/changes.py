@@ -81,7 +81,7 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
 
 def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
     """The content of each file of a manifest's source, by its name."""
-    return {file["name"]: file["sha256"] for file in source["files"]} if source else {}
+    return {file["name"]: file["sha256"] for file in source.get("files", ())} if source else {}
 
 
 def _counted(manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:

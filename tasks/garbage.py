@@ -266,12 +266,12 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
     shards, files, converted = set(), set(), set()
     for version in kept:
         made_of = read_manifest(root / VERSIONS / version.version)["provenance"]
-        for source in made_of["sources"]:
+        decides = (made_of.get("tokenizer", {}).get("digest"), made_of.get("documents"), made_of.get("semantics"))
+        for source in made_of.get("sources", ()):
             reading = [source.get("text_column"), source.get("id_column"), source.get("document_separator")]
-            for file in source["files"]:
+            for file in source.get("files", ()):
                 files.add(file["sha256"])
-                parts = (file["sha256"], reading, made_of["tokenizer"]["digest"], made_of["documents"], made_of["semantics"])
-                shards.add(digest_of(*parts))
+                shards.add(digest_of(file["sha256"], reading, *decides))
         if origin := read_origin(root, version.version):
             converted |= {digest_of("converted", found.uri) for source in origin.pinned for found in source.files}
     return Needs(frozenset(shards), frozenset(files), frozenset(converted))

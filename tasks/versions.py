@@ -86,7 +86,7 @@ def describe(root: Store, version: str, pointer: Pointer) -> Version:
         pinned=pin_note(root, version),
         documents=sum(totals[split]["seq_count"] for split in SPLITS),
         tokens=sum(totals[split]["token_count"] for split in SPLITS),
-        tokenizer=manifest["provenance"].get("tokenizer", {}).get("name", ""),
+        tokenizer=manifest["provenance"].get("tokenizer", {}).get("name") or "",
         layout=manifest["layout"],
         byte_count=sum(stored["size"] for stored in manifest["objects"]),
     )
@@ -150,6 +150,8 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     def after(pointer: Pointer) -> Pointer:
         if pointer != seen:
             raise ValueError(f"{root.url}: latest moved to {pointer.version} just now. Look again, and run again if need be.")
+        if not is_dataset(root, version):
+            raise ValueError(f"{root.url}: version {version} has just been removed")
         digest = manifest_digest(root, version)
         forward = any(version == one.version for one in pointer.withdrawn)
         return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
