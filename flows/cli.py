@@ -1,4 +1,4 @@
-"""The command line: ``python -m flows build|plan CONFIG.yaml [--set key=value ...]``; more commands are in ``versions``.
+"""The command line: ``python -m flows build|plan CONFIG.yaml [--set key=value ...]``; more commands are in ``commands``.
 
 Nothing heavy is imported before a configuration has been read: a mistake in it is told at once.
 """
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
         if name == "build":
             command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-    from flows.versions import add_commands  # which imports this module
+    from flows.commands import add_commands  # which imports this module
 
     add_commands(commands)
     return top
