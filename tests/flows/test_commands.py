@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,7 @@ import pytest
 
 import flat_tokens
 from flows.cli import main
-from tests.faults.support import write_notes
-from tests.flows.test_cli import command
+from tests.faults.support import ROOT, write_notes
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,16 @@ def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: T
 
 
 def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
-    done = command("refresh", config, "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("published ")
-    assert command("versions", config).stdout.splitlines()[1].endswith("latest")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    for arguments, begins in ((["refresh", str(config), "--quiet"], "published "), (["versions", str(config)], "version ")):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows", *arguments],
+            cwd=ROOT,
+            env={**clean, "PREFECT_HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(begins)
