@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flat_tokens import arguments, terminal
 from flat_tokens.arrays import read_metadata
 from flat_tokens.corpus import RECEIPT, Corpus, SourceFile, open_corpus, windows
-from flat_tokens.documents import Locator, Place, digest_is, places_of, read_rows
+from flat_tokens.documents import Locator, Place, digest_is, nameless, places_of, read_rows
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
 from flat_tokens.manifest import MAX_PROBLEMS, check_objects, check_published, check_split
@@ -291,7 +291,7 @@ def _compare(
     by_file: dict[SourceFile, list[int]] = {}
     for i, place in places.items():
         if place.file is None:
-            not_reachable["the manifest names no file for them"] += 1
+            not_reachable[nameless(corpus)] += 1
         else:
             by_file.setdefault(place.file, []).append(i)
     for file, sequences in by_file.items():

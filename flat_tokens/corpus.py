@@ -277,7 +277,8 @@ def run_of(corpus: Corpus) -> Run:
     runs, version = corpus.output / "runs", posixpath.basename(corpus.store.root)
     try:
         names = [posixpath.basename(path) for path in runs.fs.ls(runs.root, detail=False)]
-        ours = sorted(name for name in names if name.endswith(f"-{version}.json"))
+        # A token shard is of no one version.
+        ours = sorted(name for name in names if name.endswith(".json" if corpus.receipt else f"-{version}.json"))
         if not ours or runs.size(ours[-1]) > MAX_METADATA_BYTES:
             return nothing
         config = json.loads(runs.read(ours[-1]))["config"]

@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 import fsspec
 import numpy as np
 
+from flat_tokens.arrays import open_array
 from flat_tokens.corpus import Corpus, Source, SourceFile, run_of
 from flat_tokens.extras import extra
 from flat_tokens.keys import document_keys
@@ -68,6 +69,8 @@ class Place(NamedTuple):
 
 def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Place] | None:
     """Where sequences of a split come from; None where there is no record of that."""
+    if corpus.receipt:
+        return _places_of_shard(corpus, sequences)
     documents = corpus.documents(split)
     if documents is None:
         return None
@@ -75,6 +78,24 @@ def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Plac
     indices = np.array(list(sequences), np.int64)
     facts = zip(*(array.take(indices).tolist() for array in documents), strict=True)
     return [Place(key, files[number] if number < len(files) else None, row) for key, number, row in facts]
+
+
+def _places_of_shard(corpus: Corpus, sequences: Iterable[int]) -> list[Place]:
+    """A token shard has keys and rows; its file it knows by the digest alone, and rows count from where its part begins."""
+    indices = np.array(list(sequences), np.int64)
+    key, row = (open_array(corpus.store / "documents" / name, "uint64").take(indices).tolist() for name in ("key", "row"))
+    return [Place(a, None, b) for a, b in zip(key, row, strict=True)]
+
+
+def nameless(corpus: Corpus) -> str:
+    """Why a place has no file."""
+    if not corpus.receipt:
+        return "the manifest names no file with this number"
+    inputs = corpus.receipt["inputs"]
+    digest = next(iter(inputs.get("file") or ["unknown"]))
+    return (
+        f"a token shard's rows count from the beginning of its part, {inputs.get('range')} of the file with sha256 {digest[:12]}"
+    )
 
 
 class Locator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import itertools
 import posixpath
 import sys
@@ -274,22 +275,26 @@ def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
         print(*ids.tolist())
         return arguments.SAME
     color = terminal.wants_color(options.color)
-    for start in range(0, len(ids), WINDOW_TOKENS):
-        _write_text(vocabulary, ids[start : start + WINDOW_TOKENS], color)
+    sys.stdout.writelines(terminal.colored_tokens(_pieces(vocabulary, ids)) if color else _text(vocabulary, ids))
     if color or sys.stdout.isatty():
         print()
     return arguments.SAME
 
 
-def _write_text(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32], color: bool) -> None:
-    data, ends = vocabulary.decode(ids)
-    if color:
-        starts = np.append(0, ends[:-1])
-        pieces = (data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
-        sys.stdout.writelines(terminal.colored_tokens(pieces))
-        return
-    text = data.decode("utf-8", "replace")
-    sys.stdout.write(terminal.visible(text) if sys.stdout.isatty() else text)
+def _pieces(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[bytes]:
+    for start in range(0, len(ids), WINDOW_TOKENS):
+        data, ends = vocabulary.decode(ids[start : start + WINDOW_TOKENS])
+        for begin, end in itertools.pairwise([0, *ends.tolist()]):
+            yield data[begin:end]
+
+
+def _text(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[str]:
+    """The text of ids; on a terminal, without what that obeys."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    harmless = terminal.visible if sys.stdout.isatty() else str
+    for start in range(0, len(ids), WINDOW_TOKENS):
+        yield harmless(decoder.decode(vocabulary.decode(ids[start : start + WINDOW_TOKENS])[0]))
+    yield decoder.decode(b"", True)
 
 
 def _matches(corpus: Corpus, options: argparse.Namespace, vocabulary: Vocabulary | None) -> Iterator[tuple[str, Match]]:

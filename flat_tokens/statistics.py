@@ -20,7 +20,7 @@ from flat_tokens.formats import Readable
 from flat_tokens.inspection import describe
 from flat_tokens.storage import Store
 from flat_tokens.stored_array import StoredArray
-from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
 
 SUMMARY = "count lengths, sources, bytes per token, frequent tokens, unused vocabulary"
 EXAMPLES = """\
@@ -221,6 +221,8 @@ def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabu
     highest = corpus.tokenizer.highest_id if corpus.tokenizer else None
     if vocabulary is not None and (highest is None or highest >= vocabulary.size):
         highest = vocabulary.size - 1
+    if highest is not None and highest >= MAX_TABLE_IDS:  # which no tokenizer has, whatever a manifest says
+        highest = None
     return {
         "dataset": described,
         "vocabulary": {"name": vocabulary.name, "highest_id": highest} if vocabulary is not None else None,

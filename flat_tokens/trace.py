@@ -10,7 +10,7 @@ import numpy as np
 
 from flat_tokens import arguments, terminal
 from flat_tokens.corpus import Corpus, SourceFile, sequence_of
-from flat_tokens.documents import Locator, Place, digest_is, places_of, read_rows
+from flat_tokens.documents import Locator, Place, digest_is, nameless, places_of, read_rows
 from flat_tokens.formats import Readable
 from flat_tokens.loader import ReferenceOrder, ShuffledLoader
 from flat_tokens.reader import FlatTokens
@@ -170,7 +170,7 @@ class FromSource(NamedTuple):
 def _from_source(corpus: Corpus, file: SourceFile | None, places: Sequence[Place], locator: Locator) -> list[FromSource]:
     """The documents of one source file."""
     if file is None:
-        return [FromSource(None, None, "the manifest names no file with this number")] * len(places)
+        return [FromSource(None, None, nameless(corpus))] * len(places)
     found = locator.find(file)
     if found is None:
         return [FromSource(None, None, f"{file.name} is not found; say where it is with --source")] * len(places)

@@ -190,6 +190,18 @@ def test_a_character_of_several_tokens_is_shown_with_the_last_of_them() -> None:
     assert shown == ["a", "😀", "b", "\ufffd"]
 
 
+def test_a_character_that_windows_cut_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "é☃😀" * 9
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text.encode()]])])
+    show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.inspection, "WINDOW_TOKENS", 4)
+        assert main(show) == 0
+        assert capsys.readouterr().out == text
+        assert main([*show, "--color", "always"]) == 0
+        assert re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out) == text + "\n"
+
+
 def test_found_text_says_where_and_the_status_says_whether(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = main(["inspect", str(demo), "--sequence", "5"]) or capsys.readouterr().out
     needle = text[10:40]

@@ -206,6 +206,13 @@ def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(
     assert "tokens are shown by their ids" in err
 
 
+def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance={"tokenizer": tokenizer})
+    assert main(["stats", str(tmp_path / "data"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["vocabulary_use"] is None
+
+
 def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])], layout="zarr2")
     (tmp_path / "data/train/seq_starts/0").write_bytes(b"damaged")

@@ -105,6 +105,14 @@ def test_other_formats_are_traced_to_their_sequences(reference: Path, capsys: py
     assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
 
 
+def test_a_token_shard_knows_its_documents_by_key_and_row(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))
+    found = [traced(capsys, str(shard), "--sequence", "2") for shard in shards]
+    assert sorted(len(one["text"]) for one in found) == sorted(len(texts[2]) for texts in source_texts().values())
+    assert [one["document"]["row"] for one in found] == [2, 2]
+    assert "a token shard's rows count from the beginning of its part, [0, " in found[0]["notes"][0]
+
+
 def rows_of(found: dict[str, Any], train: flat_tokens.FlatTokens) -> list[list[int]]:
     """The tokens of a traced batch's rows, put together from the sequences that it names."""
     rows = []
