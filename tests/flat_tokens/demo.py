@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flows.order import build
 from flows.threads import Threads
@@ -14,8 +17,9 @@ TOKENIZER = str(DEMO / "tokenizer.json")
 
 
 def build_dataset(output: Path, **settings: Any) -> Path:
-    """Build a dataset; the path of its version."""
-    with Threads(1) as runner:
+    """Build a dataset; the path of its version. Other tests look at what is on the disk when."""
+    with Threads(1) as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
         return Path(build(BuildConfig.model_validate({"output": str(output), **settings}), runner).path)
 
 
