@@ -1,4 +1,4 @@
-"""The command line: ``flat-tokens inspect | stats | verify | trace | diff``.
+"""The command line: ``flat-tokens inspect | stats | verify | trace | diff | export | import``.
 
 Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from flat_tokens import audit, diff, inspection, statistics, trace
+from flat_tokens import audit, diff, exporting, importing, inspection, statistics, trace
 from flat_tokens.arguments import TROUBLE
 
 COMMANDS: dict[str, ModuleType] = {
@@ -20,6 +20,8 @@ COMMANDS: dict[str, ModuleType] = {
     "verify": audit,
     "trace": trace,
     "diff": diff,
+    "export": exporting,
+    "import": importing,
 }
 
 STATUS = """\
@@ -63,7 +65,7 @@ def one_line(error: BaseException) -> str:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="flat-tokens",
-        description="Look inside tokenized datasets: flat-tokens ones, and those of its neighbours' formats.",
+        description="Look inside tokenized datasets, of flat-tokens and of its neighbours' formats, and turn one into another.",
         epilog=STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
