@@ -184,14 +184,21 @@ def _lengths(summary: Mapping[str, Any]) -> str:
     )
 
 
+WIDTHS = {1: "quarter of a doubling", 2: "half of a doubling", 4: "doubling"}
+
+
 def _length_figure(name: str, part: Mapping[str, Any]) -> str:
-    bins = _bins(part)
-    # Bins differ in width, so it is the density that is drawn: the share for each doubling of the length.
+    # Few sequences in narrow bins would show nothing but noise.
+    merged = 1 if part["seq_count"] >= 5000 else 2 if part["seq_count"] >= 500 else 4
+    bins = _bins(part, merged)
+    # Short lengths are whole numbers, so bins differ in width: what is drawn is the share in a bin of the full width.
     edges = [(-1.0 if found["from"] == 0 else math.log2(found["from"]), math.log2(found["to"] + 1)) for found in bins]
     low, high = math.floor(edges[0][0]), math.ceil(edges[-1][1])
-    of_sequences = [found["seq_count"] / part["seq_count"] / (b - a) for found, (a, b) in zip(bins, edges, strict=True)]
+    of_sequences = [
+        found["seq_count"] / part["seq_count"] / (b - a) * merged / 4 for found, (a, b) in zip(bins, edges, strict=True)
+    ]
     all_tokens = max(part["token_count"], 1)
-    of_tokens = [found["token_count"] / all_tokens / (b - a) for found, (a, b) in zip(bins, edges, strict=True)]
+    of_tokens = [found["token_count"] / all_tokens / (b - a) * merged / 4 for found, (a, b) in zip(bins, edges, strict=True)]
     ticks = _ticks(max(*of_sequences, *of_tokens))
     x, y = _scale(low, high, LEFT, WIDTH - RIGHT), _scale(0, ticks[-1], HEIGHT - BOTTOM, TOP)
     step = max(1, math.ceil((high - max(low, 0)) / 5.5))
@@ -218,21 +225,20 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     rows = [[_span(found), f"{found['seq_count']:,}", f"{found['token_count']:,}"] for found in bins]
     return (
         f"<figure><figcaption>{escape(name)}: {terminal.plural(part['seq_count'], 'sequence')}</figcaption>"
-        f'<p class="note">Share for each doubling of the length</p>{svg}'
+        f'<p class="note">Share in each {WIDTHS[merged]} of the length</p>{svg}'
         f"{_numbers(['tokens', 'sequences', 'tokens in them'], rows)}</figure>"
     )
 
 
-def _bins(part: Mapping[str, Any]) -> list[dict[str, int]]:
-    """The histogram from the shortest sequence on, in wider bins where few sequences would show nothing but noise."""
-    merged = 1 if part["seq_count"] >= 5000 else 2 if part["seq_count"] >= 500 else 4  # bins of a quarter octave
+def _bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
+    """The histogram from the shortest sequence on, so many of its bins, four an octave, as one."""
     bins: dict[int, dict[str, int]] = {}
     for found in part["histogram"]:
         if not found["seq_count"] and not bins:
             continue
         octave = -1 if found["from"] == 0 else round(math.log2(found["from"]) * 4) // merged
         wider = bins.setdefault(octave, {**found, "seq_count": 0, "token_count": 0})
-        wider["to"] = found["to"]
+        wider["to"] = max(found["to"], round(2 ** ((octave + 1) * merged / 4)) - 1)
         for key in ("seq_count", "token_count"):
             wider[key] += found[key]
     return list(bins.values())
