@@ -99,6 +99,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
             for item in unneeded(root, kept, [], policy):
                 _remove(root, item)
                 gone.append(item)
+        _tidy(root)
     return Collected(garbage=tuple(gone), kept=tuple(kept), deleted=True, left=busy)
 
 
@@ -126,7 +127,9 @@ def _limit(policy: Policy) -> datetime:
 def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
     """Remove the versions that the policy does not keep; those that went."""
     with collecting(root) as busy:
-        return _remove_versions(root, policy, busy)
+        gone = _remove_versions(root, policy, busy)
+        _tidy(root)
+    return gone
 
 
 def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garbage]:
@@ -144,6 +147,7 @@ def _remove_version(root: Store, version: str) -> bool:
             if _is_wanted(root, version):
                 return False
             trash = _throw_away(root, directory)
+            sync_directory(Path(root.path(VERSIONS)))  # or a power loss might bring it back without what is removed next
         for marker in MARKERS:
             (trash / marker).unlink(missing_ok=True)
         _remove_tree(trash)
@@ -177,7 +181,6 @@ def _throw_away(root: Store, key: str) -> Path:
             if not source.exists():
                 raise
             continue  # the directory above was empty, and swept in between
-        sync_directory(source.parent)
         return trash
 
 
@@ -189,9 +192,14 @@ def _remove_tree(directory: Path) -> None:
             raise fault[1]
 
     shutil.rmtree(directory, onerror=stop)
-    for parent in (directory.parent, directory.parent.parent):
-        with contextlib.suppress(OSError):  # something else is in it
-            parent.rmdir()
+
+
+def _tidy(root: Store) -> None:
+    """Remove the directories in which things were thrown away."""
+    if root.is_local:
+        for directory in (f"{STAGING}/{COLLECTED}", STAGING):
+            with contextlib.suppress(OSError):  # something else is in it, or it never was there
+                os.rmdir(root.path(directory))
 
 
 def _remove_prefix(root: Store, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
@@ -159,6 +160,16 @@ def test_a_write_that_fails_is_an_error_and_no_refusal(monkeypatch: pytest.Monke
     monkeypatch.setattr(root.fs, "pipe_file", fail)
     with pytest.raises(OSError, match="no space"):
         swap(root, "latest.json", look(root, "latest.json"), b"mine")
+
+
+def test_a_store_that_knows_no_conditions_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+
+    def refuse(path: str, data: bytes, **options: Any) -> None:
+        raise OSError(errno.ENOSYS, "NotImplemented")
+
+    monkeypatch.setattr(root.fs, "pipe_file", refuse)
+    check_swaps(root)
 
 
 def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that() -> None:
