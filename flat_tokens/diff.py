@@ -35,7 +35,7 @@ exit status: 0 the same, 1 different, 2 it could not be told
 
 Keys = npt.NDArray[np.uint64]
 
-DOCUMENTS_AT_ONCE = 1 << 23
+DOCUMENTS_AT_ONCE = 1 << 21
 KEYS_AT_A_TIME = 1 << 20
 
 
