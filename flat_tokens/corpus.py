@@ -319,7 +319,7 @@ def vocabulary_of(
         if known.digest is None or vocabulary.digest in (None, known.digest):
             return vocabulary
         problem = f"the tokenizer {name!r} found here is not the dataset's own: {_digests(vocabulary, known)}."
-    raise ValueError(f"{problem} {remedy}")
+    raise ValueError(f"{problem.rstrip('.')}. {remedy}")
 
 
 def _recorded(corpus: Corpus, known: TokenizerName) -> Sequence[tuple[str, str | None]]:

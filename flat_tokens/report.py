@@ -237,7 +237,8 @@ def _bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
         if not found["seq_count"] and not bins:
             continue
         octave = -1 if found["from"] == 0 else round(math.log2(found["from"]) * 4) // merged
-        wider = bins.setdefault(octave, {**found, "seq_count": 0, "token_count": 0})
+        low = min(found["from"], round(2 ** (octave * merged / 4)))
+        wider = bins.setdefault(octave, {"from": low, "to": found["to"], "seq_count": 0, "token_count": 0})
         wider["to"] = max(found["to"], round(2 ** ((octave + 1) * merged / 4)) - 1)
         for key in ("seq_count", "token_count"):
             wider[key] += found[key]
@@ -254,7 +255,9 @@ def _sources(summary: Mapping[str, Any]) -> str:
         return ""
     rows = "".join(
         f'<tr><th scope="row">{escape(source["name"])}</th><td class="spare">{source["files"]:,}</td>'
-        f"<td>{source['seq_count']:,}</td><td>{source['token_count']:,}</td>{_share(share, share)}</tr>"
+        f"<td>{source['seq_count']:,}</td><td>{source['token_count']:,}</td>"
+        f'<td class="spare">{"" if source["bytes_per_token"] is None else format(source["bytes_per_token"], ".3f")}</td>'
+        f"{_share(share, share)}</tr>"
         for source in total["sources"]
         for share in [source["token_count"] / total["token_count"]]
     )
@@ -262,7 +265,8 @@ def _sources(summary: Mapping[str, Any]) -> str:
         '<section aria-labelledby="sources"><h2 id="sources">Tokens by source</h2><div class="wide" tabindex="0" role="region" '
         'aria-labelledby="sources"><table><thead><tr><th scope="col" class="text">source</th>'
         '<th scope="col" class="spare">files</th>'
-        '<th scope="col">sequences</th><th scope="col">tokens</th><th scope="col" class="of">of all</th></tr></thead>'
+        '<th scope="col">sequences</th><th scope="col">tokens</th><th scope="col" class="spare">bytes per token</th>'
+        '<th scope="col" class="of">of all</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
 

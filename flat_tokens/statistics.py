@@ -223,12 +223,19 @@ def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabu
         highest = vocabulary.size - 1
     if highest is not None and highest >= MAX_TABLE_IDS:  # which no tokenizer has, whatever a manifest says
         highest = None
+    whole = len(parts) == len(described["splits"]) and set(counted) != {"shard"}  # what the manifest counts is in there
+    summary = _summary(corpus, total, vocabulary, highest, top)
+    for source in summary["sources"] or ():
+        source["bytes_per_token"] = None
+        for recorded in (described["documents"] or {}).get("by_source") or () if whole else ():
+            if recorded.get("name") == source["name"] and recorded.get("text_bytes") and source["token_count"]:
+                source["bytes_per_token"] = recorded["text_bytes"] / source["token_count"]
     return {
         "dataset": described,
         "vocabulary": {"name": vocabulary.name, "highest_id": highest} if vocabulary is not None else None,
-        "text_bytes": text_bytes if len(parts) == len(described["splits"]) and set(counted) != {"shard"} else None,
+        "text_bytes": text_bytes if whole else None,
         "splits": {name: _summary(corpus, part, vocabulary, highest, top) for name, part in counted.items()},
-        "total": _summary(corpus, total, vocabulary, highest, top),
+        "total": summary,
     }
 
 
@@ -420,8 +427,8 @@ def _histogram_lines(split: str, part: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _source_lines(total: Mapping[str, Any]) -> Iterator[str]:
-    room = max(terminal.width() - 80, 10)
-    rows = [["source", "files", "sequences", "tokens", "of all", ""]]
+    room = max(terminal.width() - 92, 10)
+    rows = [["source", "files", "sequences", "tokens", "bytes/token", "of all", ""]]
     for source in total["sources"]:
         share = source["token_count"] / total["token_count"] if total["token_count"] else 0
         rows.append(
@@ -430,11 +437,12 @@ def _source_lines(total: Mapping[str, Any]) -> Iterator[str]:
                 f"{source['files']:,}",
                 f"{source['seq_count']:,}",
                 f"{source['token_count']:,}",
+                "" if source["bytes_per_token"] is None else f"{source['bytes_per_token']:.3f}",
                 terminal.percent(share),
                 terminal.bar(share, room),
             ]
         )
-    yield from terminal.table(rows, "<>>>><")
+    yield from terminal.table(rows, "<>>>>><")
 
 
 def _vocabulary_lines(summary: Mapping[str, Any]) -> Iterator[str]:

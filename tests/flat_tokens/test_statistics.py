@@ -180,7 +180,7 @@ def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixt
     assert f"{found['total']['vocabulary_use']['unused']:,} of 4,096" in said
     top = found["total"]["top_tokens"]
     assert [f"{one['count']:,}" in said for one in top[:3]] == [True] * 3
-    assert re.search(r"stories +1 +189 +41,024 +73\.5 %", said)
+    assert re.search(r"stories +1 +189 +41,024 +3\.213 +73\.5 %", said)
     assert len(said.rpartition("most frequent tokens\n")[2].splitlines()) == 3
 
 
