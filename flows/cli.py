@@ -87,9 +87,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
         if name == "build":
             command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-    from flows.commands import add_commands  # which imports this module
+    from flows import commands as lifecycle  # which imports this module, as the next one does
+    from flows import datasets
 
-    add_commands(commands)
+    lifecycle.add_commands(commands)
+    datasets.add_commands(commands)
     return top
 
 

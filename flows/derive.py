@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +16,7 @@ from flat_tokens.manifest import read_manifest, verify
 from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store
 from flat_tokens.stored_array import StoredArray
-from flows.order import Runner, check_output, in_order, scratch_of, stage
+from flows.order import Runner, check_output, in_order, record_run, scratch_of, stage
 from tasks.caching import Place, attempt
 from tasks.derivations import Derivation, Derived, Relayout, Shuffle, Subset, card, derived
 from tasks.finalize import count_repeated, is_published, seal, split_totals
@@ -353,9 +350,5 @@ def finish(
         not_found=not_found,
         seconds=seconds,
     )
-    now = datetime.now(UTC)
-    config = {**order.model_dump(mode="json"), **settings_of_sources(inputs)}
-    record = {"at": now.isoformat(), "host": platform.node(), "config": config, **result.model_dump()}
-    root.put(f"runs/{now:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(record, indent=2) + "\n").encode())
-    meter.begin("done")
+    record_run(root, version, {**order.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
     return result

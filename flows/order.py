@@ -332,8 +332,13 @@ def finish(
         slices_reused=reused or 0,
         seconds=seconds,
     )
+    record_run(root, version, config.model_dump(mode="json"), result)
+    return result
+
+
+def record_run(root: Store, version: str, config: dict[str, Any], result: Model) -> None:
+    """Keep what a run was told and what it came to, beside the versions."""
     now = datetime.now(UTC)
-    record = {"at": now.isoformat(), "host": platform.node(), "config": config.model_dump(mode="json"), **result.model_dump()}
+    record = {"at": now.isoformat(), "host": platform.node(), "config": config, **result.model_dump()}
     root.put(f"runs/{now:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(record, indent=2) + "\n").encode())
     meter.begin("done")
-    return result

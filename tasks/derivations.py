@@ -192,7 +192,7 @@ def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: 
     settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")
     lines = [
         *card_head(made_of.name, layout, totals, version),
-        *(card_tokenizer(made_of.tokenizer) if "name" in made_of.tokenizer else ["## Tokenizer", "", "Not recorded.", ""]),
+        *card_tokenizer(made_of.tokenizer),
         "## Made of",
         "",
         f"{made_of.operation['operation'].capitalize()}{f' ({settings})' if settings else ''} of:",

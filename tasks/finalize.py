@@ -228,10 +228,11 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
         *card_tokenizer(made_of.tokenizer),
         "## Documents",
         "",
-        f"{documents['read']:,} read, {documents['written']:,} written, {documents['text_bytes']:,} bytes of text, "
-        f"{documents['repeated_keys']:,} with the key of another.",
+        f"{documents['read']:,} read, {documents['written']:,} written, "
+        + (f"{documents['text_bytes']:,} bytes of text, " if "text_bytes" in documents else "")
+        + f"{documents['repeated_keys']:,} with the key of another.",
         f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
-        f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}.",
+        *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
         _split_sentence(made_of.split),
         "",
         *card_sources(made_of.sources),
@@ -267,6 +268,9 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
 
 
 def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
+    """The lines of a card that name the tokenizer, which tokens from elsewhere may have no record of."""
+    if "name" not in tokenizer:
+        return ["## Tokenizer", "", "Not recorded.", ""]
     return [
         "## Tokenizer",
         "",

@@ -1,0 +1,40 @@
+"""An export to a neighbour's format as a Prefect flow."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from prefect import Task, flow
+from pydantic import Field
+
+from flat_tokens.exporting import export_of, finish, write_part
+from flat_tokens.reader import SPLITS
+from flows.build import PrefectTasks
+from flows.exchange import ExportResult, export
+from flows.surgery import as_task
+from tasks.derivations import Output
+from tasks.models import Location, Split
+
+TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
+    write_part: as_task(write_part, "export", "export {part.key}"),
+    finish: as_task(finish, "finish", "finish {path_or_url}"),
+}
+
+
+@flow(name="export-dataset", flow_run_name="export {dataset} to {format}", persist_result=False)
+def export_dataset(
+    dataset: Location,
+    output: Output,
+    format: str,
+    options: dict[str, Any] | None = None,
+    split: Split | None = None,
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None,
+) -> ExportResult:
+    """Write a dataset in another format, file by file. Run again after any failure, it goes on behind the last whole file.
+
+    format: a name such as megatron. options: of the format, such as end_of_text. split: this one alone.
+    """
+    order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,))
+    with PrefectTasks(workers, TASKS) as runner:
+        return export(order, output, runner)

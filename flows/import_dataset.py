@@ -1,0 +1,28 @@
+"""An import from a neighbour's format as a Prefect flow."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefect import Task, flow
+
+from flows.build import PrefectTasks
+from flows.exchange import ImportResult, conclude_import, import_files
+from flows.surgery import as_task
+from tasks.imports import Import, digest_file, import_part
+from tasks.split import write_span
+
+TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
+    digest_file: as_task(digest_file, "digest", "digest {key}"),
+    import_part: as_task(import_part, "import", "import {part.label}"),
+    write_span: as_task(write_span, "split", "split {span.label}"),
+    conclude_import: as_task(conclude_import, "finalize", "finalize {version}"),
+}
+
+
+@flow(name="import-dataset", flow_run_name="import {order.path}", persist_result=False)
+def import_dataset(order: Import) -> ImportResult:
+    """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
+    with PrefectTasks(order.workers, TASKS) as runner:
+        return import_files(order, runner)

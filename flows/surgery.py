@@ -1,0 +1,165 @@
+"""What is made of whole datasets, as Prefect flows: the order is in ``flows.derive``, here its work becomes tasks."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from prefect import Task, flow
+from prefect.cache_policies import NO_CACHE
+from pydantic import Field
+
+from flat_tokens.arrays import LayoutName
+from flows.build import PrefectTasks, storage_may_be_back
+from flows.derive import DerivedResult, conclude, derive
+from tasks.derivations import Derivation, Merge, Output, Relayout, Shuffle, Subset
+from tasks.inputs import examine
+from tasks.models import Location, Split
+from tasks.pieces import count_hashes, count_piece, make_keys
+from tasks.rewriting import write_stretch
+from tasks.shuffling import scatter
+
+
+def as_task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
+    """A function as a task whose work is done again when the network or a store failed, never when the input is bad."""
+    return Task(
+        function,
+        name=name,
+        task_run_name=run_name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=3,
+        retry_delay_seconds=[1, 5, 20],
+        retry_condition_fn=storage_may_be_back,
+    )
+
+
+TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
+    examine: as_task(examine, "examine", "examine {path_or_url}"),
+    make_keys: as_task(make_keys, "make-keys", "make keys of {piece.label}"),
+    count_hashes: as_task(count_hashes, "sample", "sample {piece.label}"),
+    count_piece: as_task(count_piece, "count", "count {piece.label}"),
+    scatter: as_task(scatter, "shuffle", "shuffle {piece.label}"),
+    write_stretch: as_task(write_stretch, "write", "write {stretch.label}"),
+    conclude: as_task(conclude, "finalize", "finalize {version}"),
+}
+
+Workers = Annotated[int, Field(ge=1, le=256)] | None
+Level = Literal["quick", "full"]
+
+
+def run(order: Derivation) -> DerivedResult:
+    with PrefectTasks(order.workers, TASKS) as runner:
+        return derive(order, runner)
+
+
+@flow(name="merge-datasets", flow_run_name="merge into {output}", persist_result=False)
+def merge_datasets(
+    datasets: Annotated[list[Location], Field(min_length=1)],
+    output: Output,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    allow_different_tokenizers: bool = False,
+    workers: Workers = None,
+    scratch: Location | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish the documents of several datasets, one behind the other: train with train, validation with validation.
+
+    datasets: outputs of builds (their latest versions), versions, or plain zarr. output: where the version is published; the
+    first dataset's own place to append the others to it.
+    """
+    operation = Merge(allow_different_tokenizers=allow_different_tokenizers)
+    return run(
+        Derivation(
+            operation=operation,
+            inputs=tuple(datasets),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="subset-dataset", flow_run_name="subset of {dataset} into {output}", persist_result=False)
+def subset_dataset(
+    dataset: Location,
+    output: Output,
+    filters: Subset,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    workers: Workers = None,
+    scratch: Location | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
+    return run(
+        Derivation(
+            operation=filters,
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="shuffle-dataset", flow_run_name="shuffle {dataset} into {output}", persist_result=False)
+def shuffle_dataset(
+    dataset: Location,
+    output: Output,
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
+    split: Split | None = None,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    workers: Workers = None,
+    scratch: Location | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish the documents of a dataset in an order that the seed decides. It takes as much disk again while it runs.
+
+    split: shuffle this one alone.
+    """
+    return run(
+        Derivation(
+            operation=Shuffle(seed=seed, split=split),
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="relayout-dataset", flow_run_name="{dataset} as {layout} into {output}", persist_result=False)
+def relayout_dataset(
+    dataset: Location,
+    output: Output,
+    layout: LayoutName,
+    name: str | None = None,
+    workers: Workers = None,
+    scratch: Location | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""
+    return run(
+        Derivation(
+            operation=Relayout(),
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
