@@ -30,7 +30,7 @@ from tasks.finalize import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.leases import building
 from tasks.models import BuildConfig, Model, Source, SourceFile, TokenizerConfig
-from tasks.pointer import is_dataset, manifest_digest, read_pointer
+from tasks.pointer import is_dataset, publish, read_pointer
 from tasks.progress import meter
 from tasks.sources import FoundFile
 from tasks.tokenizers import load_tokenizer
@@ -91,8 +91,8 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config))
         old = manifest_of(root, pointer.version)
         if version == pointer.version and old is not None:
-            _check_latest(root, version, pointer.manifest_sha256)
             remember_origin(root, version, config, pinned, files)
+            publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
             outcome: Literal["published", "unchanged", "withdrawn"] = "unchanged"
         elif any(version == one.version for one in pointer.withdrawn):
             outcome = "withdrawn"
@@ -134,14 +134,6 @@ def manifest_of(root: Store, version: str | None) -> dict[str, Any] | None:
     if version is None or not is_dataset(root, version):
         return None
     return read_manifest(root / VERSIONS / version)
-
-
-def _check_latest(root: Store, version: str, manifest_sha256: str | None) -> None:
-    if manifest_digest(root, version) != manifest_sha256:
-        raise ValueError(
-            f"{root.url}: the manifest of {version} is not the one that latest.json names: one of them is damaged. Run "
-            "flat_tokens.verify on it; python -m flows rollback goes back to the version before."
-        )
 
 
 class Base(NamedTuple):

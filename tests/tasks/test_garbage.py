@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -12,10 +13,11 @@ import pytest
 
 import flat_tokens
 from flat_tokens.storage import Store
+from tasks.caching import load_shard
 from tasks.garbage import Collected, Policy, collect
 from tasks.leases import building
 from tasks.pointer import read_pointer
-from tasks.versions import Version, list_versions, pin, roll_back
+from tasks.versions import Version, list_versions, names_of, pin, roll_back
 from tests.faults.support import Settings, build_here, receipts, settings_of, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 
@@ -246,6 +248,50 @@ def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) 
         return kept, going
 
     monkeypatch.setattr(tasks.garbage, "divide", divide)
+
+
+class Killed(BaseException):
+    """A death in the middle."""
+
+
+def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
+    url = f"memory://{uuid.uuid4().hex}"
+    root = Store.at(url)
+    real, left = root.fs.rm, [0]
+
+    def remove(path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        for one in root.fs.expand_path(path, recursive=recursive, maxdepth=maxdepth):
+            if root.fs.isfile(one):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed
+                real(one)
+
+    monkeypatch.setattr(root.fs, "rm", remove)
+    for death in itertools.count(1, 7):
+        for seed, names in enumerate((["a", "b"], ["b", "c"])):
+            left[0] = 0
+            build_files(url, tmp_path, *names, split_seed=seed)
+        left[0] = death
+        try:
+            collect(root, NOW, delete=True)
+        except Killed:
+            pass
+        else:
+            break
+        left[0] = 0
+        for version in versions(root):
+            flat_tokens.verify(f"{url}/versions/{version}", "full")
+        for key in [name for name in names_of(root, "_cache") if root.exists(f"_cache/{name}/receipt.json")]:
+            assert load_shard(root, key) is not None
+        collect(root, NOW, delete=True)
+        assert len(versions(root)) == 1
+        assert shards(root) == len(list(names_of(root, "_cache"))) == 2
+        flat_tokens.verify(url, "full")
+    assert death > 28
 
 
 def test_without_a_pointer_no_version_is_superfluous(output: str, tmp_path: Path) -> None:
