@@ -136,18 +136,21 @@ def layout_of(order: Derivation, first: Input) -> LayoutName:
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
-    """The latest version of an output, where it is the first input and what would be made of it was made to get it: the same
-    operation, with the same further inputs. So appending the same again, or shuffling again with the same seed, does nothing.
+    """The latest version of an output, where it is the first input, and was itself made of the version before it just as it
+    would be made anew now: appending the same again, or shuffling again with the same seed, does nothing.
     """
-    latest = read_pointer(root).version
-    if latest is None or first.version != latest or first.location != (root / VERSIONS / latest).url or first.layout != layout:
+    pointer = read_pointer(root)
+    latest = pointer.version
+    if latest is None or first.location != (root / VERSIONS / latest).url or first.layout != layout:
         return None
     if made_of.operation == {"operation": Relayout().operation}:
         return latest
     before = read_manifest(root / VERSIONS / latest)["provenance"]
-    now = made_of.model_dump(mode="json")
+    former = [one.version for one in pointer.former[-1:]]
+    inputs, now = before.get("inputs") or [{}], made_of.model_dump(mode="json")
+    in_place = [inputs[0].get("version")] == former
     same = before.get("operation") == now["operation"] and before.get("name") == now["name"]
-    return latest if same and before.get("inputs", [])[1:] == now["inputs"][1:] else None
+    return latest if in_place and same and inputs[1:] == now["inputs"][1:] else None
 
 
 class Plan(NamedTuple):

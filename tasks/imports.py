@@ -198,7 +198,8 @@ def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], to
     for split in (split for split in SPLITS if split in opened.splits):
         mine = of_split(split, opened, stored)
         name, sha256 = (mine[0].key, mine[0].sha256) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
-        files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split})
+        parts = [one._asdict() for one in mine]
+        files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = order.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(order.path.rstrip("/"))).strip(".-") or "import"
     source = {
         "name": name,
@@ -207,7 +208,6 @@ def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], to
         "format": opened.format,
         "options": order.options,
         "files": files,
-        "stored": [one._asdict() for one in stored],
     }
     known = tokenizer and {
         "name": tokenizer.name if tokenizer.revision else posixpath.basename(tokenizer.name),
