@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.annotations import opaque
 from prefect.utilities.callables import get_call_parameters
 
 from flat_tokens.arrays import LayoutName
@@ -59,7 +60,7 @@ def download(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> So
 )
 def tokenize(part: Slice, recipe: Recipe) -> TokenShard:
     """Tokenize a slice. The key is all that its tokens depend on; what the cache finds under it is the shard's receipt."""
-    return make_shard(part, recipe, shard_write)
+    return make_shard(part, recipe, lambda draft, place: shard_write(opaque(draft), opaque(place)))
 
 
 @task(
@@ -124,7 +125,9 @@ class PrefectTasks:
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectFuture[Any]:
         chosen = self._tasks[function]
-        return self._runner.submit(chosen, get_call_parameters(chosen.fn, (item, *shared), {}))
+        # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
+        parameters = get_call_parameters(chosen.fn, (item, *shared), {})
+        return self._runner.submit(chosen, {name: opaque(value) for name, value in parameters.items()})
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
