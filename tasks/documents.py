@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import itertools
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,16 +19,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+import pyarrow.parquet as pq
 
 from flat_tokens.keys import document_keys
 from tasks.models import DocumentPolicy, Slice, Source, SourceFile
-from tasks.slices import csv_rows, open_arrow, open_parquet
+from tasks.pages import Page, batch_lengths, common_lengths, pages_of
+from tasks.slices import csv_rows, is_text, open_arrow, open_parquet
 from tasks.tokenizers import text_buffers
 
 BATCH_BYTES = 4 << 20
 """Text read at a time: enough for the engines, small enough that its buffers are used again and again."""
 
 BATCH_ROWS = 1 << 16
+
+LARGEST_BATCH = 1 << 27
+"""Bytes that rows read at a time may come to where a file says little of how much its pages stand for."""
+
+LARGEST_PAGE = 1 << 29
+"""Bytes that a page of a Parquet file may always have, and always twice those of a document."""
 
 MAX_BRACKETS = 1000
 """JSON lines with more brackets go through the parser that survives deep nesting."""
@@ -214,39 +225,145 @@ def _as_unicode(values: pa.Array, keep: npt.NDArray[np.bool_], replace: bool) ->
 
 def _parquet(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:
     with open_parquet(part.file.location) as parquet:
-        rows = sum(parquet.metadata.row_group(i).num_rows for i in range(part.start, part.stop))
-        first, last = part.rows or (0, rows)
-        average = max(part.text_bytes // max(last - first, 1), 1)
-        batches = parquet.iter_batches(
-            max(1, min(BATCH_BYTES // average, BATCH_ROWS)),
-            list(range(part.start, part.stop)),
-            source.columns,
-            use_threads=False,
-        )
-        at = 0  # rows of the row groups -> rows of the slice
-        for batch in batches:
-            low, high = max(first - at, 0), min(last - at, len(batch))
-            at += len(batch)
-            if low < high:
-                tally.seen = part.text_bytes * (min(at, last) - first) // max(last - first, 1)
-                yield _from_batch(batch.slice(low, high - low), source, tally)
-            if at >= last:
-                return
-        if at < last:
-            raise OSError(f"it ends after {at} of {last} rows")
+        columns = _pages_of_columns(parquet, part, source, policy)
+        largest = max((page.most_bytes for pages in columns for page in pages), default=0)
+        with _room_for_pages.taken(largest):
+            for batch in _even(_rows_of(parquet, part, source, columns, tally)):
+                yield _from_batch(batch, source, tally)
+
+
+def _rows_of(
+    parquet: pq.ParquetFile, part: Slice, source: Source, columns: list[list[Page]], tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a slice, as many at a time as are sure to fit in memory."""
+    groups = list(range(part.start, part.stop))
+    first, last = part.rows or (0, sum(parquet.metadata.row_group(i).num_rows for i in groups))
+    at = 0  # rows of the row groups -> rows of the slice
+    batches: Iterator[pa.RecordBatch] | None = None
+    for length in common_lengths([batch_lengths(pages, BATCH_BYTES, LARGEST_BATCH, BATCH_ROWS) for pages in columns]):
+        if batches is None:
+            batches = parquet.iter_batches(length, groups, source.columns, use_threads=False)
+        parquet.reader.set_batch_size(length)
+        batch = next(batches, None)
+        if batch is None:
+            break
+        low, high = max(first - at, 0), min(last - at, len(batch))
+        at += len(batch)
+        if low < high:
+            tally.seen = part.text_bytes * (min(at, last) - first) // (last - first)
+            yield batch.slice(low, high - low)
+        if at >= last:
+            return
+    if at < last:
+        raise OSError(f"it ends after {at} of {last} rows")
+
+
+def _pages_of_columns(parquet: pq.ParquetFile, part: Slice, source: Source, policy: DocumentPolicy) -> list[list[Page]]:
+    """The pages of each column of a slice. ValueError where one is larger than any document makes it."""
+    metadata = parquet.metadata
+    leaf = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    limit = max(LARGEST_PAGE, 2 * policy.max_bytes)
+    columns: list[list[Page]] = []
+    with open(part.file.location, "rb") as file:
+        for name in source.columns:
+            chunks = [metadata.row_group(i).column(leaf[name]) for i in range(part.start, part.stop)]
+            rows = [metadata.row_group(i).num_rows for i in range(part.start, part.stop)]
+            columns.append([page for chunk, count in zip(chunks, rows, strict=True) for page in _pages(file, chunk, count)])
+            if (largest := max((page.most_bytes for page in columns[-1]), default=0)) > limit:
+                raise ValueError(
+                    f"{part.file.name}: a page of column {name!r} has {largest:,} bytes when it is unpacked; {limit:,} are "
+                    "allowed. Write the file with smaller pages, or raise documents.max_bytes."
+                )
+    return columns
+
+
+def _pages(file: BinaryIO, chunk: pq.ColumnChunkMetaData, rows: int) -> list[Page]:
+    """The pages of a column chunk."""
+    if chunk.physical_type != "BYTE_ARRAY":
+        return [Page(rows, 0, 8, for_each_row=True)]
+    try:
+        return list(pages_of(file, min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))), rows))
+    except ValueError:
+        # Whether it can be read at all others will tell: no value is held to be longer than all of them.
+        size = chunk.total_uncompressed_size
+        return [Page(rows, size, size, for_each_row=True)]
+
+
+class Room:
+    """Memory that threads share: who wants more than is left waits until others are done, and is alone at last."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._size)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+_room_for_pages = Room(LARGEST_PAGE)
+
+
+def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about BATCH_BYTES: small ones are joined, large ones cut."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.nbytes > 2 * BATCH_BYTES or any(pa.types.is_dictionary(column.type) for column in batch.columns):
+            yield from _joined(held)
+            held, size = [], 0
+            yield from _cut(batch)
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= BATCH_BYTES // 2 or sum(map(len, held)) >= BATCH_ROWS:
+            yield from _joined(held)
+            held, size = [], 0
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if batches:
+        yield batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts whose texts and ids come to BATCH_BYTES, each once it is written out, or that have a single row."""
+    ends = np.cumsum(sum((_lengths(column) for column in batch.columns), np.zeros(len(batch), np.int64)))
+    start = 0
+    while start < len(batch):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, "right")))
+        yield batch.slice(start, stop - start)
+        start = stop
+
+
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each text, of a null none: int64[n]."""
+    if pa.types.is_dictionary(values.type):
+        indices = values.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return _lengths(values.dictionary)[indices] if len(values.dictionary) else np.zeros(len(values), np.int64)
+    if not is_text(values.type):
+        return np.full(len(values), 8)
+    if pa.types.is_string_view(values.type):
+        return np.frombuffer(values.buffers()[1], np.int32)[4 * values.offset :: 4][: len(values)].astype(np.int64)
+    return np.asarray(pc.binary_length(values).fill_null(0)).astype(np.int64)
 
 
 def _arrow(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:
     _, batches = open_arrow(part.file.location, source.columns)
-    for i, batch in enumerate(batches):
-        if i >= part.stop:
-            return
-        if i >= part.start:
-            step = max(1, batch.num_rows * BATCH_BYTES // max(batch.column(source.text_column).nbytes, 1))
-            for row in range(0, batch.num_rows, step):
-                piece = batch.slice(row, step)
-                tally.seen += batch.column(source.text_column).nbytes * piece.num_rows // batch.num_rows
-                yield _from_batch(piece, source, tally)
+    for batch in itertools.islice(batches, part.start, part.stop):
+        for piece in _cut(batch.select(source.columns)):
+            tally.seen += batch.column(source.text_column).nbytes * len(piece) // len(batch)
+            yield _from_batch(piece, source, tally)
 
 
 def _csv(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Raw]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -118,10 +120,35 @@ def open_parquet(path: str) -> pq.ParquetFile:
     return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
 
 
+class Footer(io.FileIO):
+    """A file of which no more is read once it is ``sealed``: an _Unread tells that somebody would have read on."""
+
+    sealed = False
+
+    def read(self, size: int | None = -1, /) -> bytes | None:  # type: ignore[override]
+        if self.sealed:
+            raise _Unread
+        return super().read(-1 if size is None else size)
+
+
+class _Unread(Exception):  # noqa: N818  nothing is wrong
+    pass
+
+
+def check_row_groups(parquet: pq.ParquetFile, footer: Footer, columns: list[str]) -> None:
+    """Refuse what a damaged footer says of the chunks of columns, before somebody asks for one of them: the library raises an
+    error in that case when it is about to read them all, but ends the process when it is asked.
+    """
+    footer.sealed = True
+    with contextlib.suppress(_Unread):
+        next(parquet.iter_batches(1, list(range(parquet.metadata.num_row_groups)), columns, use_threads=False), None)
+
+
 def _parquet_slices(file: SourceFile, source: Source, slice_bytes: int) -> Iterator[Slice]:
-    with open_parquet(file.location) as parquet:
+    with Footer(file.location) as footer, pq.ParquetFile(footer, pre_buffer=True) as parquet:
         metadata = parquet.metadata
         check_columns(file, source, parquet.schema_arrow)
+        check_row_groups(parquet, footer, source.columns)
         leaf = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(source.text_column)
         sizes = [metadata.row_group(i).column(leaf).total_uncompressed_size for i in range(metadata.num_row_groups)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tasks.documents
-from tasks.documents import Tally, read_documents, stamp
+from tasks.documents import Room, Tally, read_documents, stamp
 from tasks.models import DocumentPolicy, FileFormat, Slice, Source, SourceFile
 from tasks.slices import plan_slices
 
@@ -229,7 +230,7 @@ good, expected = path.read_bytes(), read_all(path, kind)
 
 def outcome(position):
     data = bytearray(good)
-    data[position] ^= 1 << position % 8
+    data[position // 8] ^= 1 << position % 8
     path.write_bytes(data)
     try:
         found = read_all(path, kind)
@@ -239,7 +240,7 @@ def outcome(position):
         return b"traceback"
     return b"same" if found == expected else b"other" if len(found) == len(expected) else b"lost"
 
-positions, seen = list(range(begin, end, step)), []
+positions, seen = list(range(8 * begin, 8 * end, step)), []
 while len(seen) < len(positions):
     receive, send = os.pipe()
     child = os.fork()
@@ -265,7 +266,9 @@ def read_all(path: Path, kind: FileFormat) -> list[tuple[str, int, int]]:
 
 
 def flip_bits(path: Path, kind: FileFormat, begin: int, end: int, step: int) -> dict[str, int]:
-    """How often one wrong bit among the bytes ``begin:end`` made no difference, other documents, fewer, or an error."""
+    """How often one wrong bit of the bytes ``begin:end``, in every *step*-th place, made no difference, other documents, fewer,
+    or an error.
+    """
     found = eval(in_a_child(FLIP_BITS, str(path), kind, str(begin), str(end), str(step)))
     assert isinstance(found, dict)
     return found
@@ -279,21 +282,21 @@ def test_every_wrong_bit_in_the_pages_of_a_parquet_file_with_checksums_is_found(
     pq.write_table(FORTY, path, row_group_size=15, write_page_checksum=True, compression="zstd")
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    found = flip_bits(path, "parquet", 4, footer, 7)
+    found = flip_bits(path, "parquet", 4, footer, 57)
     assert set(found) <= {"same", "refused"}
     assert found["refused"] > 80
 
 
+@pytest.mark.slow
 def test_no_wrong_bit_in_the_footer_of_a_parquet_file_loses_documents(tmp_path: Path) -> None:
-    """The footer has no checksum, so another type is possible, and so is a crash of the library itself, but not silence."""
+    """The footer has no checksum, so another type is possible, but not silence, and not the end of the process."""
     path = tmp_path / "a.parquet"
-    pq.write_table(FORTY, path, row_group_size=15, write_page_checksum=True, store_schema=False)
+    pq.write_table(FORTY, path, write_page_checksum=True, store_schema=False, write_statistics=False)
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    found = flip_bits(path, "parquet", footer, len(data), 3)
-    assert set(found) <= {"same", "other", "refused", "crash"}
-    assert found["refused"] > 50
-    assert found.get("crash", 0) < 10
+    found = flip_bits(path, "parquet", footer, len(data), 1)
+    assert set(found) <= {"same", "other", "refused"}
+    assert found["refused"] > 500
 
 
 def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,9 +304,141 @@ def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatc
     path = tmp_path / "a.parquet"
     pq.write_table(FORTY, path, row_group_size=15)
     whole = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *arguments, **settings: list(whole(*arguments, **settings))[:-1])
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda *arguments, **settings: iter(list(whole(*arguments, **settings))[:-1])
+    )
     with pytest.raises(ValueError, match=r"a.parquet\[0:1\]@0 cannot be read to its end: it ends after 0 of 3 rows"):
         read_all(path, "parquet")
+
+
+IN_LITTLE_MEMORY = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+import tasks.documents
+from tests.tasks.test_documents import plan_slices, read_documents, source_file, DocumentPolicy, Source, Tally
+
+tasks.documents.BATCH_BYTES, tasks.documents.LARGEST_BATCH = 1 << 20, 8 << 20
+path = Path(sys.argv[1])
+source = Source(path="x", id_column=sys.argv[2] or None)
+before, documents, size, largest = pa.total_allocated_bytes(), 0, 0, 0
+for part in plan_slices(source_file(path, path.suffix[1:]), source, 1 << 30):
+    for batch in read_documents(part, source, DocumentPolicy(), Tally()):
+        documents += len(batch.texts)
+        size += batch.texts.nbytes
+        largest = max(largest, batch.texts.nbytes)
+print(json.dumps([documents, size, largest, pa.default_memory_pool().max_memory() - before]))
+"""
+
+
+def write_parquet(path: Path, texts: pa.Array | list[str], **options: Any) -> Path:
+    pq.write_table(pa.table({"text": texts, "other": texts}), path, **options)
+    return path
+
+
+def write_arrow(path: Path, texts: pa.Array) -> Path:
+    with pa.ipc.new_file(str(path), pa.schema([("text", texts.type)])) as writer:
+        writer.write_batch(pa.record_batch([texts], ["text"]))
+    return path
+
+
+LONG = "text " * 20_000
+MANY = 1500
+
+
+def of_a_dictionary(short: int) -> pa.DictionaryArray:
+    """One long text over and over again, behind some short ones."""
+    places = pa.array([*range(1, short + 1), *[0] * (MANY - short)], pa.int32())
+    return pa.DictionaryArray.from_arrays(places, pa.array([LONG, *(f"short {i}" for i in range(short))]))
+
+
+def views() -> pa.Array:
+    """As many views of one text."""
+    view = len(LONG).to_bytes(4, "little") + LONG[:4].encode() + bytes(8)
+    return pa.Array.from_buffers(pa.string_view(), MANY, [None, pa.py_buffer(view * MANY), pa.py_buffer(LONG.encode())])
+
+
+SMALL_IN_THE_FILE: dict[str, Callable[[Path], Path]] = {
+    "dictionary": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0), store_schema=False),
+    "dictionary behind short texts": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(600), store_schema=False),
+    "dictionary by its type too": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0)),
+    "dictionary in other pages": lambda path: write_parquet(
+        path / "a.parquet", of_a_dictionary(10), store_schema=False, data_page_version="2.0", compression="zstd"
+    ),
+    "what the text before has": lambda path: write_parquet(
+        path / "a.parquet", [LONG] * MANY, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY"
+    ),
+    "packed pages": lambda path: write_parquet(
+        path / "a.parquet", [LONG] * MANY, use_dictionary=False, compression="zstd", write_batch_size=20
+    ),
+    "Arrow dictionary": lambda path: write_arrow(path / "a.arrow", of_a_dictionary(0)),
+    "Arrow views": lambda path: write_arrow(path / "a.arrow", views()),
+}
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@pytest.mark.parametrize("make", SMALL_IN_THE_FILE.values(), ids=SMALL_IN_THE_FILE)
+def test_a_small_file_that_stands_for_much_text_takes_little_memory(
+    tmp_path: Path, make: Callable[[Path], Path], with_ids: bool
+) -> None:
+    """A hundred megabytes of text from some hundred kilobytes, by a reader that is allowed eight megabytes at a time."""
+    path = make(tmp_path)
+    assert path.stat().st_size < 2_000_000
+    id_column = "" if not with_ids else "text" if path.suffix == ".arrow" else "other"
+    documents, size, largest, peak = json.loads(in_a_child(IN_LITTLE_MEMORY, str(path), id_column))
+    assert documents == MANY
+    assert size > 85_000_000
+    assert largest < 2_000_000
+    assert peak < 40_000_000
+
+
+def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ["x" * 1000] * 1000, use_dictionary=False, compression="zstd")
+    monkeypatch.setattr(tasks.documents, "LARGEST_PAGE", 1 << 19)
+    with pytest.raises(
+        ValueError,
+        match=r"^a.parquet: a page of column 'text' has 1,00\d,\d+ bytes when it is unpacked; 524,288 are allowed. Write the "
+        r"file with smaller pages, or raise documents.max_bytes.$",
+    ):
+        read_all_of(path, DocumentPolicy(max_bytes=1 << 18))
+    assert read_all_of(path, DocumentPolicy(max_bytes=1 << 20)) == 1000
+
+
+def read_all_of(path: Path, policy: DocumentPolicy) -> int:
+    source = Source(path="x")
+    return sum(len(read(part, source, policy).documents) for part in plan_slices(source_file(path, "parquet"), source, 1 << 30))
+
+
+def test_headers_of_pages_that_cannot_be_read_make_batches_small_not_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the pages is the library's to say."""
+
+    def unreadable(file: Any, start: int, rows: int) -> Any:
+        raise ValueError
+
+    path = write_parquet(tmp_path / "a.parquet", [f"text {i}" for i in range(1000)], row_group_size=300)
+    monkeypatch.setattr(tasks.documents, "pages_of", unreadable)
+    monkeypatch.setattr(tasks.documents, "LARGEST_BATCH", 10_000)
+    assert read_all_of(path, DocumentPolicy()) == 1000
+
+
+def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone() -> None:
+    room, entered, order = Room(10), threading.Event(), []
+
+    def large() -> None:
+        with room.taken(100):
+            order.append("large")
+
+    with room.taken(6):
+        with room.taken(4):
+            entered.set()
+        thread = threading.Thread(target=large)
+        thread.start()
+        order.append("small ones are done")
+    thread.join()
+    assert entered.is_set()
+    assert order == ["small ones are done", "large"]
 
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
@@ -315,7 +450,7 @@ def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path: Path, type_: p
     table = FORTY.set_column(1, "text", column)
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=15)
-    found = flip_bits(path, "arrow", 0, path.stat().st_size, 11)
+    found = flip_bits(path, "arrow", 0, path.stat().st_size, 89)
     assert set(found) <= {"same", "other", "lost", "refused"}
     assert found["refused"] > 50
 

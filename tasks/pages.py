@@ -1,0 +1,174 @@
+"""What the pages of a Parquet file may come to, told by their headers before any of them is decoded.
+
+A page that is small in the file can stand for any amount of text: it is compressed, and where its values are places in a
+dictionary, or what they have in common with the one before, it repeats them. What a reader holds at a time must not be
+left to the file's own averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
+PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6
+"""Encodings: values one after the other, places in the dictionary, lengths and then the values."""
+
+HEADER_BYTES = (1 << 9, 1 << 16, 1 << 24)
+"""A page header is short, unless it holds long values as statistics."""
+
+
+class Page(NamedTuple):
+    """A page: its rows, none in a dictionary; about how many bytes of values they have; and how many they have at most: in all
+    where the values stand in the page, ``for_each_row`` where they are made of what stands elsewhere.
+    """
+
+    rows: int
+    about_bytes: int
+    most_bytes: int
+    for_each_row: bool
+
+
+def pages_of(file: BinaryIO, start: int, rows: int) -> Iterator[Page]:
+    """The pages of a column chunk of *rows* rows that begins at *start*. ValueError where there is none of them."""
+    dictionary = (0, 1)  # bytes, entries
+    seen = 0
+    while seen < rows:
+        header, length = _page_header(file, start)
+        kind, size, stored = (_number(header, field) for field in (1, 2, 3))
+        start += length + stored
+        if kind == DICTIONARY:
+            dictionary = (size, max(_number(header.get(7), 1), 1))
+            yield Page(0, 0, size, for_each_row=False)
+        elif kind in (DATA, DATA_V2):
+            of_data = header.get(5 if kind == DATA else 8)
+            count, encoding = _number(of_data, 1), _number(of_data, 2 if kind == DATA else 4)
+            seen += count
+            if seen > rows:
+                raise ValueError(f"its pages have {seen} rows or more, not {rows}")
+            if encoding in (PLAIN, DELTA_LENGTHS):
+                yield Page(count, size, size, for_each_row=False)
+            elif encoding in DICTIONARIES:
+                entry_bytes, entries = dictionary
+                yield Page(count, count * entry_bytes // entries, entry_bytes, for_each_row=True)
+            else:
+                yield Page(count, size, size, for_each_row=True)
+        elif kind != INDEX:
+            raise ValueError(f"a page of it is of kind {kind}")
+
+
+def batch_lengths(pages: Iterable[Page], about_bytes: int, most_bytes: int, most_rows: int) -> Iterator[int]:
+    """Rows to read at a time, in order, so that they come to about *about_bytes*, and never to more than *most_bytes*, unless
+    a single row, or the values of a single page, do.
+    """
+    rows = about = most = 0
+    for page in pages:
+        if not page.rows:
+            continue
+        parts = max(-(-page.about_bytes // about_bytes), -(-page.rows // most_rows), 1)
+        step = -(-page.rows // parts)
+        if page.for_each_row:
+            step = max(1, min(step, most_bytes // max(page.most_bytes, 1)))
+        for first in range(0, page.rows, step):
+            count = min(step, page.rows - first)
+            here = page.about_bytes * count // page.rows
+            at_most = page.most_bytes * (count if page.for_each_row else 1)
+            if rows and (about + here > about_bytes or most + at_most > most_bytes or rows + count > most_rows):
+                yield rows
+                rows = about = most = 0
+            rows, about, most = rows + count, about + here, most + at_most
+    if rows:
+        yield rows
+
+
+def common_lengths(columns: list[Iterator[int]]) -> Iterator[int]:
+    """Rows to read at a time of several columns, so that no batch goes over the end of another one in any of them."""
+    left = [next(lengths, 0) for lengths in columns]
+    while length := min(left):
+        yield length
+        left = [rest - length or next(lengths, 0) for rest, lengths in zip(left, columns, strict=True)]
+
+
+def _number(struct: Any, field: int) -> int:
+    value = struct.get(field) if isinstance(struct, dict) else None
+    if type(value) is not int or value < 0:
+        raise ValueError("a page header of it is damaged")
+    return value
+
+
+def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, Any], int]:
+    """The header of the page at *start*, and its length."""
+    for size in HEADER_BYTES:
+        file.seek(start)
+        data = file.read(size)
+        try:
+            return _struct(data, 0)
+        except IndexError:
+            if len(data) < size:
+                break
+    raise ValueError("a page header of it is damaged")
+
+
+# Thrift's compact protocol, as far as a page header needs it: values by the numbers of their fields.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_DEEPEST = 8
+
+
+def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """The struct at *at*, and where it ends."""
+    if depth > _DEEPEST:
+        raise ValueError("a page header of it is damaged")
+    found: dict[int, Any] = {}
+    field = 0
+    while kind := data[at] & 15:
+        delta = data[at] >> 4
+        at += 1
+        if delta:
+            field += delta
+        else:
+            field, at = _zigzag(data, at)
+        if kind in (_TRUE, _FALSE):
+            found[field] = kind == _TRUE
+        else:
+            found[field], at = _value(data, at, kind, depth)
+    return found, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (_I16, _I32, _I64):
+        return _zigzag(data, at)
+    if kind == _BINARY:
+        length, at = _varint(data, at)
+        data[at + length - 1]  # IndexError where it goes on
+        return None, at + length
+    if kind == _STRUCT:
+        return _struct(data, at, depth + 1)
+    if kind in (_BYTE, _TRUE, _FALSE):  # an element of a list, also if it is a boolean
+        return data[at], at + 1
+    if kind == _DOUBLE:
+        return None, at + 8
+    if kind in (_LIST, _SET):
+        count, of = data[at] >> 4, data[at] & 15
+        at += 1
+        if count == 15:
+            count, at = _varint(data, at)
+        for _ in range(count):
+            _, at = _value(data, at, of, depth + 1)
+        return None, at
+    raise ValueError("a page header of it is damaged")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 128:
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if shift > 63:
+            raise ValueError("a page header of it is damaged")
+    return value | data[at] << shift, at + 1
+
+
+def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
