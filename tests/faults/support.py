@@ -74,4 +74,4 @@ def command(config: Path, *arguments: str) -> list[str]:
 
 
 def run_command(config: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **options)

@@ -113,7 +113,7 @@ def limited(code: str, limit: int) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
     )
@@ -168,7 +168,7 @@ def in_a_small_disk(script: str, disk: Path) -> list[str]:
     disk.mkdir()
     mounted = f"set -eu; mount -t tmpfs -o size=900k none {disk}; {script}"
     run = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounted], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        ["unshare", "-m", "sh", "-c", mounted], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -121,33 +122,42 @@ def start(config: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command(config), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+def wait_for(root: Path, process: subprocess.Popen[str]) -> None:
+    """Until the build has begun to write, or is over."""
+    while not root.exists() and process.poll() is None:
+        time.sleep(0.002)
+
+
 @pytest.mark.slow
 def test_build_survives_kills_at_random_times(demo: tuple[Settings, str, dict[str, str]], tmp_path: Path) -> None:
-    """Twenty of them, in runs of up to four over one output."""
+    """Twenty of them, up to four over one output. A run that was over before it could be killed counts for none."""
     settings, version, expected = demo
     rng = random.Random(20)
-    died_building = 0
-    for turn in range(20):
-        root = tmp_path / str(turn // 4)
+    deaths, latest = 0, 0.5
+    for turn in itertools.count():
+        if deaths >= 20:
+            break
+        root = tmp_path / str(turn)
         config = tmp_path / f"{turn}.yaml"
         config.write_text(json.dumps({**settings, "output": str(root)}))
-        with start(config) as process:
-            deadline = time.monotonic() + 20
-            while not root.exists() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.5))
-            process.kill()
-            died_building += process.wait() == -signal.SIGKILL
-        if (root / "latest.json").exists():
-            flat_tokens.verify(root, "full")
-        if turn % 4 == 3:
-            finished = {key: (root / f"_cache/{key}/receipt.json").stat().st_mtime_ns for key in receipts(root)}
-            again = run_command(config)
-            assert again.returncode == 0, again.stderr
-            assert version_digests(root, version) == expected
-            assert staged(root) == []
-            assert finished == {key: (root / f"_cache/{key}/receipt.json").stat().st_mtime_ns for key in finished}
-    assert died_building >= 5
+        for _ in range(4):
+            with start(config) as process:
+                wait_for(root, process)
+                time.sleep(rng.uniform(0, latest))
+                process.kill()
+                status = process.wait()
+            assert status in (0, -signal.SIGKILL)
+            deaths += status != 0
+            if status == 0:
+                latest /= 2  # this machine is fast
+            if (root / "latest.json").exists():
+                flat_tokens.verify(root, "full")
+        finished = {key: (root / f"_cache/{key}/receipt.json").stat().st_mtime_ns for key in receipts(root)}
+        again = run_command(config)
+        assert again.returncode == 0, again.stderr
+        assert version_digests(root, version) == expected
+        assert staged(root) == []
+        assert finished == {key: (root / f"_cache/{key}/receipt.json").stat().st_mtime_ns for key in finished}
 
 
 @pytest.mark.slow
@@ -160,13 +170,10 @@ def test_terminated_build_ends_within_ten_seconds_and_goes_on(demo: tuple[Settin
         config = tmp_path / f"{turn}.yaml"
         config.write_text(json.dumps({**settings, "output": str(root)}))
         with start(config) as process:
-            while not root.exists():
-                time.sleep(0.002)
+            wait_for(root, process)
             time.sleep(rng.uniform(0, 0.3))
             process.terminate()
-            begun = time.monotonic()
             _, errors = process.communicate(timeout=10)
-            assert time.monotonic() - begun < 10
         assert process.returncode in (143, 0), errors  # 0: the build was faster
         if process.returncode:
             assert errors.splitlines() == ["terminated: run the same command again to go on behind the last stored shard"]

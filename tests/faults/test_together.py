@@ -76,7 +76,7 @@ def test_equal_builds_as_commands_all_succeed(settings: Settings, tmp_path: Path
     outcomes = []
     for process in running:
         with process:
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         result = json.loads(out)
         outcomes.append({"result": {"version": result["version"], "sequence": result["sequence"]}})

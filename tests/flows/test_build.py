@@ -36,7 +36,7 @@ def config(output: Path, **settings: Any) -> BuildConfig:
 def task_runs(flow_run_name: str) -> dict[str, str]:
     """States of the task runs of the flow run of that name, by their names, once the server knows how it ended: it learns
     of tasks some time after they are done."""
-    for _ in range(150):
+    for _ in range(1000):
         found = asyncio.run(_task_runs(flow_run_name))
         if any(name.startswith("finalize") and state == "Completed" for name, state in found.items()):
             return asyncio.run(_task_runs(flow_run_name))

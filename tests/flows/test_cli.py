@@ -26,7 +26,7 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
         env={**clean, "PREFECT_HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

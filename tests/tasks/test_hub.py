@@ -396,7 +396,7 @@ def test_another_process_asks_the_hub_of_its_environment(stand_in_hub: StandInHu
         env={**os.environ, **environment(stand_in_hub.url, home), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     paths = [Path(line) for line in run.stdout.splitlines()]
