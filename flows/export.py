@@ -10,8 +10,8 @@ from pydantic import Field
 
 from flat_tokens.exporting import export_of, finish, write_part
 from flat_tokens.reader import SPLITS
-from flows.build import PrefectTasks
 from flows.exchange import ExportResult, export
+from flows.stages import PrefectTasks
 from flows.surgery import as_task
 from tasks.derivations import Output
 from tasks.models import Location, Split

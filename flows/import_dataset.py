@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect import Task, flow
 
-from flows.build import PrefectTasks
 from flows.exchange import ImportResult, conclude_import, import_files
+from flows.stages import PrefectTasks
 from flows.surgery import as_task
 from tasks.imports import Import, digest_file, import_part
 from tasks.split import write_span

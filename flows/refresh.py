@@ -9,9 +9,9 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
-from flows.build import PrefectTasks
 from flows.receipts import results_from_receipts
 from flows.reruns import RefreshResult, refresh
+from flows.stages import PrefectTasks
 from tasks.changes import as_markdown
 from tasks.garbage import Policy
 from tasks.models import BuildConfig

@@ -8,10 +8,10 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows.build import PrefectTasks
 from flows.order import BuildResult, scratch_of
 from flows.receipts import results_from_receipts
 from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
+from flows.stages import PrefectTasks
 from tasks.leases import sharing
 from tasks.models import BuildConfig, Location, TokenizerConfig
 

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from pydantic import Field
 
 from flat_tokens.arrays import LayoutName
-from flows.build import PrefectTasks, storage_may_be_back
 from flows.derive import DerivedResult, conclude, derive
+from flows.stages import PrefectTasks, storage_may_be_back
 from tasks.derivations import Derivation, Merge, Output, Relayout, Shuffle, Subset
 from tasks.inputs import examine
 from tasks.models import Location, Split

@@ -144,6 +144,16 @@ class DocumentPolicy(Model):
     max_bytes: Whole = Field(256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document; never cut")
 
 
+class GroupPolicy(Model):
+    """How a build is spread over the workers of a pool: slices go to them in groups, each a run of its own."""
+
+    threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
+    slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
+    at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run")
+    lost_after: Whole = Field(120, ge=4, le=86_400, description="Seconds without a sign of life before a group is begun again")
+    attempts: Whole = Field(4, ge=1, le=100, description="How often a group may be lost before the build gives up")
+
+
 class BuildConfig(Model):
     """Everything a build is told."""
 
@@ -159,6 +169,10 @@ class BuildConfig(Model):
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
     slice_bytes: Whole = Field(128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume")
     workers: Whole | None = Field(None, ge=1, le=256, description="Slices at a time; the number of cores without it")
+    runner: Literal["threads", "groups", "ray"] = Field(
+        "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
+    )
+    groups: GroupPolicy = Field(GroupPolicy(), description="With runner groups: how much work is a run")
     scratch: Location | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
