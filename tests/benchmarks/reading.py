@@ -189,7 +189,7 @@ def cold(scratch: Path) -> None:
 
 LOADER = """
 import sys, time, numpy as np, flat_tokens
-from flat_tokens.loader import ShuffledLoader
+from flat_tokens import ShuffledLoader
 packed = flat_tokens.open(sys.argv[1]).train.packed(2048)
 loader = ShuffledLoader(packed, 512, seed=0, epochs=None)
 steps = int(sys.argv[3])
