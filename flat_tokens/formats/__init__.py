@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays import read_metadata
@@ -59,11 +58,8 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
 
 
 def source(path_or_url: str | os.PathLike[str]) -> Splits:
-    """The splits of a dataset, to be exported: read past the page cache, which a pass over all tokens would empty.
-
-    FileNotFoundError where there is no dataset.
-    """
-    store = replace(resolve(Store.at(path_or_url)), read_once=True)
+    """The splits of a dataset, as an export takes them. FileNotFoundError where there is no dataset."""
+    store = resolve(Store.at(path_or_url))
     read_metadata(store, "group")
     return {split: open_split(store / split) for split in SPLITS}
 

@@ -34,11 +34,10 @@ from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
 from flat_tokens.storage import Store, StoredObject
 
 BATCH_TOKENS = 1 << 19
-"""Tokens handled at a time: 2 MB as they are stored, which caches hold and direct reads take."""
+"""Tokens handled at a time: 2 MB as they are stored, which a processor's cache holds."""
 
 Splits = Mapping[SplitName, FlatTokens]
-"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone. What ``source``
-opens is read past the page cache, in little memory."""
+"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone."""
 
 
 class Part(NamedTuple):
