@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -20,7 +22,7 @@ from flows.order import Runner, check_output, in_order, record_run, scratch_of, 
 from tasks.caching import Place, attempt
 from tasks.derivations import Derivation, Derived, Relayout, Shuffle, Subset, card, derived
 from tasks.finalize import count_repeated, is_published, seal, split_totals
-from tasks.inputs import Input, examine, settings_of_sources
+from tasks.inputs import Input, examine, settings_of_sources, version_at
 from tasks.leases import building
 from tasks.listing import Listed, read_ids, read_keys
 from tasks.models import Model, Split
@@ -69,13 +71,13 @@ def derive(order: Derivation, runner: Runner) -> DerivedResult:
     """Make a version of other datasets, publish it, and let ``latest`` point at it. What is there already is left as it is."""
     meter.reset()
     seconds: dict[str, float] = {}
+    check_apart(order)
     root = check_output(order)
     since = read_pointer(root).sequence
     with building(root, scratch_of(order)):
         with stage("examine", seconds):
             listed = listed_in(order)
             inputs: list[Input] = list(in_order(runner, examine, order.inputs))
-            check_apart(root, inputs)
             made_of = derived(order, inputs, settings_of(order, listed))
             layout = layout_of(order, inputs[0])
             version = made_of.version(layout)
@@ -122,11 +124,14 @@ def settings_of(order: Derivation, listed: Listed | None) -> dict[str, Any]:
     return {"operation": order.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
 
 
-def check_apart(root: Store, inputs: Sequence[Input]) -> None:
+def check_apart(order: Derivation) -> None:
     """Refuse an output within an input: versions are not changed once they are published."""
-    for one in inputs:
-        if f"{root.url}/".startswith(f"{one.location}/"):
-            raise ValueError(f"the output {root.url} lies within the dataset {one.location}. Keep them apart.")
+    root = Store.at(order.output)
+    output = os.path.realpath(root.root) if root.is_local else root.url
+    for path in order.inputs:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
+            if f"{output}/".startswith(f"{version_at(path).url}/"):
+                raise ValueError(f"the output {order.output} lies within the dataset {path}. Keep them apart.")
 
 
 def layout_of(order: Derivation, first: Input) -> LayoutName:
@@ -218,7 +223,7 @@ def sampled(
     ties: dict[tuple[Split, int], int] = {}
     before = {split: value >> RADIX_BITS for split, value in tied.items()}
     for piece, found in zip(mine, in_order(runner, count_hashes, mine, selection, place, before, HASH_DIGITS - 1), strict=True):
-        taken = min(found[tied[piece.split] % (1 << RADIX_BITS)], missing[piece.split])
+        taken = min(int(found[tied[piece.split] % (1 << RADIX_BITS)]), missing[piece.split])
         ties[piece.split, piece.number] = taken
         missing[piece.split] -= taken
     return selection, [piece.model_copy(update={"ties": ties.get((piece.split, piece.number), 0)}) for piece in pieces]

@@ -57,11 +57,11 @@ def examine(path_or_url: str) -> Input:
 
     FileNotFoundError where there is nothing; ValueError where it is something else or damaged.
     """
-    store = version_at(path_or_url)
     try:
+        store = version_at(path_or_url)
         attributes = read_metadata(store, "group")["attributes"]
     except (FileNotFoundError, NotADirectoryError) as error:
-        if not store.exists(""):
+        if not Store.at(path_or_url).exists(""):
             raise FileNotFoundError(f"{path_or_url}: there is nothing here") from error
         raise ValueError(
             f"{path_or_url}: is no flat-tokens dataset. What is in another format is imported first: python -m flows import"

@@ -230,9 +230,11 @@ def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uin
     return mix(keys ^ derive_keys(seed, SAMPLING))
 
 
-def count_hashes(piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int) -> tuple[int, ...]:
+def count_hashes(
+    piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
+) -> npt.NDArray[np.int64]:
     """Of the documents that would be taken if there were no sample: how many have each value in the next sixteen bits of their
-    hash, behind the *digits* groups of sixteen that are *prefix*. int[65536]
+    hash, behind the *digits* groups of sixteen that are *prefix*: int64[65536]
     """
     facts = facts_of(piece, open_piece(piece), place)
     keep, _ = choose(piece, facts, selection.model_copy(update={"below": None}), place)
@@ -240,7 +242,7 @@ def count_hashes(piece: Piece, selection: Selection, place: Place, prefix: dict[
     if digits:
         hashes = hashes[hashes >> np.uint64(64 - RADIX_BITS * digits) == np.uint64(prefix[piece.split])]
     values = (hashes >> np.uint64(64 - RADIX_BITS * (digits + 1))) & np.uint64((1 << RADIX_BITS) - 1)
-    return tuple(np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS).tolist())
+    return np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS)
 
 
 def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:

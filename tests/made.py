@@ -1,0 +1,114 @@
+"""Small datasets of known documents, as builds publish them, and what is read back of any dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import flat_tokens
+from flat_tokens import TokenBatch
+from flat_tokens.arrays import LAYOUTS, ArrayWriter, LayoutName, open_array
+from flat_tokens.manifest import manifest_bytes
+from flat_tokens.storage import Store
+from flat_tokens.writer import FlatTokensWriter, commit
+from tasks.pointer import publish
+from tasks.shards import document_spec
+
+GPT2 = {"name": "gpt2", "digest": "97" * 32, "highest_id": 50256, "revision": None}
+
+
+class Doc(NamedTuple):
+    """A document: its tokens, and what is stored beside them."""
+
+    ids: tuple[int, ...]
+    key: int
+    file: int
+    row: int
+
+
+Docs = Sequence[Doc]
+
+
+def docs_of(*sequences: Sequence[int], file: int = 0, key: int = 1000) -> list[Doc]:
+    """Documents of one file, one a row, with keys that differ."""
+    return [Doc(tuple(ids), key + row, file, row) for row, ids in enumerate(sequences)]
+
+
+def publish_docs(
+    root: Path,
+    train: Docs,
+    validation: Docs = (),
+    *,
+    sources: Sequence[tuple[str, int]] = (("web", 1),),
+    tokenizer: dict[str, Any] | None = GPT2,
+    layout: LayoutName = "mmap",
+    name: str = "made",
+) -> str:
+    """Publish documents below *root*; the version. *sources*: name and number of files of each."""
+    made_of = {
+        "name": name,
+        "sources": [
+            {
+                "name": source,
+                "from": "local files",
+                "revision": None,
+                "files": [{"name": f"{source}-{i}.jsonl", "size": 1, "sha256": f"{i:064x}", "split": None} for i in range(count)],
+            }
+            for source, count in sources
+        ],
+        "tokenizer": tokenizer or {},
+        "documents": {"on_bad": "error"},
+        "split": {"validation_fraction": 0.5, "seed": 0},
+        "semantics": "1",
+    }
+    content = json.dumps([made_of, [list(train), list(validation)], layout])
+    version = hashlib.sha256(content.encode()).hexdigest()[:16]
+    store, chosen = Store.at(root) / "versions" / version, LAYOUTS[layout]
+    objects, totals = [], {}
+    for split, docs in (("train", train), ("validation", validation)):
+        with FlatTokensWriter(store / split, chosen) as writer:
+            writer.append(TokenBatch.from_sequences([doc.ids for doc in docs]))
+        objects += [stored._replace(key=f"{split}/{stored.key}") for stored in writer.objects]
+        totals[split] = {
+            "token_count": writer.token_count,
+            "seq_count": writer.seq_count,
+            "max_token_id": writer.max_token_id,
+        }
+        for column in ("key", "file", "row"):
+            with ArrayWriter(store, f"documents/{split}/{column}", document_spec(chosen)) as column_writer:
+                column_writer.append(np.array([getattr(doc, column) for doc in docs], np.uint64))
+            objects += column_writer.objects
+    totals["documents"] = {"read": len(train) + len(validation), "text_bytes": 10}
+    store.put("manifest.json", manifest_bytes(objects, totals, layout, made_of))
+    commit(store, chosen)
+    pointer = json.loads((root / "latest.json").read_text())["sequence"] if (root / "latest.json").exists() else 0
+    publish(Store.at(root), version, pointer)
+    return version
+
+
+def foreign(path: Path, train: Sequence[Sequence[int]], validation: Sequence[Sequence[int]] = ()) -> Path:
+    """A dataset without manifest and without record of documents, as other writers leave one."""
+    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    (path / "manifest.json").unlink()
+    return path
+
+
+def read_docs(path: Path | str) -> dict[str, list[Doc]]:
+    """Every document of a dataset, when ``verify`` has found nothing wrong with it."""
+    flat_tokens.verify(path, "full")
+    dataset = flat_tokens.open(path)
+    found = {}
+    for name in ("train", "validation"):
+        split = getattr(dataset, name)
+        columns = []
+        for column in ("key", "file", "row"):
+            array = open_array(dataset.store / f"documents/{name}/{column}", "uint64")
+            columns.append(array.read(0, array.length).tolist())
+        ids = [tuple(split.sequence(i).tolist()) for i in range(split.seq_count)]
+        found[name] = [Doc(*facts) for facts in zip(ids, *columns, strict=True)]
+    return found
