@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import TokenBatch
+from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
 from flat_tokens.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.writer import write_dataset
+from tests.elsewhere import elsewhere
 
 
 class Row(NamedTuple):
@@ -584,10 +586,15 @@ def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
             Mixture([(one.packed(8), 1), (view, 1)], 4)
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path: Path, framework: Any) -> None:
-    pytest.importorskip(framework, reason=f"gives arrays of {framework}")
-    one, other = datasets(tmp_path)
+    if find_spec(framework) is None:
+        pytest.skip(f"gives arrays of {framework}")
+    run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
+    run(mixed_arrays, *datasets(tmp_path), framework)
+
+
+def mixed_arrays(one: FlatTokens, other: FlatTokens, framework: Any) -> None:
     for fields in (None, ["inputs", "targets", "is_seq_start"]):
         views = [tokens.packed(8, framework=framework, fields=fields) for tokens in (one, other)]
         batch = Mixture([(view, 1) for view in views], 40, 1)[3]

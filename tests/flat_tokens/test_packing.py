@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, packing, views, write_dataset
 from flat_tokens.packing import PackedDocuments, PackedDocumentsView, best_fit
+from tests.elsewhere import elsewhere
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
 
@@ -599,8 +600,7 @@ def test_documents_of_a_pack_do_not_see_each_other(options: dict[str, Any]) -> N
         assert torch.allclose(out[row, :, here], alone[0])
 
 
-@needs_jax
-def test_jax_knows_packs_as_trees() -> None:
+def packs_as_trees() -> None:
     import jax
 
     view = in_memory(LENGTHS).packed_documents(6, framework="jax")
@@ -614,6 +614,12 @@ def test_jax_knows_packs_as_trees() -> None:
     assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
     assert batch.max_seqlen == expected.max_seqlen
     assert [lengths.tolist() for lengths in batch.seq_lens] == [lengths.tolist() for lengths in expected.seq_lens]
+
+
+@needs_jax
+@pytest.mark.slow
+def test_jax_knows_packs_as_trees() -> None:
+    elsewhere(packs_as_trees)
 
 
 # The kept index

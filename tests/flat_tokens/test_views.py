@@ -8,11 +8,9 @@ import pickle
 import sys
 import tracemalloc
 import uuid
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +23,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import FlatTokens, LayoutName, TokenBatch, views, write_dataset
 from flat_tokens.views import DocumentTokens, PackedTokens, block_starts
+from tests.elsewhere import elsewhere
 
 NAMES = get_args(LayoutName)
 LARGEST = 2**31 - 1
@@ -567,11 +566,6 @@ def test_the_reference_writers_dataset(reference: Path) -> None:
 # torch and jax, each in an interpreter of its own: they start threads, and tests in this one fork
 
 
-def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result(timeout=300)
-
-
 @pytest.fixture
 def ragged_split(tmp_path: Path) -> FlatTokens:
     rng = np.random.default_rng(0)
@@ -589,7 +583,6 @@ def same(rows: Any, expected: Any) -> None:
 
 
 def torch_rows(train: FlatTokens) -> None:
-    warnings.simplefilter("error")
     import torch
 
     for fields in (None, ("inputs", "is_seq_start", "positions")):
@@ -616,7 +609,6 @@ def test_torch_tensors(ragged_split: FlatTokens) -> None:
 
 
 def through_torchs_loader(train: FlatTokens) -> None:
-    warnings.simplefilter("error")
     from torch.utils.data import DataLoader
 
     packed, documents, plain = train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))
@@ -640,7 +632,6 @@ def test_torchs_loader_collates_rows(ragged_split: FlatTokens) -> None:
 
 
 def jax_rows(train: FlatTokens) -> None:
-    warnings.simplefilter("error")
     import jax
 
     for view, arrays in (
