@@ -70,7 +70,8 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) ->
     run(*pip, "install", "--quiet", tmp_path / "checkout", cwd=tmp_path)
 
     installed = json.loads(run(python, "-I", "-c", FILES, cwd=tmp_path))
-    assert {Path(name).parts[0] for name in installed} == {"flat_tokens", "flat_tokens-0.1.0.dist-info"}
+    assert {Path(name).parts[0] for name in installed} == {"flat_tokens", "flat_tokens-0.1.0.dist-info", ".."}
+    assert [Path(name).name for name in installed if name.startswith("..")] == ["flat-tokens"]  # the command
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flat_tokens").rglob("*") if path.is_file()}
     assert {name for name in installed if name.startswith("flat_tokens/") and "__pycache__" not in name} == {
         name for name in source if "__pycache__" not in name
