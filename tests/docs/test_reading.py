@@ -1,0 +1,102 @@
+"""docs/reading.md: every program runs where the demo has been built, and prints what stands beneath it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import fsspec
+import pytest
+import yaml
+
+from tests.flat_tokens.demo import build_dataset
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "reading.md").read_text()
+FRAMEWORKS = ("torch", "torchdata", "jax", "grain")
+
+
+class Program(NamedTuple):
+    """A block of Python and the block of text behind it."""
+
+    heading: str
+    source: str
+    printed: str
+
+    @property
+    def frameworks(self) -> list[str]:
+        return [name for name in FRAMEWORKS if re.search(rf"^(import|from) {name}\b", self.source, re.MULTILINE)]
+
+
+def programs(text: str) -> list[Program]:
+    found = re.finditer(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
+    return [Program(re.findall(r"^## (.*)", text[: match.start()], re.MULTILINE)[-1], *match.groups()) for match in found]
+
+
+PROGRAMS = programs(TEXT)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make demo` builds."""
+    settings = yaml.safe_load((ROOT / "deployments" / "demo" / "demo.yaml").read_text())
+    output = tmp_path_factory.mktemp("demo") / settings.pop("output")
+    with contextlib.chdir(ROOT):  # its paths are relative to the checkout
+        build_dataset(output, **settings)
+    return output
+
+
+@pytest.fixture(scope="module")
+def s3(demo: Path) -> Iterator[dict[str, str]]:
+    """The demo in the bucket ``bucket`` of a server on loopback: the variables of the environment that lead there."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    fs = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=endpoint, skip_instance_cache=True)
+    fs.mkdir("bucket")
+    for path in [demo / "latest.json", *demo.glob("versions/*/**/*")]:
+        if path.is_file():
+            fs.put_file(str(path), f"bucket/{demo.name}/{path.relative_to(demo)}")
+    yield {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": endpoint}
+    fs.rm("bucket", recursive=True)
+    server.stop()
+
+
+def printed_by(program: Program, directory: Path, environment: dict[str, str]) -> str:
+    """What it prints, run as a file in *directory*; warnings of the library are errors, and nothing goes to stderr."""
+    (directory / "program.py").write_text(program.source)
+    # torchdata calls what torch deprecates, and torch says so.
+    strict = ["-W", "ignore:'set_vital' is deprecated"] if program.frameworks else ["-W", "error"]
+    done = subprocess.run(
+        [sys.executable, *strict, "program.py"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_every_block_of_python_is_a_program_with_its_output() -> None:
+    assert len(PROGRAMS) == TEXT.count("```python") == TEXT.count("```text") > 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=[f"{k}: {program.heading}" for k, program in enumerate(PROGRAMS)])
+def test_prints_what_stands_beneath_it(program: Program, demo: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for name in program.frameworks:
+        if find_spec(name) is None:
+            pytest.skip(f"the program uses {name}, which is not installed")
+    environment = request.getfixturevalue("s3") if "s3://" in program.source else {}
+    (tmp_path / "demo-output").symlink_to(demo)
+    assert printed_by(program, tmp_path, environment) == program.printed
