@@ -348,16 +348,21 @@ class StreamReader:
     def _decode(self, blocks: Iterator[npt.NDArray[np.uint32]]) -> Iterator[TokenBatch]:
         """Remove the end-of-text tokens of a stream that begins with a sequence, and begin sequences by them."""
         begun = False  # a sequence that goes on with the next block
+        held = False  # a mark that ended a block: its sequence begins with the next block's first token
         for tokens in blocks:
             marks = np.flatnonzero(tokens == self.end_of_text) if self.end_of_text is not None else np.empty(0, np.int64)
             kept = np.delete(tokens, marks)
             starts = marks - np.arange(len(marks))  # of the sequences behind the marks, among what is kept
-            if not begun and not (self.place == "before" and len(marks) and marks[0] == 0):
+            ends_with_mark = bool(len(marks)) and marks[-1] == len(tokens) - 1
+            if held or not (begun or (self.place == "before" and len(marks) and marks[0] == 0)):
                 starts = np.append(0, starts)
-            begun = not (self.place == "after" and len(marks) and marks[-1] == len(tokens) - 1)
-            if not begun:
+            if ends_with_mark:
                 starts = starts[:-1]  # there may be nothing behind the last one
+            held = ends_with_mark and self.place == "before"
+            begun = not (ends_with_mark and self.place == "after")
             yield TokenBatch.from_flat(kept, np.append(starts, len(kept)).astype(np.uint64))
+        if held:
+            yield TokenBatch.from_flat(np.empty(0, np.uint32), np.zeros(2, np.uint64))
 
     def _tokens(self, start: int, stop: int, max_tokens: int) -> Iterator[npt.NDArray[np.uint32]]:
         """Tokens ``start:stop`` of the stream, none of the arrays empty."""
