@@ -6,8 +6,6 @@ import itertools
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Readable, Splits
@@ -39,14 +37,18 @@ def export(name: str, splits: Splits, where: str | os.PathLike[str], options: ob
 def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
     """Its sequences by ``batches``, after ``sequence`` and the counts have been found to say the same."""
     sequences: list[list[int]] = []
+    marked: list[bool] = []
     for batch in readable.batches(max_tokens=max_tokens):
         assert batch.token_count <= max_tokens
         starts = batch.seq_starts.astype(int).tolist()
         tokens = (batch.encoded_tokens >> 1).tolist()
-        assert np.array_equal(np.flatnonzero(batch.encoded_tokens & 1), np.unique([s for s in starts[:-1] if s < starts[-1]]))
+        marked += (batch.encoded_tokens & 1).astype(bool).tolist()
+        assert starts[-1] == len(tokens)
         if starts[0]:
             sequences[-1] += tokens[: starts[0]]
         sequences += [tokens[a:b] for a, b in itertools.pairwise(starts)]
+    # The batches one behind the other are the array: a sequence's first token is marked, in whichever batch it is.
+    assert marked == [k == 0 for sequence in sequences for k in range(len(sequence))]
     assert readable.seq_count == len(sequences)
     assert readable.token_count == sum(map(len, sequences))
     assert [readable.sequence(i).tolist() for i in range(len(sequences))] == sequences
