@@ -6,7 +6,8 @@ from prefect import flow
 
 from flows.order import BuildResult, build
 from flows.receipts import results_from_receipts
-from flows.stages import PrefectTasks
+from flows.runners import runner_of
+from flows.watching import show, watched
 from tasks.models import BuildConfig
 
 
@@ -16,5 +17,7 @@ def build_dataset(config: BuildConfig) -> BuildResult:
 
     Run again after any failure, it goes on behind the last shard that was stored.
     """
-    with results_from_receipts(config.output), PrefectTasks(config.workers) as runner:
-        return build(config, runner)
+    with watched(config), results_from_receipts(config.output), runner_of(config) as runner:
+        result = build(config, runner)
+    show(config, result)
+    return result

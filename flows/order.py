@@ -7,9 +7,10 @@ import json
 import os
 import platform
 import time
+import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,12 +23,12 @@ from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
 from tasks.finalize import Provenance, build_id, is_published, provenance, write_version
 from tasks.leases import building
-from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard
+from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard, local_path
 from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.shards import make_shard
 from tasks.slices import plan_slices
-from tasks.sources import FoundFile, PinnedSource, resolve_source
+from tasks.sources import CHECK_ACCESS, FoundFile, PinnedSource, brief, naming, resolve_source
 from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
 from tasks.tokenizers import Tokenizer, load_tokenizer, may_use_fast_engine
 from tasks.versions import remember_origin
@@ -106,7 +107,11 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
 
 def fetch_files(config: BuildConfig, found: list[FoundFile], runner: Runner) -> list[SourceFile]:
     """Bring files here, with their contents' digests."""
-    files = list(in_order(runner, fetch_file, found, config.sources, scratch_of(config)))
+    meter.begin("download", sum(file.size or 0 for file in found))
+    files = []
+    for wanted, file in zip(found, in_order(runner, fetch_file, found, config.sources, scratch_of(config)), strict=True):
+        meter.add("download", wanted.size or 0)
+        files.append(file)
     check_one_format(config, files)
     return files
 
@@ -129,7 +134,7 @@ def build_version(
 
     with attempt(config.output, scratch_of(config), version) as place:
         with stage("tokenize", seconds):
-            slices = [part for file in files for part in plan_slices(file, config.sources[file.source], config.slice_bytes)]
+            slices = [part for file in files for part in slices_of(config, file)]
             recipe = make_recipe(config, place, tokenizer, slices)
             distinct = {recipe.key(part): part for part in slices}
             reused = sum(root.exists(f"{CACHE}/{key}/{RECEIPT}") for key in distinct)
@@ -139,12 +144,14 @@ def build_version(
             places: list[ShardPlace] = []
             counted = count_in_order(place_shards(files, slices, recipe, shards), places, rule, place.root)
             # Lazily, from the last line to the first: an object is written as soon as the shards that it takes from are there.
-            spans, writing = [], []
-            for span in lay_out(counted, layout):
-                spans.append(span)
-                writing.append(runner.start(write_span, span, rule, layout, place, version))
+            spans: list[Span] = []
+            writing: list[Started] = []
+            with settled(writing):
+                for span in lay_out(counted, layout):
+                    spans.append(span)
+                    writing.append(runner.start(write_span, span, rule, layout, place, version))
 
-        with stage("split", seconds):
+        with stage("split", seconds), settled(writing):
             meter.begin("split", 4 * sum(at.shard.token_count for at in places))
             written: list[Written] = [task.result() for task in writing]
 
@@ -171,6 +178,12 @@ def finalize(
     return version
 
 
+def slices_of(config: BuildConfig, file: SourceFile) -> list[Slice]:
+    """A file's slices. ValueError names the source too, where there are several."""
+    with naming(config.sources, file.source):
+        return plan_slices(file, config.sources[file.source], config.slice_bytes)
+
+
 def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
     fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, slices))
@@ -191,13 +204,13 @@ def sample_texts(config: BuildConfig, slices: list[Slice]) -> list[str]:
     texts: list[str] = []
     first_of = {part.file.source: part for part in reversed(slices)}
     for index, part in sorted(first_of.items()):
-        for documents in read_documents(part, config.sources[index], config.documents, Tally()):
-            left = SAMPLE_BYTES
-            for text in documents.texts.slice(0, SAMPLE_DOCUMENTS):
-                if len(text.as_buffer()) <= left:
-                    left -= len(text.as_buffer())
-                    texts.append(text.as_py())
-            break
+        with naming(config.sources, index):
+            documents = next(read_documents(part, config.sources[index], config.documents, Tally()), None)
+        left = SAMPLE_BYTES
+        for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
+            if len(text.as_buffer()) <= left:
+                left -= len(text.as_buffer())
+                texts.append(text.as_py())
     return texts
 
 
@@ -229,12 +242,27 @@ def count_in_order(
 def in_order(runner: Runner, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
     """Run *function* for every item, a window at a time; results in the items' order. The first error is raised."""
     under_way: deque[Started] = deque()
-    for item in items:
-        under_way.append(runner.start(function, item, *shared))
-        if len(under_way) >= runner.window:
+    with settled(under_way):
+        for item in items:
+            under_way.append(runner.start(function, item, *shared))
+            if len(under_way) >= runner.window:
+                yield under_way.popleft().result()
+        while under_way:
             yield under_way.popleft().result()
-    while under_way:
-        yield under_way.popleft().result()
+
+
+@contextlib.contextmanager
+def settled(tasks: Collection[Started]) -> Iterator[None]:
+    """After an error, wait for what is still under way: it writes to a staging directory that is about to go."""
+    try:
+        yield
+    except BaseException:
+        for task in tasks:
+            if isinstance(task, Future) and task.cancel():
+                continue
+            with contextlib.suppress(Exception):  # the first error is the one that is raised
+                task.result()
+        raise
 
 
 def layout_of(config: BuildConfig) -> LayoutName:
@@ -256,7 +284,7 @@ class Destination(Protocol):
 def scratch_of(config: Destination) -> Path:
     """The local directory for downloads, and for staging where the output is remote."""
     if config.scratch is not None:
-        return Path(config.scratch)
+        return Path(local_path(config.scratch) or config.scratch)
     root = Store.at(config.output)
     if root.is_local:
         return Path(root.root) / CACHE
@@ -264,18 +292,31 @@ def scratch_of(config: Destination) -> Path:
 
 
 def check_output(config: Destination) -> Store:
-    """The output's root. ValueError, before any work, where nothing can be written there."""
+    """The output's root. ValueError, before any work, where nothing can be written there, or to the scratch directory."""
     root = Store.at(config.output)
     if root.is_local:
-        directory = Path(root.root)
+        _check_directory(Path(root.root), f"output {config.output}")
+    else:
+        probe = f".probe-{uuid.uuid4().hex}"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ValueError(f"cannot write to output {config.output}: {error.strerror}. Choose another output.") from error
+            root.put(probe, b"")
+            root.remove(probe)
+        except Exception as error:
+            # Every store has errors of its own, and few of them are an OSError.
+            raise ValueError(f"cannot write to output {config.output} ({brief(error)}). {CHECK_ACCESS}") from error
+    if config.scratch is not None:
+        _check_directory(scratch_of(config), f"scratch {config.scratch}")
     return root
+
+
+def _check_directory(directory: Path, what: str) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to {what}: {error.strerror}. Choose another {what.split()[0]}.") from error
 
 
 def check_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:

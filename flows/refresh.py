@@ -2,7 +2,6 @@
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
-import re
 from typing import Annotated
 
 from prefect import flow
@@ -11,7 +10,8 @@ from pydantic import Field
 
 from flows.receipts import results_from_receipts
 from flows.reruns import RefreshResult, refresh
-from flows.stages import PrefectTasks
+from flows.runners import runner_of
+from flows.watching import show, slug, watched
 from tasks.changes import as_markdown
 from tasks.garbage import Policy
 from tasks.models import BuildConfig
@@ -29,13 +29,15 @@ def refresh_dataset(
     are not pinned are removed at the end. Without it, all are kept.
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
-    with results_from_receipts(config.output), PrefectTasks(config.workers) as runner:
+    with watched(config), results_from_receipts(config.output), runner_of(config) as runner:
         result = refresh(config, runner, policy)
     create_markdown_artifact(
-        key=re.sub(r"[^a-z0-9]+", "-", f"refresh-{config.name}".lower()).strip("-"),
+        key=slug(f"{config.name}-refresh"),
         markdown=f"# {config.name}\n\nVersion `{result.version}` at `{result.path}`: {result.outcome}.\n\n"
         f"{as_markdown(result.changes)}"
         + (f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""),
         description=result.headline,
     )
+    if result.build is not None:
+        show(config, result.build)
     return result

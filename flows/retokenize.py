@@ -11,7 +11,8 @@ from pydantic import Field
 from flows.order import BuildResult, scratch_of
 from flows.receipts import results_from_receipts
 from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
-from flows.stages import PrefectTasks
+from flows.runners import runner_of
+from flows.watching import show, watched
 from tasks.leases import sharing
 from tasks.models import BuildConfig, Location, TokenizerConfig
 
@@ -37,9 +38,10 @@ def retokenize_dataset(
     base = base_of(dataset)
     configs = reruns_of(base, tokenizers, output)
     results = []
-    with sharing(scratch_of(configs[0])), PrefectTasks(base.config.workers) as runner:
+    with sharing(scratch_of(configs[0])), runner_of(base.config) as runner:
         text = read_text(base, configs[0], runner)
         for config in configs:
-            with results_from_receipts(config.output):
+            with watched(config), results_from_receipts(config.output):
                 results.append(rerun(config, text, runner))
+            show(config, results[-1])
     return results

@@ -42,6 +42,11 @@ class Meter:
             before = self._counts.get(stage, Done())
             self._counts[stage] = Done(before.bytes + done, before.documents + documents, before.tokens + tokens)
 
+    def of(self, stage: str) -> Done:
+        """What has been done of a stage, under way or not."""
+        with self._lock:
+            return self._counts.get(stage, Done())
+
     def reset(self) -> None:
         with self._lock:
             self._counts.clear()

@@ -1,0 +1,137 @@
+"""A build on a Ray cluster that is there: slices and spans are tasks of it, on whichever machine has room."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.utilities.annotations import opaque
+
+from flows.groups import group_of
+from flows.order import Started, scratch_of
+from flows.stages import PrefectTasks, storage_may_be_back
+from tasks.caching import Place, attempt
+from tasks.download import fetch_file
+from tasks.groups import Group, Slices, Spans, brought_here, check_tokenizer
+from tasks.models import BuildConfig, TokenShard
+from tasks.progress import meter
+from tasks.shards import make_shard, write_shard
+from tasks.sources import FoundFile
+from tasks.split import Written, write_span
+
+CHECKOUT = Path(__file__).parents[1]
+PACKAGES = ("flat_tokens", "tasks", "flows")
+FORWARDED = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "TIKTOKEN_CACHE_DIR", "DO_NOT_TRACK")
+
+
+@task(
+    name="tokenize",
+    task_run_name="tokenize {group.label}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=3,
+    retry_delay_seconds=[1, 5, 20],
+    retry_condition_fn=storage_may_be_back,
+)
+def tokenize_there(group: Group) -> TokenShard:
+    """Tokenize a slice wherever this runs, and store it; what is stored already is not made again."""
+    work = group.work
+    assert isinstance(work, Slices)
+    with attempt(group.output, scratch_of(group), group.digest[:16]) as place:
+        check_tokenizer(work.recipe)
+        (part,) = brought_here(group, work, scratch_of(group))
+        return make_shard(part, work.recipe.model_copy(update={"place": place}), write_shard)
+
+
+@task(
+    name="split",
+    task_run_name="split {group.label}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=3,
+    retry_delay_seconds=[1, 5, 20],
+    retry_condition_fn=storage_may_be_back,
+)
+def split_there(group: Group) -> Written:
+    """Write whole objects of the final arrays wherever this runs."""
+    work = group.work
+    assert isinstance(work, Spans)
+    (span,) = work.spans
+    with attempt(group.output, scratch_of(group), group.digest[:16]) as place:
+        return write_span(span, work.rule, work.layout, Place(output=group.output, staging=place.staging), work.version)
+
+
+class _There:
+    """A task on the cluster; what it has done counts when it is done."""
+
+    def __init__(self, future: Any, group: Group) -> None:
+        self._future, self._group = future, group
+
+    def result(self) -> Any:
+        result = self._future.result()
+        (item,) = self._group.items
+        if isinstance(result, TokenShard):
+            meter.add("tokenize", self._group.work.slices[0].text_bytes, result.read, result.token_count)  # type: ignore[union-attr]
+        elif item.of_tokens:  # type: ignore[union-attr]
+            meter.add("split", 4 * (item.stop - item.start))
+        return result
+
+
+class RayTasks:
+    """Runs slices and spans on the Ray cluster of this machine, all else as tasks of this run.
+
+    ValueError where there is no cluster, or no prefect-ray.
+    """
+
+    def __init__(self, config: BuildConfig) -> None:
+        self._config = config
+        self._tasks = PrefectTasks(config.workers)
+        self._found: dict[tuple[int, str], FoundFile] = {}
+        self.window = self._tasks.window
+
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
+        if function is fetch_file:
+            self._found[item.source, item.name] = item
+        if function not in (make_shard, write_span):
+            return self._tasks.start(function, item, *shared)
+        group = group_of(self._config, self._found, function, [item], *shared)
+        there: Any = tokenize_there if function is make_shard else split_there
+        return _There(self._ray.submit(there, {"group": opaque(group)}), group)
+
+    def __enter__(self) -> Self:
+        try:
+            self._module: Any = importlib.import_module("ray")
+            runner: Any = importlib.import_module("prefect_ray").RayTaskRunner
+        except ImportError as error:
+            raise ValueError(
+                f"runner: ray needs prefect-ray ({error}). Install it: pip install prefect-ray, or set runner to threads."
+            ) from error
+        modules = [str(CHECKOUT / name) for name in PACKAGES]
+        variables = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+        try:
+            self._module.init(
+                address="auto",
+                namespace="prefect",
+                log_to_driver=False,
+                runtime_env={"py_modules": modules, "env_vars": variables},
+            )
+        except ConnectionError as error:
+            raise ValueError(
+                "runner: ray needs a Ray cluster that this machine is part of. Start one: ray start --head"
+            ) from error
+        self.window = 2 * int(self._module.cluster_resources().get("CPU", 1))
+        self._ray: Any = runner(address="auto")
+        self._ray.__enter__()
+        self._tasks.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._tasks.__exit__(kind, error, trace)
+        self._ray.__exit__(kind, error, trace)
+        self._module.shutdown()

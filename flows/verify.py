@@ -1,0 +1,20 @@
+"""The check of a dataset as a Prefect flow."""
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from typing import Any, Literal
+
+from prefect import flow
+
+import flat_tokens
+from tasks.models import Location
+
+
+@flow(name="verify-dataset", flow_run_name="verify {dataset}", persist_result=False)
+def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick") -> dict[str, Any]:
+    """Check a dataset against its manifest. The run fails, naming every fault, where anything is not what it says.
+
+    dataset: an output, whose latest version is checked, or a version. level: quick compares names and sizes, full every byte
+    and every sentence of the format.
+    """
+    return flat_tokens.verify(dataset, level)._asdict()

@@ -1,0 +1,235 @@
+"""Groups: parts of a build for other processes. What is to be done is an object in the store, what became of it another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from flat_tokens.arrays import LayoutName
+from flat_tokens.storage import Store
+from tasks.caching import Recipe
+from tasks.documents import stamp
+from tasks.download import fetch_file
+from tasks.models import FORMAT_SEMANTICS, Model, Slice, SourceFile, TokenShard, digest_of
+from tasks.progress import Done, meter
+from tasks.sources import FoundFile
+from tasks.split import Span, SplitRule, Written
+from tasks.tokenizers import load_tokenizer
+
+GROUPS = "_groups"
+
+LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, ImportError, FileNotFoundError, PermissionError)
+"""Errors that another try would meet again: bad input, faults of ours, files and packages that a machine does not have."""
+
+
+class Slices(Model):
+    """Slices to tokenize. ``files``: where their files come from, for a machine that does not have them."""
+
+    kind: Literal["tokenize"] = "tokenize"
+    recipe: Recipe
+    slices: tuple[Slice, ...]
+    files: tuple[FoundFile, ...]
+
+
+class Spans(Model):
+    """Spans of the final arrays to write below ``versions/<version>``."""
+
+    kind: Literal["write"] = "write"
+    spans: tuple[Span, ...]
+    rule: SplitRule
+    layout: LayoutName
+    version: str
+
+
+class Group(Model):
+    """Work for a process of its own, and where: the same work, the same digest."""
+
+    output: str
+    scratch: str | None
+    workers: int | None
+    report_seconds: float
+    work: Annotated[Slices | Spans, Field(discriminator="kind")]
+    semantics: str = FORMAT_SEMANTICS
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.model_dump(mode="json"))
+
+    @property
+    def items(self) -> tuple[Slice, ...] | tuple[Span, ...]:
+        return self.work.slices if isinstance(self.work, Slices) else self.work.spans
+
+    @property
+    def label(self) -> str:
+        labels = [item.label for item in self.items]
+        return labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]} ({len(labels)})"
+
+
+class Fault(Model):
+    """Why a group failed. ``may_pass``: another try may do better."""
+
+    kind: str
+    message: str
+    may_pass: bool
+
+
+class Report(Model):
+    """What a process says of a group while it works on it, again and again, and at the end: results or a fault."""
+
+    host: str
+    process: int
+    number: int = Field(description="Counts up: a report that stays the same is that of a dead process")
+    done: Done
+    under_way: tuple[str, ...]
+    fault: Fault | None = None
+    shards: tuple[TokenShard, ...] | None = None
+    written: tuple[Written, ...] | None = None
+
+
+def put_group(root: Store, group: Group) -> str:
+    """Store a group under its digest, unless it is there; the digest."""
+    digest = group.digest
+    key = f"{GROUPS}/{digest}/group.json"
+    if not root.exists(key):
+        root.put(key, group.model_dump_json().encode())
+    return digest
+
+
+def read_group(root: Store, digest: str) -> Group:
+    """The group of that digest. ValueError where it is not what was stored, or of another release of this program."""
+    facts = json.loads(root.read(f"{GROUPS}/{digest}/group.json"))
+    if isinstance(facts, dict) and (theirs := facts.get("semantics")) != FORMAT_SEMANTICS:
+        raise ValueError(
+            f"the build stores tokens by semantics {theirs}, this worker by {FORMAT_SEMANTICS}. Update the older one."
+        )
+    group = Group.model_validate(facts)
+    if group.digest != digest:
+        raise ValueError(f"{root.path(f'{GROUPS}/{digest}/group.json')} does not have its own digest. Run the build again.")
+    return group
+
+
+def put_report(root: Store, digest: str, run: str, report: Report) -> None:
+    facts = report.model_dump(mode="json")
+    root.put(f"{GROUPS}/{digest}/{run}.json", json.dumps({"sha256": digest_of(facts), **facts}).encode())
+
+
+def read_report(root: Store, digest: str, run: str) -> Report | None:
+    """What a run last said of a group; None where it said nothing yet, or nothing that can be trusted."""
+    try:
+        facts: dict[str, Any] = json.loads(root.read(f"{GROUPS}/{digest}/{run}.json"))
+        return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
+    except (FileNotFoundError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def forget(root: Store, digest: str) -> None:
+    """Remove a group whose results have been used."""
+    root.remove(f"{GROUPS}/{digest}")
+
+
+class Reporter:
+    """Tells how far a group has come."""
+
+    def __init__(self, root: Store, group: Group, run: str) -> None:
+        self._root, self._group, self._run = root, group, run
+        self._results: list[Any] = []
+        self._number = 0
+
+    def add(self, result: TokenShard | Written) -> None:
+        """The next item, in the group's order, is done."""
+        self._results.append(result)
+
+    def tell(self, **outcome: Any) -> None:
+        self._number += 1
+        done = len(self._results)
+        report = Report(
+            host=platform.node(),
+            process=os.getpid(),
+            number=self._number,
+            done=meter.read().done,
+            under_way=tuple(
+                item.label for item in self._group.items[done : done + 2 * (self._group.workers or os.cpu_count() or 1)]
+            ),
+            **outcome,
+        )
+        put_report(self._root, self._group.digest, self._run, report)
+
+    def conclude(self) -> None:
+        results = tuple(self._results)
+        self.tell(**({"shards": results} if isinstance(self._group.work, Slices) else {"written": results}))
+
+
+@contextlib.contextmanager
+def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
+    """Report on a group every few seconds until the block ends, then how it ended."""
+    reporter = Reporter(root, group, run)
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(group.report_seconds):
+            # A report that does not get through is missed by nobody if the next one does.
+            with contextlib.suppress(Exception):
+                reporter.tell()
+
+    reporter.tell()
+    thread = threading.Thread(target=report, name="report", daemon=True)
+    thread.start()
+    try:
+        yield reporter
+    except Exception as error:
+        over.set()
+        thread.join()
+        fault = Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING))
+        reporter.tell(fault=fault)
+        raise
+    finally:
+        over.set()
+        thread.join()
+    reporter.conclude()
+
+
+def check_tokenizer(recipe: Recipe) -> None:
+    """ValueError where this machine's tokenizer is not the one that the shards are to be named after."""
+    digest = load_tokenizer(recipe.tokenizer).digest
+    if digest != recipe.tokenizer_digest:
+        raise ValueError(
+            f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
+            f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
+        )
+
+
+def brought_here(group: Group, work: Slices, scratch: Any) -> Iterator[Slice]:
+    """The slices of a group with their files where this machine can read them, fetched where they are not."""
+    found = {(file.source, file.name): file for file in work.files}
+    here: dict[tuple[int, str], SourceFile] = {}
+    for part in work.slices:
+        name = (part.file.source, part.file.name)
+        if name not in here:
+            here[name] = part.file if _is_here(part.file) else _fetch(found.get(name), part.file, work, scratch)
+        yield part.model_copy(update={"file": here[name]})
+
+
+def _is_here(file: SourceFile) -> bool:
+    try:
+        return stamp(file.location) == file.stamp
+    except OSError:
+        return False
+
+
+def _fetch(found: FoundFile | None, wanted: SourceFile, work: Slices, scratch: Any) -> SourceFile:
+    if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
+        raise ValueError(
+            f"{platform.node()} cannot read {wanted.location}. Put sources where every worker sees them: a shared file system "
+            "or an object store."
+        )
+    file = fetch_file(found, work.recipe.sources, scratch)
+    if file.sha256 != wanted.sha256:
+        raise ValueError(f"{wanted.name} changed while the build read it. Run the build again when the file is complete.")
+    return file
