@@ -22,6 +22,9 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 	@echo "  $(BIN)/prefect server start                      # then open http://127.0.0.1:4200"
 	@echo "  PREFECT_API_URL=http://127.0.0.1:4200/api $(BIN)/python -m flows build deployments/demo/demo.yaml --set split_seed=1"
 
+serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
+	$(BIN)/python deployments/serve.py $(SERVE)
+
 test: $(STAMP) ## Run all tests.
 	$(BIN)/python -m pytest
 

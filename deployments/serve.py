@@ -1,33 +1,131 @@
-"""Serve builds of a dataset from this machine, on a schedule if one is given: ``serve.py CONFIG.yaml [--cron "0 3 * * *"]``."""
+"""Everything on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C stops it.
+
+``serve.py [DATASET.yaml ...] [--cron "0 3 * * *"] [--timezone UTC] [--notify TYPE/NAME] [--port 4200]``: each dataset gets a
+deployment that refreshes it, on the schedule if one is given; the others are those of prefect.yaml.
+"""
+
+from __future__ import annotations
 
 import argparse
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from types import FrameType
 
-from prefect.schedules import Cron
+CHECKOUT = Path(__file__).parents[1]
+START_SECONDS = 120.0
+STOP_SECONDS = 30.0
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # The database is one file: who finds it locked waits instead of giving up.
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_WORKER_QUERY_SECONDS": "3",
+}
 
-from flows.build import build_dataset
-from flows.cli import read_config
+Process = subprocess.Popen[bytes]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--cron", help="when to build; without it, only when asked to in the UI or by 'prefect deployment run'")
-    parser.add_argument("--timezone", default="UTC")
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What to register, for this program and for register.py."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
+    parser.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
+    parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
+    parser.add_argument("--notify", metavar="TYPE/NAME", help="a notification block, such as slack-webhook/alerts")
+    return parser
+
+
+def main() -> int:
+    """Start everything, wait until it is stopped or something ends by itself, stop everything; the exit status."""
+    parser = arguments(str(__doc__))
+    parser.add_argument("--port", type=int, default=4200, help="of the server and its UI (4200)")
     options = parser.parse_args()
+    port = options.port
+    os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    from register import register_all  # Prefect reads its settings when it is imported
 
-    config = read_config(options.config, [])
-    build_dataset.serve(
-        name=config.name,
-        parameters={"config": config.model_dump(mode="json", exclude_unset=True)},
-        description=f"Builds {config.output}; does nothing where nothing changed.",
-        schedule=Cron(options.cron, timezone=options.timezone) if options.cron else None,
-        limit=1,
-    )
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, _interrupt)
+    running: dict[str, Process] = {}
+    try:
+        _refuse_taken(port)
+        running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port))
+        _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
+        register_all(options.datasets, options.cron, options.timezone, options.notify)
+        # Builds wait for their groups, so they must not take the room of these.
+        running["builds"] = _start("worker", "start", "--pool", "flat-tokens", "--name", "builds", "--limit", "8")
+        running["groups"] = _start("worker", "start", "--pool", "flat-tokens-groups", "--name", "groups", "--limit", "1")
+        print(f"\nRun builds at http://127.0.0.1:{port}/deployments; Ctrl-C stops everything.\n", flush=True)
+        while (ended := _ended(running)) is None:
+            time.sleep(0.5)
+        print(f"The {ended} has ended (status {running[ended].returncode}): everything is stopped.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopping. What builds have stored is kept; run them again to go on.", flush=True)
+        return 0
+    finally:
+        _stop(running)
 
 
-if __name__ == "__main__":  # runs are started as processes, which import this file again
-    main()
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SystemExit(
+                f"Port {port} is taken ({error.strerror}). Stop what listens there, or choose another: --port."
+            ) from error
+
+
+def _start(*command: str) -> Process:
+    # In a session of its own: Ctrl-C is for this process, which stops the others in order.
+    return subprocess.Popen([sys.executable, "-m", "prefect", *command], cwd=CHECKOUT, start_new_session=True)  # noqa: S603
+
+
+def _wait_for(url: str, server: Process) -> None:
+    until = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(url, timeout=2):  # noqa: S310  on loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    raise SystemExit(f"The server does not answer at {url}.")
+
+
+def _ended(running: dict[str, Process]) -> str | None:
+    return next((name for name, process in running.items() if process.poll() is not None), None)
+
+
+def _stop(running: dict[str, Process]) -> None:
+    """Workers before the server, which they tell what became of their runs."""
+    workers = [process for name, process in running.items() if name != "server"]
+    for some in (workers, [process for process in running.values() if process not in workers]):
+        for process in some:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        until = time.monotonic() + STOP_SECONDS
+        for process in some:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
