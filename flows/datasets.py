@@ -80,8 +80,10 @@ def add_commands(commands: Any) -> None:
     )
     subset.add_argument("--min-tokens", type=int, metavar="N")
     subset.add_argument("--max-tokens", type=int, metavar="N")
-    subset.add_argument("--keys", metavar="FILE", help="whose keys are in this file: 16 hexadecimal digits a line, or .npy")
-    subset.add_argument("--ids", metavar="FILE", help="whose ids are in this file, one a line")
+    subset.add_argument(
+        "--keys", dest="key_list", metavar="FILE", help="whose keys are in this file: 16 hexadecimal digits a line, or .npy"
+    )
+    subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")
     subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
     subset.add_argument("--count", type=int, metavar="N", help="a sample of so many documents of each split")
     subset.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws another sample")
@@ -129,7 +131,7 @@ def run_append(options: argparse.Namespace) -> int:
 
 
 def run_subset(options: argparse.Namespace) -> int:
-    names = ("sources", "min_tokens", "max_tokens", "keys", "ids", "fraction", "count", "seed", "split", "drop")
+    names = ("sources", "min_tokens", "max_tokens", "key_list", "id_list", "fraction", "count", "seed", "split", "drop")
     return derive(options, "subset", [options.dataset], options.output, **{name: getattr(options, name) for name in names})
 
 

@@ -113,14 +113,14 @@ def listed_in(order: Derivation) -> Listed | None:
     """The documents that a subset's list names, None where it has none."""
     if not isinstance(order.operation, Subset):
         return None
-    if order.operation.keys is not None:
-        return read_keys(order.operation.keys)
-    return None if order.operation.ids is None else read_ids(order.operation.ids)
+    if order.operation.key_list is not None:
+        return read_keys(order.operation.key_list)
+    return None if order.operation.id_list is None else read_ids(order.operation.id_list)
 
 
 def settings_of(order: Derivation, listed: Listed | None) -> dict[str, Any]:
     """The settings of an operation that its result depends on: instead of a list's place, its content."""
-    settings = order.operation.model_dump(mode="json", exclude_defaults=True, exclude={"keys", "ids"})
+    settings = order.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
     return {"operation": order.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
 
 
@@ -178,11 +178,11 @@ def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, r
             dropped=order.operation.drop,
             min_tokens=order.operation.min_tokens,
             max_tokens=order.operation.max_tokens,
-            keys=LISTED if listed else None,
+            listed=LISTED if listed else None,
             seed=order.operation.seed,
         )
     pieces = cut(inputs, wanted)
-    made = in_order(runner, make_keys, [piece for piece in pieces if piece.keys is not None], place)
+    made = in_order(runner, make_keys, [piece for piece in pieces if piece.made_keys is not None], place)
     for _ in made:
         pass
     if isinstance(order.operation, Subset):

@@ -38,8 +38,8 @@ class Subset(Model):
     sources: tuple[str, ...] | None = Field(None, min_length=1, description="Only of the sources of these names")
     min_tokens: Whole | None = Field(None, ge=0)
     max_tokens: Whole | None = Field(None, ge=0)
-    keys: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
-    ids: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
+    key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
+    id_list: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
     fraction: Annotated[float | None, BeforeValidator(number)] = Field(
         None, ge=0, le=1, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
     )
@@ -52,7 +52,7 @@ class Subset(Model):
     def sensible(self) -> Self:
         if self.fraction is not None and self.count is not None:
             raise ValueError("a sample has a fraction or a count, not both")
-        if self.keys is not None and self.ids is not None:
+        if self.key_list is not None and self.id_list is not None:
             raise ValueError("documents are listed by keys or by ids, not both")
         if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}: no document is left")

@@ -47,7 +47,7 @@ class Piece(Model):
     source: int = Field(description="The number that the input's first source has")
     source_stops: tuple[int, ...] = Field(description="Where each source's files end, as the input counts them")
     wanted: tuple[int, ...] | None = Field(description="The sources that a filter lets through, by their index in the input")
-    keys: str | None = Field(description="Below the staging: keys made of tokens, where the input has none")
+    made_keys: str | None = Field(description="Below the staging: keys made of tokens, where the input has none")
     ties: int = 0
     first_seq: int = 0
     seq_count: int = 0
@@ -68,7 +68,7 @@ class Selection(Model):
     dropped: Split | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
-    keys: str | None = Field(None, description="Below the staging: keys in order, and what has been found of them beside")
+    listed: str | None = Field(None, description="Below the staging: keys in order, and what has been found of them beside")
     seed: int = 0
     below: dict[Split, int] | None = None
 
@@ -120,7 +120,7 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
                         source=source,
                         source_stops=tuple(stops),
                         wanted=_indices(one, wanted),
-                        keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
+                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
                     )
                 )
             file += stops[-1]
@@ -145,8 +145,8 @@ def open_piece(piece: Piece) -> FlatTokens:
 
 def make_keys(piece: Piece, place: Place) -> Piece:
     """Make the keys of a piece whose input has none, of its documents' tokens; the piece."""
-    if piece.keys is not None:
-        path = Path(place.staging) / piece.keys
+    if piece.made_keys is not None:
+        path = Path(place.staging) / piece.made_keys
         path.parent.mkdir(exist_ok=True)
         source = open_piece(piece)
         keys = [*token_keys(bounded_batches(source, piece.start, piece.stop))]
@@ -156,10 +156,10 @@ def make_keys(piece: Piece, place: Place) -> Piece:
 
 def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
     starts = checked_entries(source, piece.start, piece.stop)
-    if piece.keys is not None:
+    if piece.made_keys is not None:
         rows = np.arange(piece.start, piece.stop, dtype=np.uint64)
         number = np.full(len(rows), SPLITS.index(piece.split), np.uint64)
-        return Facts(starts, np.load(Path(place.staging) / piece.keys), number, rows)
+        return Facts(starts, np.load(Path(place.staging) / piece.made_keys), number, rows)
     documents = Store.at(piece.location) / f"documents/{piece.split}"
     arrays = (open_array(documents / name, "uint64") for name in DOCUMENT_ARRAYS)
     facts = Facts(starts, *(array.read(piece.start, piece.stop) for array in arrays))
@@ -191,8 +191,8 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
         without("too_short", facts.lengths >= np.uint64(selection.min_tokens))
     if selection.max_tokens is not None:
         without("too_long", facts.lengths <= np.uint64(selection.max_tokens))
-    if selection.keys is not None:
-        without("not_listed", _listed(facts.key, Path(place.staging) / selection.keys))
+    if selection.listed is not None:
+        without("not_listed", _listed(facts.key, Path(place.staging) / selection.listed))
     if selection.below is not None:
         hashes, below = sample_hashes(facts.key, selection.seed), selection.below[piece.split]
         if below < 1 << 64:

@@ -427,17 +427,17 @@ def test_documents_are_listed_by_key_or_by_id(tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text(f"{keys[2]:016x}\n0x{keys[0]:016X}\n{keys[0]:016x}\n{5:016x}\n")
     np.save(tmp_path / "keys.npy", np.array([keys[0], keys[2], 5], np.uint64))
     (tmp_path / "ids.txt").write_bytes(b"first\r\n\ndrittes \xc3\xa4\nnobody\n")
-    for told in ({"keys": "keys.txt"}, {"keys": "keys.npy"}, {"ids": "ids.txt"}):
+    for told in ({"key_list": "keys.txt"}, {"key_list": "keys.npy"}, {"id_list": "ids.txt"}):
         ((kind, name),) = told.items()
         result = run({"operation": "subset", kind: str(tmp_path / name)}, [tmp_path / "a"], tmp_path / name.replace(".", "-"))
         assert read_docs(result.path) == {"train": [docs[0], docs[2]], "validation": [docs[0]]}
         assert result.totals["documents"]["skipped"] == {"not_listed": 1}
         assert result.not_found == 1
-    run({"operation": "subset", "keys": str(tmp_path / "keys.npy")}, [tmp_path / "a"], tmp_path / "keys-txt")
+    run({"operation": "subset", "key_list": str(tmp_path / "keys.npy")}, [tmp_path / "a"], tmp_path / "keys-txt")
     assert len(list_versions(Store.at(tmp_path / "keys-txt"))) == 1
     (tmp_path / "wrong.txt").write_text("12\n")
     with pytest.raises(ValueError, match=r"wrong.txt: item 1 is '12', but a key is 16 hexadecimal digits.*--ids"):
-        run({"operation": "subset", "keys": str(tmp_path / "wrong.txt")}, [tmp_path / "a"], tmp_path / "out")
+        run({"operation": "subset", "key_list": str(tmp_path / "wrong.txt")}, [tmp_path / "a"], tmp_path / "out")
 
 
 def test_a_split_is_left_as_it_is_or_dropped(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_split_is_left_as_it_is_or_dropped(tmp_path: Path) -> None:
         ({"fraction": 0.5, "count": 3}, "a fraction or a count, not both"),
         ({"fraction": 1.5}, "less than or equal to 1"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is above max_tokens 4"),
-        ({"keys": "a", "ids": "b"}, "by keys or by ids, not both"),
+        ({"key_list": "a", "id_list": "b"}, "by keys or by ids, not both"),
         ({"split": "train", "drop": "train"}, "split and drop are both train"),
         ({"sources": ["news"]}, "there is no source 'news'; there are web"),
     ],
