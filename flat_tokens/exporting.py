@@ -123,7 +123,7 @@ def writing(export: Export, store: Store) -> Iterator[None]:
             # What a process left that was killed.
             shutil.rmtree(beside / "staging", ignore_errors=True)
         _check_free(export, store)
-        if not store.exists(PLAN):
+        if _plan_at(store) != export.key:
             store.put(PLAN, _json({"key": export.key, "from": export.location, **export.facts()}))
         yield
         if store.is_local:
@@ -131,20 +131,26 @@ def writing(export: Export, store: Store) -> Iterator[None]:
 
 
 def _check_free(export: Export, store: Store) -> None:
+    """ValueError where something else stands than the beginning of this export, or of one that came to no file."""
     if f"{store.url}/".startswith(f"{export.location}/"):
         raise ValueError(f"{store.url}: lies within the dataset that is exported. Choose another directory.")
-    if not store.exists(""):
-        return
-    with contextlib.suppress(FileNotFoundError):
-        found = read_json(store, PLAN).get("key")
-        if found != export.key:
-            raise ValueError(
-                f"{store.url}: holds an export of another dataset, or in another way ({PLAN}). Remove it, or choose another "
-                "directory."
-            )
+    if not store.exists("") or _plan_at(store) == export.key:
         return
     if others := [key for key, _ in store.listing() if not key.startswith(f"{BESIDE}/")]:
-        raise ValueError(f"{store.url}: is not empty; there is {others[0]}. Choose another directory.")
+        if _plan_at(store) is None:
+            raise ValueError(f"{store.url}: is not empty; there is {others[0]}. Choose another directory.")
+        raise ValueError(
+            f"{store.url}: holds an export of another dataset, or in another way ({PLAN}). Remove it, or choose another "
+            "directory."
+        )
+
+
+def _plan_at(store: Store) -> str | None:
+    """The key of the export that was begun there."""
+    try:
+        return str(read_json(store, PLAN).get("key"))
+    except FileNotFoundError:
+        return None
 
 
 def write_part(part: Part, export: Export, path_or_url: str) -> Written:

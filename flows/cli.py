@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 EXPECTED = (ValueError, OSError, ImportError)
 """What bad input, a full disk or an absent package raise: told in one line. Anything else is a fault of ours: a traceback."""
 
+FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests", "s3fs")
+"""Libraries of stores and the hub: what they raise is mostly about the network, a name or a right, and told in one line too."""
+
 
 def main(arguments: list[str]) -> int:
     """Run a command; its exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
@@ -49,7 +52,11 @@ def main(arguments: list[str]) -> int:
         _stop(130, "interrupted")
     except BrokenPipeError:
         return 1
-    except EXPECTED as error:
+    except MemoryError:
+        print(f"{options.command} failed: out of memory. Give it more, or fewer workers.", file=sys.stderr)
+    except Exception as error:
+        if not isinstance(error, EXPECTED) and not type(error).__module__.startswith(FOREIGN):
+            raise
         print(f"{options.command} failed: {one_line(error)}", file=sys.stderr)
     return 1
 
@@ -60,7 +67,11 @@ def _stop(status: int, why: str) -> None:
 
 
 def log_to_terminal(level: int) -> None:
-    """Our own log lines on standard error. Prefect has handlers of its own, so the root logger stays as it is."""
+    """Our own log lines on standard error, and of others only what is critical: they log what they raise. Prefect has handlers
+    of its own, so the root logger stays as it is.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.CRITICAL)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("flows", "tasks"):

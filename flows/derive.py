@@ -82,7 +82,8 @@ def derive(order: Derivation, runner: Runner) -> DerivedResult:
             layout = layout_of(order, inputs[0])
             version = made_of.version(layout)
         if done := done_before(root, made_of, inputs[0], layout):
-            return finish(order, inputs, root, done, since, seconds, was_published=True)
+            # Not recorded: its inputs were others then.
+            return result_of(order, root, done, since, seconds, was_published=True)
         if is_published(root, version, layout):
             with stage("finalize", seconds):
                 verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
@@ -345,8 +346,23 @@ def finish(
     not_found: int | None = None,
 ) -> DerivedResult:
     """The result, and a record of the run beside the versions: when, where, how long, and where the sources once lay."""
+    result = result_of(order, root, version, sequence, seconds, was_published=was_published, not_found=not_found)
+    record_run(root, version, {**order.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
+    return result
+
+
+def result_of(
+    order: Derivation,
+    root: Store,
+    version: str,
+    sequence: int,
+    seconds: dict[str, float],
+    *,
+    was_published: bool,
+    not_found: int | None = None,
+) -> DerivedResult:
     manifest = read_manifest(root / VERSIONS / version)
-    result = DerivedResult(
+    return DerivedResult(
         operation=order.operation.operation,
         path=f"{root.url}/{VERSIONS}/{version}",
         version=version,
@@ -358,5 +374,3 @@ def finish(
         not_found=not_found,
         seconds=seconds,
     )
-    record_run(root, version, {**order.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
-    return result

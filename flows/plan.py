@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -10,15 +11,14 @@ from pathlib import Path
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
-from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of
+from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of, slices_of
 from tasks.caching import CACHE, RECEIPT, Place, Recipe
 from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
 from tasks.finalize import build_id, is_published, provenance
 from tasks.models import BuildConfig, Model, Slice, SourceFile
 from tasks.shards import token_batches
-from tasks.slices import plan_slices
-from tasks.sources import FoundFile, resolve_source
+from tasks.sources import FoundFile, naming, resolve_source
 from tasks.tokenizers import Tokenizer, engine_of, large_string_array, load_tokenizer
 
 READ_WHOLE_BYTES = 2 << 30
@@ -74,7 +74,7 @@ def plan(config: BuildConfig) -> Plan:
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
     check_one_format(config, files)
-    slices = [plan_slices(file, config.sources[file.source], config.slice_bytes) for file in files]
+    slices = [slices_of(config, file) for file in files]
     recipe = make_recipe(config, Place(output=config.output, staging=""), tokenizer, [part for parts in slices for part in parts])
 
     whole, slice_count = Estimate(), sum(map(len, slices))
@@ -158,11 +158,12 @@ def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: in
     for part in chosen:
         tally = Tally()
         read = read_documents(part, recipe.source(part), recipe.documents, tally)
-        for batch, _ in token_batches(read, engine, part, recipe, tally):
-            documents += batch.seq_count
-            tokens += batch.token_count
-            if tally.text_bytes >= limit // len(chosen):
-                break
+        with naming(recipe.sources, part.file.source):
+            for batch, _ in token_batches(read, engine, part, recipe, tally):
+                documents += batch.seq_count
+                tokens += batch.token_count
+                if tally.text_bytes >= limit // len(chosen):
+                    break
         seen += min(tally.seen, part.text_bytes)
         text += tally.text_bytes
     return Sample(seen_bytes=seen, text_bytes=text, documents=documents, tokens=tokens, seconds=time.monotonic() - begun)
@@ -197,9 +198,9 @@ def check_writable(root: Store) -> None:
     if not root.is_local:
         return
     path = _existing(root)
-    problem = "Not a directory" if not path.is_dir() else None if os.access(path, os.W_OK | os.X_OK) else "it may not be written"
+    problem = errno.ENOTDIR if not path.is_dir() else 0 if os.access(path, os.W_OK | os.X_OK) else errno.EACCES
     if problem:
-        raise ValueError(f"cannot write to output {root.root}: {path}: {problem}. Choose another output.")
+        raise ValueError(f"cannot write to output {root.root}: {path}: {os.strerror(problem)}. Choose another output.")
 
 
 def _existing(root: Store) -> Path:

@@ -4,10 +4,13 @@ are compressed, read in place otherwise.
 
 from __future__ import annotations
 
+import bz2
+import errno
 import fcntl
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import uuid
 import zlib
@@ -21,7 +24,7 @@ from flat_tokens.storage import Store
 from tasks.documents import stamp
 from tasks.models import Source, SourceFile, digest_of
 from tasks.slices import COMPRESSIONS, detect_format
-from tasks.sources import TIMEOUT, FoundFile, pause
+from tasks.sources import TIMEOUT, FoundFile, naming, pause
 
 BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
@@ -35,8 +38,14 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> 
     """The file with its digest, readable on this machine. ValueError where it is damaged or of no known format; OSError
     where a server did not give it in several tries.
     """
-    files = scratch / "files"
+    with naming(sources, found.source):
+        return _fetched(found, sources[found.source], scratch / "files")
+
+
+def _fetched(found: FoundFile, source: Source, files: Path) -> SourceFile:
     path = Path(found.uri) if "://" not in found.uri else _bring(found, files)
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{found.name} cannot be read: {os.strerror(errno.EACCES)}. Get the right to read {path}.")
     before = stamp(os.fspath(path))
     sha256 = Store.at(path.parent).digest(path.name).sha256
     unpacked, packed = path, _compression(path)
@@ -44,7 +53,7 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> 
         unpacked = _unpack(path, found.name, packed, files / sha256)
     if stamp(os.fspath(path)) != before:
         raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
-    kind = detect_format(unpacked, found.name, sources[found.source].format)
+    kind = detect_format(unpacked, found.name, source.format)
     return SourceFile(
         source=found.source,
         name=found.name,
@@ -161,8 +170,8 @@ def _blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
 
 def _compression(path: Path) -> str | None:
     with path.open("rb") as file:
-        head = file.read(4)
-    return next((suffix for suffix, magic in COMPRESSIONS.items() if head.startswith(magic)), None)
+        head = file.read(10)
+    return next((suffix for suffix, magic in COMPRESSIONS.items() if magic.match(head)), None)
 
 
 def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
@@ -177,9 +186,9 @@ def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
     store, temporary = Store.at(target.parent), target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     with path.open("rb") as file, store.create(temporary.name) as writer:
         try:
-            for block in (_gunzip if compression == ".gz" else _unzstd)(file):
+            for block in UNPACKERS[compression](file):
                 writer.write(block)
-        except (OSError, EOFError, zlib.error, ValueError) as error:
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk, not the file
             raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
@@ -190,8 +199,17 @@ def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
 
 def _gunzip(file: BinaryIO) -> Iterator[bytes]:
     with gzip.GzipFile(fileobj=file) as packed:
-        while block := packed.read(BLOCK_BYTES):
-            yield block
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
+
+
+def _bunzip2(file: BinaryIO) -> Iterator[bytes]:
+    with bz2.BZ2File(file) as packed:
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
+
+
+def _unxz(file: BinaryIO) -> Iterator[bytes]:
+    with lzma.LZMAFile(file) as packed:
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
 
 
 def _unzstd(file: BinaryIO) -> Iterator[bytes]:
@@ -211,3 +229,6 @@ def _unzstd(file: BinaryIO) -> Iterator[bytes]:
                 data, decompressor = decompressor.unused_data, None
     if decompressor is not None:
         raise EOFError("the file ends within a compressed frame")
+
+
+UNPACKERS = {".gz": _gunzip, ".bz2": _bunzip2, ".xz": _unxz, ".zst": _unzstd}

@@ -289,7 +289,8 @@ def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
         lines[-1] += f", revision `{source['revision']}`." if source["revision"] else "."
         lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
         for file in source["files"]:
-            lines.append(f"| {number} | {file['name']} | {file['size']:,} | `{file['sha256']}` |")
+            name = file["name"].replace("|", "\\|")
+            lines.append(f"| {number} | {name} | {file['size']:,} | `{file['sha256']}` |")
             number += 1
     return lines
 

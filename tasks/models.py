@@ -8,6 +8,7 @@ import json
 import os
 import posixpath
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,6 +24,7 @@ FORMAT_SEMANTICS = "1"
 Split = SplitName
 FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv"]
 SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
+NEED_A_HOST = ("http", "https", "gs", "gcs", "s3", "s3a")
 SECRET_PARAMETERS = re.compile(r"token|secret|signature|password|credential|apikey|api_key|^sig$|^key$", re.I)
 
 
@@ -49,6 +51,8 @@ def plain_location(location: str) -> str:
     parts = urlsplit(location)
     if "://" in location and parts.scheme not in SCHEMES:
         raise ValueError(f"{location.partition('://')[0]}:// is not known here; {', '.join(SCHEMES)} are")
+    if parts.scheme in NEED_A_HOST and not parts.netloc:
+        raise ValueError(f"{location} names no {'server' if parts.scheme.startswith('http') else 'bucket'}")
     if "@" in parts.netloc and parts.scheme not in ("", "hf"):
         raise ValueError(
             f"the URL of {parts.hostname} carries credentials. Parameters are shown in plain text: use ambient credentials "
@@ -211,6 +215,13 @@ class BuildConfig(Model):
             raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
         return output
 
+    @field_validator("scratch")
+    @classmethod
+    def on_this_machine(cls, scratch: str | None) -> str | None:
+        if scratch is not None and local_path(scratch) is None:
+            raise ValueError("scratch is a directory of this machine, not a URL")
+        return scratch
+
     @model_validator(mode="after")
     def apart(self) -> Self:
         """The next build would read what this one wrote."""
@@ -222,6 +233,8 @@ class BuildConfig(Model):
                     f"output {self.output} and source {source.path} lie within each other. Keep them apart, so that no build "
                     "reads what another one wrote."
                 )
+            if self.scratch and where == "" and Path(_place(self.scratch)[1]).is_relative_to(path):
+                raise ValueError(f"scratch {self.scratch} lies within source {source.path}. Keep them apart.")
         return self
 
     @model_validator(mode="after")
@@ -237,7 +250,8 @@ class BuildConfig(Model):
     @property
     def fraction(self) -> float:
         """The share of documents drawn for validation: none where a source brings its own validation split."""
-        return 0.0 if any(source.validation_split for source in self.sources) else self.validation_fraction
+        fraction = self.validation_fraction + 0.0  # -0.0 is 0
+        return 0.0 if any(source.validation_split for source in self.sources) else fraction
 
 
 class SourceFile(Model):
@@ -298,12 +312,18 @@ class TokenShard(Model):
         return sum(stored.size for stored in self.objects)
 
 
+def local_path(location: str) -> str | None:
+    """The path of a location on this machine; None where it is elsewhere."""
+    path = location.removeprefix("file://").removeprefix("local://")
+    return None if "://" in path else os.path.expanduser(path)
+
+
 def _place(location: str) -> tuple[str, str]:
     """Which store a location is in, and its path there, links resolved where it is local."""
-    path = location.removeprefix("file://").removeprefix("local://")
-    scheme, separator, rest = path.partition("://")
-    if not separator:
-        return "", os.path.realpath(os.path.expanduser(path))
+    path = local_path(location)
+    if path is not None:
+        return "", os.path.realpath(path)
+    scheme, _, rest = location.partition("://")
     return {"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), posixpath.normpath("/" + rest.lstrip("/"))
 
 

@@ -24,6 +24,7 @@ from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard,
 from tasks.documents import Documents, Tally, bad_document, read_documents
 from tasks.models import Slice, TokenShard
 from tasks.progress import meter
+from tasks.sources import naming
 from tasks.tokenizers import Engine, Tokens, UnencodableError, concatenate, engine_of, load_tokenizer
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
@@ -66,7 +67,7 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
     spec = document_spec(SHARD_LAYOUT)
     tally, before = Tally(), 0
-    with contextlib.ExitStack() as stack:
+    with naming(recipe.sources, part.file.source), contextlib.ExitStack() as stack:
         writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
         columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
         documents = read_documents(part, recipe.source(part), recipe.documents, tally)

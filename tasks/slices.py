@@ -6,9 +6,10 @@ import contextlib
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -29,7 +30,14 @@ EXTENSIONS: dict[str, FileFormat] = {
     ".csv": "csv",
     ".tsv": "csv",
 }
-COMPRESSIONS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+COMPRESSIONS = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+}
+"""How compressed files begin."""
 MAX_CUTS_OF_A_ROW_GROUP = 8
 LOOK_BYTES = 1 << 20
 
@@ -59,14 +67,26 @@ def detect_format(path: Path, name: str, wanted: FileFormat | Literal["auto"] = 
         return found
     if claimed in ("parquet", "arrow"):
         raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or mend it.")
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise ValueError(f"{name} is UTF-16, not UTF-8. Convert it first: iconv -f UTF-16 -t UTF-8 {bare.name}")
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if claimed == "jsonl" and text[:1] == b"[":
         raise ValueError(f"{name} is one JSON array, not one JSON object a line. Convert it first: jq -c '.[]' {bare.name}")
+    if claimed == "jsonl" and text.split(b"\n")[0].rstrip() == b"{":
+        raise ValueError(f"{name} has JSON objects of several lines, not one a line. Convert it first: jq -c . {bare.name}")
     if claimed:
         return claimed
     if text[:1] == b"{":
         return "jsonl"
-    raise ValueError(f"cannot tell the format of {name}, which begins with {head[:8]!r}. Set source.format.")
+    raise ValueError(
+        f"cannot tell the format of {name}, which begins with {head[:8]!r}. Set source.format if it is {_listed(FORMATS)}; "
+        "convert it if it is something else."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
 
 
 def plan_slices(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:

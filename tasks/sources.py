@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import posixpath
 import random
 import re
+import socket
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from tasks.models import Model, Source, Split
+from tasks.models import Model, Source, Split, local_path
 
 HIDDEN = re.compile(r"(^|/)[._]")
+UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Characters of a file's name that no list of files can show."""
 
 ATTEMPTS = 8
 LONGEST_WAIT = 60.0
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 TIMEOUT = (10, 60)
+CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +60,23 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
 
         return resolve_hub(source, index)
     assert source.path is not None
-    is_local = fsspec.utils.get_protocol(source.path) in ("file", "local")
-    pinned = (_local if is_local else _remote)(source, index, source.path)
+    here = local_path(source.path)
+    pinned = _remote(source, index, source.path) if here is None else _local(source, index, here)
     files = assign_splits(source, pinned.files)
     if not files:
         raise ValueError(f"source {source.name!r}: there are no files at {source.path}")
     return pinned.model_copy(update={"files": files})
+
+
+@contextlib.contextmanager
+def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
+    """Say in errors which source they are of, where there are several: files of two may have the same name."""
+    try:
+        yield
+    except ValueError as error:
+        if len(sources) == 1 or str(error).startswith("source "):
+            raise
+        raise ValueError(f"source {sources[index].name!r}: {error}") from error
 
 
 def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
@@ -87,11 +105,12 @@ def names_split(name: str, split: str) -> bool:
 
 
 def _local(source: Source, index: int, path: str) -> PinnedSource:
-    location = Path(os.path.expanduser(path.removeprefix("file://").removeprefix("local://")))
+    location = Path(path)
     hidden_too = False
     if not os.path.lexists(location) and any(character in str(location) for character in "*?["):
         base = _glob_base(location)
         pattern = location.relative_to(base)
+        _check_listed(base, pattern.parts[:-1], source)
         paths = [p for p in sorted(base.glob(str(pattern))) if not p.is_dir()]
         hidden_too = HIDDEN.search(pattern.as_posix()) is not None
     elif location.is_dir():
@@ -106,6 +125,10 @@ def _local(source: Source, index: int, path: str) -> PinnedSource:
         if HIDDEN.search(name) and not hidden_too:
             continue
         _refuse_special(file, source)
+        if UNFIT.search(name):
+            raise ValueError(
+                f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
+            )
         files.append(FoundFile(source=index, name=name, uri=os.fspath(file.absolute()), size=file.stat().st_size))
     files.sort(key=lambda file: file.name)
     return PinnedSource(origin=f"local files ({PurePosixPath(path).name or 'directory'})", revision=None, files=tuple(files))
@@ -120,9 +143,24 @@ def _glob_base(location: Path) -> Path:
     return base
 
 
+def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
+    """Refuse a directory that a pattern goes through and that cannot be listed: its files would be lost without a word."""
+    for depth in range(len(parts) + 1):
+        for directory in base.glob("/".join(parts[:depth])) if depth else (base,):
+            if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+                _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(directory)), source)
+
+
+def _not_listed(error: OSError, source: Source) -> None:
+    raise ValueError(
+        f"source {source.name!r}: the directory {error.filename} cannot be listed: {error.strerror}. Get the right to, or leave "
+        "it out."
+    )
+
+
 def _walk(directory: Path, source: Source) -> Iterator[Path]:
     """Every file below a directory but in hidden directories; ValueError for a link to a directory, which may be a circle."""
-    for parent, directories, names in os.walk(directory, followlinks=False):
+    for parent, directories, names in os.walk(directory, onerror=lambda error: _not_listed(error, source), followlinks=False):
         directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
         for name in directories:
             if (link := Path(parent, name)).is_symlink():
@@ -145,6 +183,8 @@ def _refuse_special(file: Path, source: Source) -> None:
 
 def _remote(source: Source, index: int, url: str) -> PinnedSource:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
+    if http and urlsplit(url).path.endswith("/"):
+        raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
     magic = "*[" if http else "*?["  # behind a question mark stands a query
     fs, path = fsspec.core.url_to_fs(url)
     fs.invalidate_cache()  # what a process listed before may have changed since
@@ -162,6 +202,11 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
             base, infos, hidden_too = posixpath.dirname(path), [fs.info(path)], True
     except FileNotFoundError as error:
         raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
+    except ValueError:
+        raise
+    except Exception as error:
+        # Every store has errors of its own, and few of them are an OSError.
+        raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     files = []
     for info in infos:
         uri = fs.unstrip_protocol(info["name"])
@@ -212,7 +257,7 @@ def pause(error: Exception, failures: int, what: str) -> None:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None) or getattr(error, "status", None)
     # The library's own words may hold the signed address of a redirection.
-    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if isinstance(status, int) else str(error)
+    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if isinstance(status, int) else brief(error)
     if failures >= ATTEMPTS or not _may_pass(error, status):
         tries = "1 try" if failures == 1 else f"{failures} tries"
         raise OSError(f"{what} cannot be fetched ({tries}): {problem}") from error
@@ -228,4 +273,27 @@ def _may_pass(error: Exception, status: Any) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(status, int):
         return status in RETRIED_STATUS
+    if any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
+        return False
+    if any(isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME for cause in _causes(error)):
+        return False
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | ValueError)
+
+
+def brief(error: BaseException) -> str:
+    """What an error of a store or the network comes down to, in one line."""
+    cause = list(_causes(error))[-1]
+    said = getattr(cause, "strerror", None) if isinstance(cause, OSError) else None
+    return " ".join(str(said or cause).split()) or type(cause).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what led to it, from the outermost to the first."""
+    seen: set[int] = set()
+    cause: Any = error
+    while isinstance(cause, BaseException) and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        # What the library for connections raises has its reason within.
+        inner = cause.args[0] if cause.args else None
+        cause = inner if isinstance(inner, BaseException) else getattr(cause, "reason", None) or cause.__cause__

@@ -20,7 +20,7 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.formats.flags import description
 from flat_tokens.importing import import_dataset
 
-TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 13]]
+TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
 MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c"}
 """Formats that keep documents apart by an end-of-text token alone."""
@@ -144,6 +144,15 @@ def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
         export(dataset, dataset / "out")
     assert contents(tmp_path / "out") == before
     assert not (dataset / "out").exists()
+
+
+def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_path: Path) -> None:
+    """Here a document holds the token that is to stand between documents, which is noticed when it is met."""
+    with pytest.raises(ValueError, match="Set inner_end_of_text='keep'"):
+        export(dataset, tmp_path / "out", "nanogpt", end_of_text=4)
+    done = export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep")
+    assert sorted(contents(tmp_path / "out")) == ["train.bin", "val.bin"]
+    assert export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep").objects == done.objects
 
 
 def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: Path) -> None:

