@@ -47,7 +47,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     third = refresh_dataset(config)
     assert [result.outcome for result in (first, second, third)] == ["published", "published", "unchanged"]
     assert second.removed == (first.version,)
-    seen = asyncio.run(artifacts("refresh-my-notes"))
+    seen = asyncio.run(artifacts("my-notes-refresh"))
     assert [description for description, _ in seen] == [result.headline for result in (first, second, third)]
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
