@@ -19,7 +19,7 @@ from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store
 from flat_tokens.stored_array import StoredArray
 from flows.order import Runner, check_output, in_order, record_run, scratch_of, stage
-from tasks.caching import Place, attempt
+from tasks.caching import STAGING, Place, attempt, sweep
 from tasks.derivations import Derivation, Derived, Relayout, Shuffle, Subset, card, derived
 from tasks.finalize import count_repeated, is_published, seal, split_totals
 from tasks.inputs import Input, examine, settings_of_sources, version_at
@@ -82,6 +82,8 @@ def derive(order: Derivation, runner: Runner) -> DerivedResult:
             layout = layout_of(order, inputs[0])
             version = made_of.version(layout)
         if done := done_before(root, made_of, inputs[0], layout):
+            if root.is_local:
+                sweep(Path(root.path(STAGING)))  # of an attempt that died behind its publication
             # Not recorded: its inputs were others then.
             return result_of(order, root, done, since, seconds, was_published=True)
         if is_published(root, version, layout):
