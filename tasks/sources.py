@@ -205,6 +205,8 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
     except ValueError:
         raise
     except Exception as error:
+        if http and str(error).startswith(url):
+            raise  # it names the file, what the server said, and how often it was asked
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     files = []
