@@ -125,13 +125,16 @@ def read_report(root: Store, digest: str, run: str) -> Report | None:
     try:
         facts: dict[str, Any] = json.loads(root.read(f"{GROUPS}/{digest}/{run}.json"))
         return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
-    except (FileNotFoundError, ValueError, KeyError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def forget(root: Store, digest: str) -> None:
     """Remove a group whose results have been used."""
     root.remove(f"{GROUPS}/{digest}")
+    if root.is_local:
+        with contextlib.suppress(OSError):  # others are there
+            os.rmdir(root.path(GROUPS))
 
 
 class Reporter:

@@ -1,0 +1,210 @@
+"""Groups of work for other processes: what is stored is what comes back, and what cannot be trusted is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flat_tokens.storage import Store, StoredObject
+from tasks.caching import Place, Recipe
+from tasks.download import fetch_file
+from tasks.groups import (
+    GROUPS,
+    Group,
+    Slices,
+    Spans,
+    brought_here,
+    check_tokenizer,
+    forget,
+    put_group,
+    read_group,
+    read_report,
+    reporting,
+)
+from tasks.models import DocumentPolicy, Slice, Source, TokenizerConfig
+from tasks.progress import meter
+from tasks.slices import plan_slices
+from tasks.sources import FoundFile, resolve_source
+from tasks.split import Span, SplitRule, Written
+from tasks.tokenizers import load_tokenizer
+
+WRITTEN = Written((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
+
+
+def group_of_slices(tmp_path: Path, **facts: Any) -> Group:
+    """The slices of a Parquet file that lies on this machine."""
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pa.table({"text": [f"document {i}" for i in range(40)]}), data / "a.parquet", row_group_size=20)
+    source = Source(path=str(data))
+    pinned = resolve_source(source, 0)
+    files = [fetch_file(found, (source,), tmp_path / "scratch") for found in pinned.files]
+    tokenizer = TokenizerConfig(name="bytes")
+    recipe = Recipe(
+        place=Place(output=str(tmp_path / "out"), staging=""),
+        sources=(source,),
+        tokenizer=tokenizer,
+        tokenizer_digest=load_tokenizer(tokenizer).digest,
+        fast=False,
+        documents=DocumentPolicy(),
+        engine=None,
+    )
+    slices = tuple(plan_slices(files[0], source, 1))
+    work = Slices(recipe=recipe, slices=slices, files=pinned.files)
+    told = {"output": str(tmp_path / "out"), "scratch": None, "workers": 1, "report_seconds": 0.02, "work": work, **facts}
+    return Group.model_validate(told)
+
+
+def group_of_spans(tmp_path: Path) -> Group:
+    span = Span(split="train", of_tokens=True, start=0, stop=8, places=())
+    work = Spans(spans=(span,), rule=SplitRule(fraction=0.5, seed=0), layout="mmap", version="0123456789abcdef")
+    return Group(output=str(tmp_path), scratch=None, workers=None, report_seconds=60, work=work)
+
+
+def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(tmp_path: Path) -> None:
+    root = Store.at(tmp_path / "out")
+    for group in (group_of_slices(tmp_path), group_of_spans(tmp_path)):
+        digest = put_group(root, group)
+        assert read_group(root, digest) == group
+        assert put_group(root, group) == digest == group.digest
+        other = group.model_copy(update={"workers": 3})
+        assert other.digest != digest
+
+
+def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: Path) -> None:
+    root, group = Store.at(tmp_path / "out"), group_of_slices(tmp_path)
+    digest = put_group(root, group)
+    path = tmp_path / "out" / GROUPS / digest / "group.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "workers": 7}))
+    with pytest.raises(ValueError, match="does not have its own digest"):
+        read_group(root, digest)
+    path.write_text(json.dumps({**facts, "semantics": "0"}))
+    with pytest.raises(ValueError, match="stores tokens by semantics 0, this worker by"):
+        read_group(root, digest)
+
+
+def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> None:
+    root, group = Store.at(tmp_path), group_of_spans(tmp_path)
+    digest = put_group(root, group)
+    assert read_report(root, digest, "run") is None
+    with reporting(root, group, "run") as report:
+        first = read_report(root, digest, "run")
+        assert first is not None
+        assert (first.written, first.fault, first.process) == (None, None, os.getpid())
+        assert first.under_way == ("train tokens 0 to 8",)
+        report.add(WRITTEN)
+    last = read_report(root, digest, "run")
+    assert last is not None
+    assert last.written == (WRITTEN,)
+    assert last.shards is None
+    assert last.under_way == ()
+
+
+def test_reports_keep_coming_and_tell_how_far_the_work_is(tmp_path: Path) -> None:
+    root, group = Store.at(tmp_path / "out"), group_of_slices(tmp_path)
+    digest = put_group(root, group)
+    meter.reset()
+    meter.begin("tokenize")
+    with reporting(root, group, "run"):
+        meter.add("tokenize", 1000, 3, 200)
+        until = time.monotonic() + 60
+        while (report := read_report(root, digest, "run")) is None or report.done.bytes < 1000:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert report.number > 1
+        assert tuple(report.done) == (1000, 3, 200)
+        # the group is not concluded: no results were added
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (ValueError("a.parquet, row 3: null"), False),
+        (PermissionError("no"), False),
+        (OSError("connection reset"), True),
+        (MemoryError(), True),
+        (RuntimeError("HTTP 503"), True),
+    ],
+)
+def test_a_failure_is_reported_with_whether_another_try_may_help(tmp_path: Path, error: Exception, may_pass: bool) -> None:
+    root, group = Store.at(tmp_path), group_of_spans(tmp_path)
+    digest = put_group(root, group)
+    with pytest.raises(type(error)), reporting(root, group, "run"):
+        raise error
+    report = read_report(root, digest, "run")
+    assert report is not None
+    assert report.fault is not None
+    assert (report.fault.kind, report.fault.message, report.fault.may_pass) == (type(error).__name__, str(error), may_pass)
+    assert report.written is None
+
+
+def test_a_report_that_is_damaged_counts_as_none(tmp_path: Path) -> None:
+    root, group = Store.at(tmp_path), group_of_spans(tmp_path)
+    digest = put_group(root, group)
+    with reporting(root, group, "run") as report:
+        report.add(WRITTEN)
+    path = tmp_path / GROUPS / digest / "run.json"
+    whole = path.read_text()
+    for damaged in (whole[:-20], whole.replace("12", "13"), "[]", "null", '{"sha256": "00"}'):
+        path.write_text(damaged)
+        assert read_report(root, digest, "run") is None
+
+
+def test_a_group_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+    root, group = Store.at(tmp_path), group_of_spans(tmp_path)
+    digest = put_group(root, group)
+    forget(root, digest)
+    assert not list(tmp_path.iterdir())
+    forget(root, digest)
+
+
+def test_a_machine_that_has_the_files_reads_them_in_place(tmp_path: Path) -> None:
+    group = group_of_slices(tmp_path)
+    assert isinstance(group.work, Slices)
+    assert tuple(brought_here(group, group.work, tmp_path / "elsewhere")) == group.work.slices
+
+
+def test_a_machine_that_does_not_have_a_file_fetches_it_and_the_shard_keeps_its_name(tmp_path: Path) -> None:
+    group = group_of_slices(tmp_path)
+    work = group.work
+    assert isinstance(work, Slices)
+    gone = tuple(_elsewhere(part, tmp_path) for part in work.slices)
+    here = tuple(brought_here(group, work.model_copy(update={"slices": gone}), tmp_path / "elsewhere"))
+    assert {part.file.location for part in here} == {str(tmp_path / "data" / "a.parquet")}
+    assert [work.recipe.key(part) for part in here] == [work.recipe.key(part) for part in work.slices]
+
+
+def test_a_file_that_no_worker_can_reach_or_that_is_another_one_by_now_is_named(tmp_path: Path) -> None:
+    group = group_of_slices(tmp_path)
+    work = group.work
+    assert isinstance(work, Slices)
+    gone = tuple(_elsewhere(part, tmp_path) for part in work.slices)
+    nowhere = FoundFile(source=0, name="a.parquet", uri=str(tmp_path / "not" / "here.parquet"), size=1)
+    with pytest.raises(ValueError, match=re.escape("here.parquet. Put sources where every worker sees them")):
+        list(brought_here(group, work.model_copy(update={"slices": gone, "files": (nowhere,)}), tmp_path / "elsewhere"))
+    pq.write_table(pa.table({"text": ["another"]}), tmp_path / "data" / "a.parquet")
+    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+        list(brought_here(group, work.model_copy(update={"slices": gone}), tmp_path / "elsewhere"))
+
+
+def _elsewhere(part: Slice, tmp_path: Path) -> Slice:
+    """The slice as a machine sees it that has the file in another place."""
+    location = str(tmp_path / "not" / "here.parquet")
+    return part.model_copy(update={"file": part.file.model_copy(update={"location": location})})
+
+
+def test_another_tokenizer_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    work = group_of_slices(tmp_path).work
+    assert isinstance(work, Slices)
+    check_tokenizer(work.recipe)
+    with pytest.raises(ValueError, match=re.escape("Give every machine the same file.")):
+        check_tokenizer(work.recipe.model_copy(update={"tokenizer_digest": "0" * 64}))
