@@ -4,6 +4,7 @@
 # not resolve the names of the parameters' types.
 from prefect import flow
 
+from flows.groups import cancel_groups
 from flows.order import BuildResult, build
 from flows.receipts import results_from_receipts
 from flows.runners import runner_of
@@ -11,11 +12,19 @@ from flows.watching import show, watched
 from tasks.models import BuildConfig
 
 
-@flow(name="build-dataset", flow_run_name="build {config.name} with {config.tokenizer.name}", persist_result=False)
+@flow(
+    name="build-dataset",
+    flow_run_name="build {config.name} with {config.tokenizer.name}",
+    persist_result=False,
+    on_cancellation=[cancel_groups],
+)
 def build_dataset(config: BuildConfig) -> BuildResult:
     """Text in, a published flat-tokens dataset out: download, tokenize, shard-write, split, finalize.
 
     Run again after any failure, it goes on behind the last shard that was stored.
+
+    Args:
+        config: What is made of which text, and where it goes.
     """
     with watched(config), results_from_receipts(config.output), runner_of(config) as runner:
         result = build(config, runner)

@@ -314,10 +314,9 @@ def progress_line(now: Progress) -> str:
     if done.documents:
         parts += [f"{done.documents:,} documents", f"{done.tokens:,} tokens"]
     if done.bytes and now.seconds > 0.2:
-        rate = done.bytes / now.seconds
-        parts.append(f"{rate / 1e6:,.0f} MB/s")
-        if now.total > done.bytes:
-            parts.append(f"{duration((now.total - done.bytes) / rate)} left")
+        parts.append(f"{now.rate / 1e6:,.0f} MB/s")
+        if now.left is not None:
+            parts.append(f"{duration(now.left)} left")
     else:
         parts.append(duration(now.seconds))
     return "  ".join(parts)

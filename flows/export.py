@@ -9,12 +9,15 @@ from prefect import Task, flow
 from pydantic import Field
 
 from flat_tokens.exporting import export_of, finish, write_part
+from flat_tokens.formats import FORMATS
 from flat_tokens.reader import SPLITS
 from flows.exchange import ExportResult, export
 from flows.stages import PrefectTasks
 from flows.surgery import as_task
 from tasks.derivations import Output
 from tasks.models import Location, Split
+
+FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
 
 TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
     write_part: as_task(write_part, "export", "export {part.key}"),
@@ -26,14 +29,20 @@ TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
 def export_dataset(
     dataset: Location,
     output: Output,
-    format: str,
+    format: FormatName,
     options: dict[str, Any] | None = None,
     split: Split | None = None,
     workers: Annotated[int, Field(ge=1, le=256)] | None = None,
 ) -> ExportResult:
     """Write a dataset in another format, file by file. Run again after any failure, it goes on behind the last whole file.
 
-    format: a name such as megatron. options: of the format, such as end_of_text. split: this one alone.
+    Args:
+        dataset: Path or URL of an output, whose latest version is exported, or of a version.
+        output: Directory or URL that the files are written to.
+        format: The tool or file format that they are for.
+        options: Settings of the format, such as end_of_text (docs/formats.md).
+        split: This split alone; both without it.
+        workers: Files at a time; the number of cores without it.
     """
     order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,))
     with PrefectTasks(workers, TASKS) as runner:

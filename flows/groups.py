@@ -87,7 +87,9 @@ logger = logging.getLogger(__name__)
 def tokenize_group(output: Location, group: str) -> None:
     """Tokenize a group of slices of a build. Builds start this by themselves; nobody else need.
 
-    output: where the build goes. group: the digest of what is to be done, which is stored there.
+    Args:
+        output: Where the build goes.
+        group: The digest of what is to be done, which is stored there.
     """
     _work_on(output, group)
 
@@ -96,7 +98,9 @@ def tokenize_group(output: Location, group: str) -> None:
 def write_group(output: Location, group: str) -> None:
     """Write some objects of a build's final arrays. Builds start this by themselves; nobody else need.
 
-    output: where the build goes. group: the digest of what is to be done, which is stored there.
+    Args:
+        output: Where the build goes.
+        group: The digest of what is to be done, which is stored there.
     """
     _work_on(output, group)
 
@@ -492,7 +496,7 @@ def cancel_runs(client: SyncPrefectClient, tag: str) -> None:
             client.set_flow_run_state(run.id, Cancelling(message="The build that it belongs to has ended."))
 
 
-def cancel_groups(_: Flow[..., Any], run: FlowRun, __: State[Any]) -> None:
+def cancel_groups(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """For a flow's ``on_cancellation``: its groups are cancelled, too."""
     with get_client(sync_client=True) as client:
-        cancel_runs(client, f"for:{run.id}")
+        cancel_runs(client, f"for:{flow_run.id}")

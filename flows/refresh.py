@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
+from flows.groups import cancel_groups
 from flows.receipts import results_from_receipts
 from flows.reruns import RefreshResult, refresh
 from flows.runners import runner_of
@@ -17,7 +18,12 @@ from tasks.garbage import Policy
 from tasks.models import BuildConfig
 
 
-@flow(name="refresh-dataset", flow_run_name="refresh {config.name} with {config.tokenizer.name}", persist_result=False)
+@flow(
+    name="refresh-dataset",
+    flow_run_name="refresh {config.name} with {config.tokenizer.name}",
+    persist_result=False,
+    on_cancellation=[cancel_groups],
+)
 def refresh_dataset(
     config: BuildConfig,
     keep_versions: Annotated[int, Field(ge=1)] | None = None,
@@ -25,8 +31,11 @@ def refresh_dataset(
 ) -> RefreshResult:
     """Look the sources up again; where something came, went or changed, publish a new version that tokenizes only that.
 
-    keep_versions: how many versions are kept, the latest one among them; older ones that were not in use for grace_days and
-    are not pinned are removed at the end. Without it, all are kept.
+    Args:
+        config: The configuration that the dataset is built with.
+        keep_versions: How many versions are kept, the latest one among them. Older ones that are neither pinned nor in their
+            days of grace are removed at the end. Without it, all are kept.
+        grace_days: Days for which a version that was in use is kept all the same.
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with watched(config), results_from_receipts(config.output), runner_of(config) as runner:

@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from flows.groups import cancel_groups
 from flows.order import BuildResult, scratch_of
 from flows.receipts import results_from_receipts
 from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
@@ -24,7 +25,7 @@ def run_name() -> str:
     return f"retokenize {getattr(given['dataset'], 'name', given['dataset'])} with {', '.join(names)}"
 
 
-@flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False)
+@flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False, on_cancellation=[cancel_groups])
 def retokenize_dataset(
     dataset: BuildConfig | Location,
     tokenizers: Annotated[list[TokenizerConfig | str], Field(min_length=1)],
@@ -32,8 +33,10 @@ def retokenize_dataset(
 ) -> list[BuildResult]:
     """Publish the text of a dataset for each of several tokenizers, each at an output of its own, its download used again.
 
-    dataset: the path or URL of a dataset, or the configuration that builds it. output: where each is published;
-    {output} is where the dataset is, {tokenizer} a tokenizer's short name.
+    Args:
+        dataset: The configuration that builds the dataset, or its path or URL.
+        tokenizers: Their names; or name, pattern, revision and engine as in a configuration.
+        output: Where each is published. {output} stands for where the dataset is, {tokenizer} for a tokenizer's short name.
     """
     base = base_of(dataset)
     configs = reruns_of(base, tokenizers, output)

@@ -14,7 +14,8 @@ from tasks.models import Location
 def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick") -> dict[str, Any]:
     """Check a dataset against its manifest. The run fails, naming every fault, where anything is not what it says.
 
-    dataset: an output, whose latest version is checked, or a version. level: quick compares names and sizes, full every byte
-    and every sentence of the format.
+    Args:
+        dataset: Path or URL of an output, whose latest version is checked, or of a version.
+        level: quick compares names and sizes; full checks every byte and every sentence of the format.
     """
     return flat_tokens.verify(dataset, level)._asdict()

@@ -117,58 +117,65 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
 
 
 class _Shown:
-    """The progress artifacts of a run: one for each stage that has begun."""
+    """The progress artifacts of a run: one for each stage that has begun, however short it was."""
 
     def __init__(self, flow_run_id: UUID, name: str) -> None:
         self._flow_run_id, self._name = flow_run_id, name
         self._ids: dict[str, UUID] = {}
-        self._last: Progress | None = None
+        self._ended: set[tuple[str, int]] = set()
 
     def update(self) -> None:
-        now = meter.read()
-        if self._last is not None and self._last.stage != now.stage:
-            self._end(self._last)
-        self._last = now
+        *ended, now = meter.stages()
+        for one in ended:
+            self._end(one)
         if now.stage in STAGES:
-            share = min(now.done.bytes / now.total, 1.0) if now.total else 0.0
-            self._put(now.stage, 100 * share, describe(now))
+            self._put(now.stage, percent(now), describe(now))
 
     def finish(self) -> None:
-        self.update()
-        if self._last is not None:
-            self._end(self._last)
+        for one in meter.stages():
+            self._end(one)
 
-    def _end(self, last: Progress) -> None:
-        if last.stage in STAGES:
-            whole = last._replace(done=meter.of(last.stage), total=0)
-            self._put(last.stage, 100.0, f"Done: {describe(whole)}")
+    def _end(self, one: Progress) -> None:
+        if one.stage in STAGES and (one.stage, one.done.bytes) not in self._ended:
+            self._put(one.stage, 100.0, f"Done: {what_was_done(one) or 'there was nothing to do'}")
+            self._ended.add((one.stage, one.done.bytes))
 
-    def _put(self, stage: str, percent: float, description: str) -> None:
+    def _put(self, stage: str, share: float, description: str) -> None:
         with get_client(sync_client=True) as client:
             if stage in self._ids:
-                client.update_artifact(self._ids[stage], ArtifactUpdate(data=percent, description=description))
+                client.update_artifact(self._ids[stage], ArtifactUpdate(data=share, description=description))
                 return
             made = ArtifactCreate(
                 type="progress",
                 key=slug(f"{self._name}-{stage}"),
                 description=description,
-                data=percent,
+                data=share,
                 flow_run_id=self._flow_run_id,
             )
             self._ids[stage] = client.create_artifact(made).id
 
 
+def percent(now: Progress) -> float:
+    """How much of a stage is done; 0 where nobody knows how much there is."""
+    return round(100 * min(now.done.bytes / now.total, 1.0), 1) if now.total else 0.0
+
+
 def describe(now: Progress) -> str:
-    """Such as ``**tokenize**: 12,345 documents, 6,789,012 tokens, 211 MB/s, 0:12 left``."""
+    """Such as ``45%, 0:12 left: 12,345 documents, 6,789,012 tokens, 2.1 GB at 211.0 MB/s``: the card that it stands on shows
+    how it begins.
+    """
+    left = f", {duration(now.left)} left" if now.left is not None else ""
+    return f"**{percent(now):.0f}%**{left}: {what_was_done(now) or 'begun'}"
+
+
+def what_was_done(now: Progress) -> str:
+    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB at 211.0 MB/s``; nothing where it was nothing."""
     done, parts = now.done, []
     if done.documents:
         parts += [f"{done.documents:,} documents", f"{done.tokens:,} tokens"]
     if done.bytes:
-        rate = done.bytes / max(now.seconds, 0.1)
-        parts += [size(done.bytes), f"{rate / 1e6:,.1f} MB/s"]
-        if now.total > done.bytes:
-            parts.append(f"{duration((now.total - done.bytes) / rate)} left")
-    return f"**{now.stage}**: {', '.join(parts) or 'begun'}, after {duration(now.seconds)}"
+        parts.append(f"{size(done.bytes)} at {now.rate / 1e6:,.1f} MB/s")
+    return ", ".join(parts)
 
 
 def show(config: BuildConfig, result: BuildResult) -> None:
@@ -239,17 +246,24 @@ def asset_key(location: str) -> str:
 
 def link(location: str) -> str:
     """A place in Markdown: a link where a browser can follow it, else the place itself."""
-    if location.startswith("hf://datasets/"):
-        owner, name = location.removeprefix("hf://datasets/").split("/")[:2]
-        return f"[{owner}/{name}](https://huggingface.co/datasets/{owner}/{name})"
-    return f"[{location}]({location})" if location.startswith(("http://", "https://")) else f"`{location}`"
+    scheme, _, path = location.partition("://")
+    match scheme:
+        case "http" | "https":
+            return f"[{location}]({location})"
+        case "hf" if repository := re.match(r"datasets/[^/@]+/[^/@]+", path):
+            return f"[{location}](https://huggingface.co/{repository[0]})"
+        case "gs" | "gcs":
+            return f"[{location}](https://console.cloud.google.com/storage/browser/{path})"
+        case "s3" | "s3a":
+            bucket, _, prefix = path.partition("/")
+            return f"[{location}](https://s3.console.aws.amazon.com/s3/buckets/{bucket}?prefix={prefix.rstrip('/')}/)"
+    return f"`{location}`"
 
 
 def summary(config: BuildConfig, result: BuildResult) -> str:
     """A build in Markdown: what was made, of what, document by document reckoned up."""
     totals, documents = result.totals, result.totals["documents"]
     state = "was published already" if result.was_published else f"published, number {result.sequence}"
-    sources = {source.name: origin(source) for source in config.sources}
     rows = [*documents.get("by_source", ())]
     if len(rows) > 1:
         whole = {name: sum(row[name] for row in rows) for name in ("read", "written", "text_bytes", "token_count")}
@@ -269,7 +283,9 @@ def summary(config: BuildConfig, result: BuildResult) -> str:
         "",
         "| source | documents read | written | skipped | tokens | text | bytes per token |",
         "|---|---:|---:|---|---:|---:|---:|",
-        *(_row(row, sources) for row in rows),
+        *(_row(row) for row in rows),
+        "",
+        *(f"- {source.name}: {_link_to(source)}" for source in config.sources),
         "",
     ]
     if documents.get("replaced"):
@@ -286,12 +302,18 @@ def summary(config: BuildConfig, result: BuildResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(row: dict[str, Any], sources: dict[str, str]) -> str:
-    name = row["name"]
-    shown = f"{name}: {link(sources[name])}" if name in sources else name
+def _link_to(source: Source) -> str:
+    if source.hub is None:
+        return link(origin(source))
+    return f"[{' '.join(filter(None, (source.hub.path, source.hub.name, source.hub.split)))}]" + (
+        f"(https://huggingface.co/datasets/{source.hub.path})"
+    )
+
+
+def _row(row: dict[str, Any]) -> str:
     ratio = f"{row['text_bytes'] / row['token_count']:.2f}" if row["token_count"] else "–"
     return (
-        f"| {shown} | {row['read']:,} | {row['written']:,} | {_counts(row['skipped']) or '0'} | {row['token_count']:,} "
+        f"| {row['name']} | {row['read']:,} | {row['written']:,} | {_counts(row['skipped']) or '0'} | {row['token_count']:,} "
         f"| {size(row['text_bytes'])} | {ratio} |"
     )
 

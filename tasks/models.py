@@ -74,10 +74,11 @@ def number(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(number)]
+Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
 
 
 class HubDataset(Model):
-    """A dataset on the Hugging Face hub, or anything else that ``datasets.load_dataset`` takes by these names."""
+    """A dataset on the Hugging Face hub, or anything else that datasets.load_dataset takes by these names."""
 
     path: str = Field(min_length=1, description="Repository, such as HuggingFaceFW/fineweb-edu")
     name: str | None = Field(None, description="Configuration (subset), such as sample-10BT")
@@ -86,12 +87,12 @@ class HubDataset(Model):
 
 
 class Source(Model):
-    """Where text comes from: files (``path``) or a hub dataset (``hub``)."""
+    """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
 
     name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
-    path: Location | None = Field(None, description="File, directory, glob or fsspec URL")
-    hub: HubDataset | None = Field(None, description="A dataset on the hub")
-    format: Literal["auto", FileFormat] = Field("auto", description="Told from the content where it is 'auto'")
+    path: Location | None = Field(None, description="Files: a file, a directory, a glob or a URL (gs://, s3://, hf://, https://)")
+    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
+    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
     id_column: str | None = Field(None, min_length=1, description="Identity of a document; without it, its content")
     document_separator: str | None = Field(
@@ -162,17 +163,22 @@ class BuildConfig(Model):
     """Everything a build is told."""
 
     output: Location = Field(description="Directory or URL: versions, token shards and the pointer live below it")
-    name: str = Field("dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people")
-    sources: tuple[Source, ...] = Field(min_length=1, description="Read in this order")
-    tokenizer: TokenizerConfig = Field(description="A name, or name with pattern, revision, engine")
+    name: str = Field(
+        "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
+    )
+    sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
+    tokenizer: TokenizerConfig = Field(description="What makes tokens of text")
     documents: DocumentPolicy = Field(DocumentPolicy(), description="What happens to documents that are empty or not text")
     validation_fraction: Annotated[float, BeforeValidator(number)] = Field(
-        0.005, ge=0, le=1, description="Of all documents, by a stable hash of their keys"
+        0.005,
+        ge=0,
+        le=1,
+        description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split",
     )
     split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
     slice_bytes: Whole = Field(128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume")
-    workers: Whole | None = Field(None, ge=1, le=256, description="Slices at a time; the number of cores without it")
+    workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
     runner: Literal["threads", "groups", "ray"] = Field(
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
     )
@@ -243,7 +249,7 @@ class BuildConfig(Model):
         if by_source and "validation_fraction" in self.model_fields_set and self.validation_fraction > 0:
             raise ValueError(
                 f"source {by_source[0]!r} names a validation_split, and validation_fraction is {self.validation_fraction}. "
-                "Remove one of them."
+                "Remove one of them, or set the fraction to 0."
             )
         return self
 

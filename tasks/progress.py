@@ -16,12 +16,32 @@ class Done(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A moment of a build: the stage that is under way, how long it has been, what it has done and will do (0: not known)."""
+    """A moment of a stage: how long it has been under way, what it has done and will do (0: not known). ``before``: bytes that
+    were done when it began, while the stage before was still under way.
+    """
 
     stage: str
     seconds: float
     total: int
     done: Done
+    before: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Bytes in a second."""
+        return (self.done.bytes - self.before) / max(self.seconds, 0.1)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left at this rate; None where nobody knows."""
+        return (self.total - self.done.bytes) / self.rate if self.total > self.done.bytes and self.rate else None
+
+
+class _Begun(NamedTuple):
+    stage: str
+    at: float
+    total: int
+    before: int
 
 
 class Meter:
@@ -30,31 +50,39 @@ class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, Done] = {}
+        self._begun: dict[str, _Begun] = {}
         self.begin("start")
 
     def begin(self, stage: str, total: int = 0) -> None:
         """A stage begins. What was already done of it, while the one before was still under way, counts."""
         with self._lock:
-            self._stage, self._total, self._begun = stage, total, time.monotonic()
+            self._begun.pop(stage, None)
+            self._begun[stage] = _Begun(stage, time.monotonic(), total, self._counts.get(stage, Done()).bytes)
 
     def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0) -> None:
         with self._lock:
             before = self._counts.get(stage, Done())
             self._counts[stage] = Done(before.bytes + done, before.documents + documents, before.tokens + tokens)
 
-    def of(self, stage: str) -> Done:
-        """What has been done of a stage, under way or not."""
-        with self._lock:
-            return self._counts.get(stage, Done())
-
     def reset(self) -> None:
         with self._lock:
             self._counts.clear()
+            self._begun.clear()
+        self.begin("start")
 
     def read(self) -> Progress:
+        """The stage that is under way."""
+        return self.stages()[-1]
+
+    def stages(self) -> list[Progress]:
+        """The stages that have begun since the start, the last of them under way, the others as they were when they ended."""
         with self._lock:
-            seconds = time.monotonic() - self._begun
-            return Progress(self._stage, seconds, self._total, self._counts.get(self._stage, Done()))
+            begun = list(self._begun.values())
+            ends = [*(following.at for following in begun[1:]), time.monotonic()]
+            return [
+                Progress(stage, end - at, total, self._counts.get(stage, Done()), before)
+                for (stage, at, total, before), end in zip(begun, ends, strict=True)
+            ]
 
 
 meter = Meter()
