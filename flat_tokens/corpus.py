@@ -173,7 +173,7 @@ def _refuse_unpublished(root: Store) -> None:
     versions = root if posixpath.basename(root.root) == "versions" else root / "versions"
     if root.exists(POINTER) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
         return
-    names = sorted(posixpath.basename(path.rstrip("/")) for path in versions.fs.ls(versions.root, detail=False))
+    names = sorted(posixpath.basename(path.rstrip("/")) for path in versions.ask("ls", detail=False))
     if names:
         raise ValueError(f"{root.url}: has no {POINTER}. Name a version: {', '.join(versions.path(name) for name in names[:5])}")
 
@@ -227,7 +227,7 @@ def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict
     """
     if output is None or not output.exists("versions"):
         return {}
-    for path in sorted(output.fs.ls(output.path("versions"), detail=False)):
+    for path in sorted(output.ask("ls", "versions", detail=False)):
         try:
             provenance = manifest_of(output / "versions" / posixpath.basename(path.rstrip("/"))).get("provenance") or {}
             tokenizer = provenance.get("tokenizer") or {}
@@ -276,7 +276,7 @@ def run_of(corpus: Corpus) -> Run:
         return nothing
     runs, version = corpus.output / "runs", posixpath.basename(corpus.store.root)
     try:
-        names = [posixpath.basename(path) for path in runs.fs.ls(runs.root, detail=False)]
+        names = [posixpath.basename(path) for path in runs.ask("ls", detail=False)]
         # A token shard is of no one version.
         ours = sorted(name for name in names if name.endswith(".json" if corpus.receipt else f"-{version}.json"))
         if not ours or runs.size(ours[-1]) > MAX_METADATA_BYTES:

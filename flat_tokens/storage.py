@@ -1,7 +1,8 @@
 """Where datasets live: a local directory or any fsspec URL, with whole-object, durable, digested writes.
 
 An object appears under its name complete or not at all: on a local disk it is written under a staging name,
-synced and renamed; an object store shows an upload when it is finished.
+synced and renamed; an object store shows an upload when it is finished. What a remote store does not answer because it is
+busy or the connection broke is asked again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import mmap
 import os
 import posixpath
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,21 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile
+
+from flat_tokens.patience import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
 
 WRITE_BUFFER_BYTES = 4 << 20
 DIRECT_ALIGNMENT = 4096
 DIRECT_READ_BYTES = 1 << 18
 CONNECTIONS = 64
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 300.0
+"""For what goes out or comes in by one request, of PART_BYTES mostly."""
+PART_BYTES = 16 << 20
+"""Larger objects of object stores are read in parts of this size, and large ones are written so."""
+PARTS_AT_ONCE = 4
+UPLOADS = 4
+"""Times that an upload in parts is begun, if errors end it that would not pass by themselves."""
 
 
 class StoredObject(NamedTuple):
@@ -53,22 +64,22 @@ class Sink(Protocol):
 class Store:
     """A tree of objects below *root*. Keys are relative and use forward slashes.
 
-    *staging*: local objects are written in this directory, on the same disk, before they get their names.
-    *read_once*: large reads from a local disk go past the page cache too, as data does that is copied and not used again.
+    *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
+    remote stores are held here until they are whole. *read_once*: large reads from a local disk go past the page cache too,
+    as data does that is copied and not used again. *patience*: for so many seconds a remote store is asked again.
     """
 
     root: str
     fs: fsspec.AbstractFileSystem = field(repr=False)
     staging: str | None = None
     read_once: bool = False
+    patience: float = PATIENCE_SECONDS
 
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
         """The store at a local path or fsspec URL."""
         url = os.fspath(path_or_url)
-        # Its client would ask for ten ranges at a time.
-        options = {"config_kwargs": {"max_pool_connections": CONNECTIONS}} if url.startswith(("s3://", "s3a://")) else {}
-        fs, root = fsspec.core.url_to_fs(url, **options)
+        fs, root = fsspec.core.url_to_fs(url, **_options(url))
         return cls(root.rstrip("/") or "/", fs, staging, read_once)
 
     @property
@@ -86,16 +97,23 @@ class Store:
     def path(self, key: str) -> str:
         return posixpath.join(self.root, key) if key else self.root
 
+    def ask(self, operation: str, key: str = "", /, *arguments: Any, **options: Any) -> Any:
+        """What the file system answers to one of its own operations on a path, asked again where the store is remote and its
+        error may pass. Of fsspec's operations, those that may be done twice: ``info``, ``ls``, ``find``, ``cat_file``.
+        """
+        if self.is_local:
+            return getattr(self.fs, operation)(self.path(key), *arguments, **options)
+        fs, path = self.connected(), self.path(key)
+        return persist(lambda: getattr(fs, operation)(path, *arguments, **options), self._named(key), self.patience)
+
     def read(self, key: str) -> bytes:
         """The whole object; FileNotFoundError where there is none."""
-        if self.is_local:
-            return Path(self.path(key)).read_bytes()
-        return bytes(self.connected().cat_file(self.path(key)))
+        return Path(self.path(key)).read_bytes() if self.is_local else bytes(self.ask("cat_file", key))
 
     def read_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``start:stop`` of an object."""
         if not self.is_local:
-            return bytes(self.connected().cat_file(self.path(key), start=start, end=stop))
+            return _checked(self.ask("cat_file", key, start=start, end=stop), start, stop) if start < stop else b""
         fd = os.open(self.path(key), os.O_RDONLY)
         try:
             parts = []
@@ -116,9 +134,24 @@ class Store:
         """
         if self.is_local:
             return [self._read_local(key, start, stop) for key, start, stop in zip(keys, starts, stops, strict=True)]
-        paths = [self.path(key) for key in keys]
-        found = self.connected().cat_ranges(paths, list(starts), list(stops), on_error="return")
-        return [_checked(part, start, stop) for part, start, stop in zip(found, starts, stops, strict=True)]
+        fs, paths = self.connected(), [self.path(key) for key in keys]
+        answers: list[bytes | FileNotFoundError] = [b""] * len(keys)
+        left = list(range(len(keys)))
+
+        def ask_for_the_rest() -> None:
+            asked = [paths[k] for k in left], [starts[k] for k in left], [stops[k] for k in left]
+            failed: dict[int, BaseException] = {}
+            for k, part in zip(left, fs.cat_ranges(*asked, on_error="return"), strict=True):
+                if isinstance(part, BaseException) and not isinstance(part, FileNotFoundError):
+                    failed[k] = part
+                else:
+                    answers[k] = part if isinstance(part, FileNotFoundError) else _checked(part, starts[k], stops[k])
+            left[:] = failed
+            for error in failed.values():
+                raise error
+
+        persist(ask_for_the_rest, self._named(keys[0] if keys else ""), self.patience)
+        return answers
 
     def _read_local(self, key: str, start: int, stop: int | None) -> bytes | FileNotFoundError:
         try:
@@ -148,27 +181,57 @@ class Store:
                 give_back(buffer)
         yield memoryview(self.read_range(key, start, stop))
 
+    def info(self, key: str) -> dict[str, Any]:
+        """What the store says of an object: its size, when it was written, the name of that state of it."""
+        return dict(self.ask("info", key))
+
     def size(self, key: str) -> int:
         """Size in bytes; FileNotFoundError where there is no such object."""
-        return os.stat(self.path(key)).st_size if self.is_local else int(self.connected().size(self.path(key)))
+        return os.stat(self.path(key)).st_size if self.is_local else int(self.info(key)["size"])
 
     def exists(self, key: str) -> bool:
-        return bool(self.connected().exists(self.path(key)))
+        """Whether there is an object, or anything below a prefix. A store that does not answer is an error, and no absence."""
+        if self.is_local:
+            return os.path.exists(self.path(key))
+        try:
+            self.info(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes of an object from *start* on, in order and bounded pieces."""
+        if self.is_local:
+            with open(self.path(key), "rb") as file:
+                file.seek(start)
+                while block := file.read(WRITE_BUFFER_BYTES):
+                    yield block
+            return
+        if (size := self.info(key)["size"]) is None:  # some web servers do not tell
+            yield self.read(key)[start:]
+            return
+        while start < size:
+            part = self.ask("cat_file", key, start=start, end=min(start + PART_BYTES, size))
+            if len(part) > PART_BYTES:  # the whole of it, of a server that knows no ranges
+                part, size = part[start:], 0
+            if not part:
+                return
+            yield part
+            start += len(part)
 
     def digest(self, key: str) -> StoredObject:
         """Read an object through and say what it is now."""
         sha256, size = hashlib.sha256(), 0
-        with self.fs.open(self.path(key), "rb", block_size=WRITE_BUFFER_BYTES) as file:
-            while block := file.read(WRITE_BUFFER_BYTES):
-                sha256.update(block)
-                size += len(block)
+        for block in self.blocks(key):
+            sha256.update(block)
+            size += len(block)
         return StoredObject(key, size, sha256.hexdigest())
 
     def listing(self) -> Iterator[tuple[str, int]]:
         """Every object below the root as (key, size). For checks and clean-up only: listings of object stores lag."""
         prefix = len(self.root.rstrip("/")) + 1
         self.fs.invalidate_cache()
-        for path, info in self.fs.find(self.root, detail=True, withdirs=False).items():
+        for path, info in self.ask("find", detail=True, withdirs=False).items():
             yield path[prefix:], int(info["size"] or 0)
 
     def create(self, key: str) -> ObjectWriter:
@@ -181,18 +244,60 @@ class Store:
             writer.write(data)
         return writer.stored
 
+    def upload(self, key: str, path: str | os.PathLike[str]) -> None:
+        """Put a local file into a remote store."""
+        if os.path.getsize(path) <= WRITE_BUFFER_BYTES:
+            self.ask("pipe_file", key, Path(path).read_bytes())
+            return
+        fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self._protocols else {}
+        if "s3" in self._protocols:
+            parts["max_concurrency"] = PARTS_AT_ONCE
+        for begun in range(1, UPLOADS + 1):
+            try:
+                persist(lambda: fs.put_file(os.fspath(path), self.path(key), **parts), self._named(key), self.patience)
+            except Exception as error:
+                # An upload in parts may be one of which the store knows nothing more: its last acknowledgement was lost.
+                if begun == UPLOADS or isinstance(error, TimeoutError) or status_of(error) in (401, 403):
+                    raise
+            else:
+                return
+
     def remove(self, key: str) -> None:
         """Remove an object or everything below a prefix; nothing happens where there is none."""
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.path(key), recursive=True)
+            self.ask("rm", key, recursive=True)
+
+    @property
+    def _protocols(self) -> set[str]:
+        return {self.fs.protocol} if isinstance(self.fs.protocol, str) else set(self.fs.protocol)
+
+    def _named(self, key: str) -> str:
+        return str(self.fs.unstrip_protocol(self.path(key)))
 
 
-def _checked(part: Any, start: int, stop: int | None) -> bytes | FileNotFoundError:
+def _options(url: str) -> dict[str, Any]:
+    """What the client of a store is told: to be silent about none for ever, to try again a few times by itself, and to
+    remember no listing, which others' writes would make wrong.
+    """
+    protocol = url.partition("://")[0]
+    if protocol in ("s3", "s3a"):
+        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS}
+        retries = {"mode": "standard", "total_max_attempts": 3}
+        # Its client would ask for ten ranges at a time.
+        config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
+        return {"config_kwargs": config, "use_listings_cache": False}
+    if protocol in ("gs", "gcs", "http", "https"):
+        import aiohttp
+
+        waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        if protocol in ("http", "https"):
+            return {"client_kwargs": {"timeout": waiting}}
+        return {"requests_timeout": waiting, "use_listings_cache": False}
+    return {}
+
+
+def _checked(part: Any, start: int, stop: int | None) -> bytes:
     """One answer to a question for a range. Some servers give the whole object instead."""
-    if isinstance(part, FileNotFoundError):
-        return part
-    if isinstance(part, BaseException):
-        raise part
     if stop is not None and len(part) > stop - start:
         return bytes(part[start:stop])
     return bytes(part[start:]) if stop is None and len(part) > -start else bytes(part)
@@ -227,21 +332,40 @@ class ObjectWriter:
 
 
 class RemoteSink:
-    """An upload: object stores show it when it is closed, and drop it when it is discarded."""
+    """Held here until it is whole, in memory or, where it is large, on a local disk; then uploaded, as often as it takes."""
 
     def __init__(self, store: Store, key: str) -> None:
-        self._file = store.fs.open(store.path(key), "wb")
+        self._store, self._key = store, key
+        self._held = bytearray()
+        self._file: Any = None
 
-    def write(self, data: memoryview) -> object:
-        return self._file.write(data)
+    def write(self, data: memoryview) -> None:
+        if self._file is None and len(self._held) + len(data) > WRITE_BUFFER_BYTES:
+            if self._store.staging:
+                make_directory(Path(self._store.staging))
+            self._file = tempfile.NamedTemporaryFile(dir=self._store.staging, prefix=".upload.")  # noqa: SIM115  # see discard()
+            self._file.write(self._held)
+            self._held.clear()
+        if self._file is None:
+            self._held += data
+        else:
+            with _naming(Path(self._file.name)):
+                self._file.write(data)
 
     def commit(self) -> None:
-        self._file.close()
+        try:
+            if self._file is None:
+                self._store.ask("pipe_file", self._key, bytes(self._held))
+            else:
+                with _naming(Path(self._file.name)):
+                    self._file.flush()
+                self._store.upload(self._key, self._file.name)
+        finally:
+            self.discard()
 
     def discard(self) -> None:
-        self._file.discard()
-        if isinstance(self._file, AbstractBufferedFile):
-            self._file.closed = True  # or it would be uploaded all the same when it is garbage-collected
+        if self._file is not None:
+            self._file.close()
 
 
 # Page-aligned buffers for direct reads and writes, kept because touching fresh memory costs more than the disk does.

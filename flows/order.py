@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.manifest import read_manifest, verify
+from flat_tokens.patience import brief
 from flat_tokens.storage import Store
 from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
 from tasks.documents import Tally, read_documents
@@ -28,7 +29,7 @@ from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.shards import make_shard
 from tasks.slices import plan_slices
-from tasks.sources import CHECK_ACCESS, FoundFile, PinnedSource, brief, naming, resolve_source
+from tasks.sources import CHECK_ACCESS, FoundFile, PinnedSource, naming, resolve_source
 from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
 from tasks.tokenizers import Tokenizer, load_tokenizer, may_use_fast_engine
 from tasks.versions import remember_origin

@@ -18,13 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
-
 from flat_tokens.storage import Store
 from tasks.documents import stamp
 from tasks.models import Source, SourceFile, digest_of
 from tasks.slices import COMPRESSIONS, detect_format
-from tasks.sources import TIMEOUT, FoundFile, naming, pause
+from tasks.sources import TIMEOUT, FoundFile, naming, pause, version_of
 
 BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
@@ -142,12 +140,7 @@ def _fetch(found: FoundFile, target: Path) -> str:
 def _blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of a remote file from *start* on, or from 0 where the server sends no parts; each with where it begins."""
     if not found.uri.startswith(("http://", "https://")):
-        fs, path = fsspec.core.url_to_fs(found.uri)
-        with fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead") as remote:
-            remote.seek(start)
-            while block := remote.read(BLOCK_BYTES):
-                yield start, block
-                start += len(block)
+        yield from _stored_blocks(found, start)
         return
     import requests
 
@@ -166,6 +159,20 @@ def _blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
         for block in response.iter_content(RECEIVED_BYTES):
             yield start, block
             start += len(block)
+
+
+def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of an object from *start* on. They come by several requests: of one object only if it was the same before
+    the first and after the last.
+    """
+    store = Store.at(found.uri)
+    for last in (False, True):
+        if found.immutable and version_of(store.info("")) != found.immutable:
+            raise ValueError("it changed after the build had found it. Run the build again.")
+        if not last:
+            for block in store.blocks("", start):
+                yield start, block
+                start += len(block)
 
 
 def _compression(path: Path) -> str | None:

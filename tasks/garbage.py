@@ -349,7 +349,7 @@ def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Ga
 def _is_before(root: Store, key: str, limit: datetime) -> bool:
     """Whether an object was last written before *limit*; one that has no known time, or has just gone, was not."""
     try:
-        at = changed_at(root.fs.info(root.path(key)))
+        at = changed_at(root.info(key))
     except FileNotFoundError:
         return False
     return at is not None and at < limit
@@ -359,7 +359,7 @@ def _size(root: Store, key: str) -> tuple[int, datetime | None]:
     """Bytes of an object or of all below a prefix, and when the newest of them was written."""
     root.fs.invalidate_cache()
     try:
-        infos = root.fs.find(root.path(key), detail=True).values()
+        infos = root.ask("find", key, detail=True).values()
     except FileNotFoundError:
         return 0, None
     times = [at for info in infos if (at := changed_at(info)) is not None]

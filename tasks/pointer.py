@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays import group_metadata
+from flat_tokens.patience import persist, status_of
 from flat_tokens.reader import MANIFEST, POINTER
 from flat_tokens.storage import Store
 from tasks.caching import STAGING, sweep
@@ -187,15 +188,9 @@ class Seen(NamedTuple):
 
 def look(root: Store, key: str) -> Seen:
     """An object's bytes, and what to compare with when it is swapped."""
-    if root.is_local:
-        try:
-            return Seen(root.read(key), None)
-        except FileNotFoundError:
-            return Seen(None, None)
     try:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
-        root.fs.invalidate_cache()
-        state = _state(root.fs.info(root.path(key)))
+        state = None if root.is_local else _state(root.info(key))
         return Seen(root.read(key), state)
     except FileNotFoundError:
         return Seen(None, None)
@@ -207,6 +202,9 @@ def _state(info: dict[str, Any]) -> str | None:
 
 _swapping = threading.Lock()
 
+REFUSED = (409, 412)
+"""What stores answer where an object is not, or may be just now no longer, as it was seen."""
+
 
 def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     """Replace an object if it still is what was *seen*; whether it did. Local callers hold a lock of their own.
@@ -217,19 +215,29 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     if root.is_local:
         root.put(key, data)
         return True
-    with _swapping:
-        if look(root, key).data != seen.data:
-            return False
+    tried = False
+
+    def try_once() -> bool:
+        nonlocal tried
+        if (now := look(root, key).data) != seen.data:
+            return tried and now == data
+        tried = True
         try:
             if _write_if(root, key, seen, data):
                 return True
         except Exception as error:
             # Refused, or done and its acknowledgement lost, so that the second try found the first one's work.
-            if look(root, key).data == seen.data:
-                if getattr(error, "errno", None) != errno.ENOSYS:  # an S3 server that knows no conditions
-                    raise
-                root.put(key, data)
+            if (now := look(root, key).data) != seen.data:
+                return now == data
+            if status_of(error) in REFUSED:
+                return False
+            if getattr(error, "errno", None) != errno.ENOSYS:  # an S3 server that knows no conditions
+                raise
+            root.put(key, data)
         return look(root, key).data == data
+
+    with _swapping:
+        return persist(try_once, root.path(key), root.patience)
 
 
 def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
@@ -249,7 +257,7 @@ def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
             uploadType="media",
             name=name,
             ifGenerationMatch=seen.state,
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/octet-stream"},
             data=data,
             json_out=True,
         )

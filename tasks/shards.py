@@ -17,7 +17,7 @@ import pyarrow as pa
 from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.storage import Store, StoredObject, make_directory, sync_directory
+from flat_tokens.storage import Store, make_directory, sync_directory
 from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard, put_aside, receipt_json, repairing
@@ -134,7 +134,7 @@ def write_shard(draft: TokenShard, place: Place) -> TokenShard:
         _move(root, staged, Path(target.root), draft)
     else:
         for stored in draft.objects:
-            _upload(target, staged, stored)
+            target.upload(stored.key, staged / stored.key)
         shutil.rmtree(staged)
     target.put(RECEIPT, receipt_json(draft))
     return draft
@@ -166,9 +166,3 @@ def _is_whole(store: Store, shard: TokenShard) -> bool:
         return all(store.digest(stored.key) == stored for stored in shard.objects)
     except NOT_A_FILE:
         return False
-
-
-def _upload(target: Store, staged: Path, stored: StoredObject) -> None:
-    with (staged / stored.key).open("rb") as file, target.create(stored.key) as writer:
-        while block := file.read(8 << 20):
-            writer.write(block)

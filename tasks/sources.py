@@ -9,8 +9,6 @@ import os
 import posixpath
 import random
 import re
-import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -19,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
+from flat_tokens.patience import brief, may_pass, status_of
+from flat_tokens.storage import Store
 from tasks.models import Model, Source, Split, local_path
 
 HIDDEN = re.compile(r"(^|/)[._]")
@@ -27,7 +27,6 @@ UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 ATTEMPTS = 8
 LONGEST_WAIT = 60.0
-RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 TIMEOUT = (10, 60)
 CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 
@@ -186,20 +185,21 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
     if http and urlsplit(url).path.endswith("/"):
         raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
     magic = "*[" if http else "*?["  # behind a question mark stands a query
-    fs, path = fsspec.core.url_to_fs(url)
-    fs.invalidate_cache()  # what a process listed before may have changed since
+    store = Store.at(url)
+    path = store.root
+    store.fs.invalidate_cache()  # what a process listed before may have changed since
     hidden_too = False
     try:
         if any(character in path for character in magic):
             base = path[: min(path.index(c) for c in magic if c in path)].rpartition("/")[0]
-            infos = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
+            infos = [info for info in store.ask("glob", detail=True).values() if info["type"] == "file"]
             hidden_too = HIDDEN.search(path[len(base) :]) is not None
         elif http:
             base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
-        elif fs.isdir(path):
-            base, infos = path, list(fs.find(path, detail=True).values())
+        elif (info := store.info(""))["type"] == "directory":
+            base, infos = path, list(store.ask("find", detail=True).values())
         else:
-            base, infos, hidden_too = posixpath.dirname(path), [fs.info(path)], True
+            base, infos, hidden_too = posixpath.dirname(path), [info], True
     except FileNotFoundError as error:
         raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
     except ValueError:
@@ -211,16 +211,16 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
         raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     files = []
     for info in infos:
-        uri = fs.unstrip_protocol(info["name"])
+        uri = store.fs.unstrip_protocol(info["name"])
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
         if HIDDEN.search(name) and not hidden_too:
             continue
-        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=_version_of(info)))
+        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=version_of(info)))
     files.sort(key=lambda file: file.name)
     return PinnedSource(origin=url, revision=None, files=tuple(files))
 
 
-def _version_of(info: dict[str, Any]) -> str | None:
+def version_of(info: dict[str, Any]) -> str | None:
     """What a store says of an object's content: it changes whenever the content does."""
     for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5"):
         if info.get(name):
@@ -257,10 +257,10 @@ def pause(error: Exception, failures: int, what: str) -> None:
     not help, and after enough tries.
     """
     response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    status = status_of(error)
     # The library's own words may hold the signed address of a redirection.
-    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if isinstance(status, int) else brief(error)
-    if failures >= ATTEMPTS or not _may_pass(error, status):
+    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if status is not None else brief(error)
+    if failures >= ATTEMPTS or not may_pass(error):
         tries = "1 try" if failures == 1 else f"{failures} tries"
         raise OSError(f"{what} cannot be fetched ({tries}): {problem}") from error
     wait = min(LONGEST_WAIT, 0.5 * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
@@ -269,33 +269,3 @@ def pause(error: Exception, failures: int, what: str) -> None:
         wait = min(LONGEST_WAIT, max(float(asked), wait))
     logger.warning("%s: %s; trying again in %.0f s", what, problem, wait)
     time.sleep(wait)
-
-
-def _may_pass(error: Exception, status: Any) -> bool:
-    """Whether the same request may succeed later."""
-    if isinstance(status, int):
-        return status in RETRIED_STATUS
-    if any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
-        return False
-    if any(isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME for cause in _causes(error)):
-        return False
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | ValueError)
-
-
-def brief(error: BaseException) -> str:
-    """What an error of a store or the network comes down to, in one line."""
-    cause = list(_causes(error))[-1]
-    said = getattr(cause, "strerror", None) if isinstance(cause, OSError) else None
-    return " ".join(str(said or cause).split()) or type(cause).__name__
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what led to it, from the outermost to the first."""
-    seen: set[int] = set()
-    cause: Any = error
-    while isinstance(cause, BaseException) and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        # What the library for connections raises has its reason within.
-        inner = cause.args[0] if cause.args else None
-        cause = inner if isinstance(inner, BaseException) else getattr(cause, "reason", None) or cause.__cause__

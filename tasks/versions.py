@@ -66,7 +66,7 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     """What stands in a directory of the output, by name."""
     root.fs.invalidate_cache()
     try:
-        paths = root.fs.ls(root.path(directory), detail=False)
+        paths = root.ask("ls", directory, detail=False)
     except (FileNotFoundError, NotADirectoryError):
         return
     yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
@@ -97,7 +97,7 @@ def made_at(root: Store, version: str) -> datetime | None:
     for marker in MARKERS:
         key = f"{VERSIONS}/{version}/{marker}"
         if root.exists(key):
-            return changed_at(root.fs.info(root.path(key)))
+            return changed_at(root.info(key))
     return None
 
 
