@@ -1,0 +1,50 @@
+"""The part of a lock that the service runs with: ``service_lock.py requirements.lock > service.lock``, hashes and all.
+
+uv writes below each requirement what asked for it. What is kept is what the dependency group "service" and the library ask for,
+directly or by way of others; linters, type checkers and test tools stay out of the image.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+WANTED = {"flat-tokens (pyproject.toml)", "flat-tokens (pyproject.toml:service)"}
+
+# A requirement is a line "name[extras]==version ; marker \" with indented hashes and comments below it.
+_NAME = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==")
+_ASKED_BY = re.compile(r"^ +#(?: via +| {3,})(\S.*)$")
+
+
+def read_lock(text: str) -> list[tuple[str, str, set[str]]]:
+    """Each requirement: its name, its lines, and the names of those that asked for it."""
+    requirements: list[tuple[str, list[str], set[str]]] = []
+    for line in text.splitlines():
+        if named := _NAME.match(line):
+            requirements.append((named[1].lower(), [line], set()))
+        elif line.startswith(" ") and requirements:
+            requirements[-1][1].append(line)
+            if asked := _ASKED_BY.match(line):
+                requirements[-1][2].add(re.sub(r"\[.*\]$", "", asked[1].strip()))
+        elif line and not line.startswith("#"):
+            raise ValueError(f"{line!r} is no pinned requirement. Make the lock again: make lock.")
+    return [(name, "\n".join(lines), asked) for name, lines, asked in requirements]
+
+
+def service_lock(text: str) -> str:
+    """The requirements that the service asks for, in the lock's order. ValueError where one comes without a hash or a reason."""
+    requirements = read_lock(text)
+    for name, lines, asked in requirements:
+        if "--hash=sha256:" not in lines or not asked:
+            raise ValueError(f"{name} has no hash, or nothing asked for it. Make the lock again: make lock.")
+    wanted = set(WANTED)
+    while more := {name for name, _, asked in requirements if asked & wanted} - wanted:
+        wanted |= more
+    if "prefect" not in wanted:
+        raise ValueError(f"nothing in the lock was asked for by {' or '.join(sorted(WANTED))}. Make the lock again: make lock.")
+    return "".join(f"{lines}\n" for name, lines, _ in requirements if name in wanted)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(service_lock(Path(sys.argv[1]).read_text("utf-8")))

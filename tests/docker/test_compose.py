@@ -1,0 +1,156 @@
+"""docker/compose.yaml: what it promises about access, secrets and order, read from it; the processes are test_stack.py's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docker.compose import COMPOSE, DOCKERFILE, ROOT, Service, interpolate, read_services
+from tests.docker.dockerfile import read_stages
+
+SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
+ONCE = {"migrate", "register"}
+OURS = {"migrate", "server", "services", "register", "builds", "groups"}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Service]:
+    return read_services(SECRETS)
+
+
+def test_variables_are_put_in_as_a_shell_would() -> None:
+    assert interpolate("a${X:-b}c${Y}", {"Y": "y"}) == "abcy"
+    assert interpolate("${X:-b}", {"X": "x"}) == "x"
+    assert interpolate("${X:-}", {"X": ""}) == ""
+    with pytest.raises(KeyError, match="set it"):
+        interpolate("${X:?set it}", {"X": ""})
+
+
+def test_services_come_in_the_order_of_their_dependencies(services: dict[str, Service]) -> None:
+    order = list(services)
+    assert set(order) == {*OURS, "postgres", "redis"}
+    for name, service in services.items():
+        assert all(order.index(other) < order.index(name) for other in service.get("depends_on", {}))
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_it_does_not_start_without_a_secret(name: str) -> None:
+    with pytest.raises(KeyError, match=rf"set {name} in docker/\.env"):
+        read_services({**SECRETS, name: ""})
+
+
+def test_no_secret_stands_in_the_files() -> None:
+    """Secrets come from docker/.env, which git and the image's build leave out; the example has none."""
+    example = (ROOT / "docker" / ".env.example").read_text("utf-8")
+    for name in SECRETS:
+        assert f"\n{name}=\n" in example
+    assert ".env" in (ROOT / "docker" / ".gitignore").read_text("utf-8").split()
+    for line in COMPOSE.read_text("utf-8").splitlines():
+        if re.search(r"(PASSWORD|AUTH_STRING|REDISCLI_AUTH):", line):
+            assert "${" in line or "*auth" in line, line
+    variables = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text("utf-8")))
+    assert set(re.findall(r"^#?(\w+)=", example, re.MULTILINE)) <= variables
+
+
+def test_only_the_servers_port_is_published_and_on_loopback(services: dict[str, Service]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"server": ["127.0.0.1:4200:4200"]}
+
+
+def test_server_and_clients_have_the_same_authentication(services: dict[str, Service]) -> None:
+    for name in OURS:
+        environment = services[name]["environment"]
+        given = {environment.get("PREFECT_SERVER_API_AUTH_STRING"), environment.get("PREFECT_API_AUTH_STRING")} - {None}
+        assert given == {SECRETS["AUTH_STRING"]}, name
+
+
+def test_workers_reach_neither_database_nor_redis_nor_their_passwords(services: dict[str, Service]) -> None:
+    """Who writes to Redis runs code in the server; flows run what people ask for."""
+    networks = yaml.safe_load(COMPOSE.read_text("utf-8"))["networks"]
+    assert networks["database"]["internal"] is True
+    for name in ("builds", "groups", "register"):
+        assert services[name]["networks"] == ["workers"]
+        assert SECRETS["POSTGRES_PASSWORD"] not in str(services[name])
+        assert SECRETS["REDIS_PASSWORD"] not in str(services[name])
+    for name in ("postgres", "redis"):
+        assert services[name]["networks"] == ["database"]
+
+
+def test_every_container_is_confined(services: dict[str, Service]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["init"] is True, name
+        assert not service["user"].startswith("0"), name
+        assert "privileged" not in service, name
+        assert not [volume for volume in service.get("volumes", ()) if volume.startswith(("/", ".", "~"))], name
+    (user,) = [one.value for one in read_stages(DOCKERFILE.read_text("utf-8"))[1][-1].instructions if one.name == "USER"]
+    assert {services[name]["user"] for name in OURS} == {user}
+
+
+def test_what_runs_on_is_restarted_limited_and_watched(services: dict[str, Service]) -> None:
+    for name, service in services.items():
+        if name in ONCE:
+            assert service["restart"] == "no"
+            assert service["healthcheck"] == {"disable": True}
+            continue
+        assert service["restart"] == "unless-stopped", name
+        assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}, name
+        # Workers and the server have the image's check; the background services listen to nothing.
+        if name in ("builds", "groups"):
+            assert "--with-healthcheck" in service["command"]
+        elif name != "services":
+            assert "test" in service.get("healthcheck", {}) or "HEALTH_URL" in service["environment"], name
+
+
+def test_nothing_starts_before_what_it_needs(services: dict[str, Service]) -> None:
+    healthy, done = {"condition": "service_healthy"}, {"condition": "service_completed_successfully"}
+    needs: dict[str, Any] = {name: service.get("depends_on", {}) for name, service in services.items()}
+    assert needs["migrate"] == {"postgres": healthy}
+    assert needs["server"] == needs["services"] == {"migrate": done, "redis": healthy}
+    assert needs["register"] == {"server": healthy}
+    assert needs["builds"] == needs["groups"] == {"register": done}
+
+
+def test_volumes_and_networks_are_declared(services: dict[str, Service]) -> None:
+    whole = yaml.safe_load(COMPOSE.read_text("utf-8"))
+    used = {volume.partition(":")[0] for service in services.values() for volume in service.get("volumes", ())}
+    assert used == set(whole["volumes"])
+    assert {network for service in services.values() for network in service["networks"]} == set(whole["networks"])
+
+
+def test_pools_and_limits_are_those_of_the_deployments(services: dict[str, Service]) -> None:
+    """A worker for each pool that deployments go to; one group at a time in each worker."""
+    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
+    commands = {name: services[name]["command"] for name in ("builds", "groups")}
+    pools = {command[command.index("--pool") + 1] for command in commands.values()}
+    assert pools == {one["work_pool"]["name"] for one in listed}
+    assert commands["groups"][commands["groups"].index("--limit") + 1] == "1"
+
+
+def test_settings_are_ones_that_this_prefect_knows(services: dict[str, Service]) -> None:
+    """A setting with a typing error is ignored without a word."""
+    from prefect.settings import get_current_settings
+
+    known = _names(type(get_current_settings()))
+    for name in OURS:
+        for setting in services[name]["environment"]:
+            if setting.startswith("PREFECT_") and not setting.startswith("PREFECT_REDIS_"):
+                assert setting.lower() in known, setting
+
+
+def _names(model: Any, prefix: str = "prefect_") -> set[str]:
+    from pydantic import AliasChoices
+
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        names.add(f"{prefix}{name}")
+        if hasattr(field.annotation, "model_fields"):
+            names |= _names(field.annotation, f"{prefix}{name}_")
+        if isinstance(field.validation_alias, AliasChoices):
+            names |= {choice for choice in field.validation_alias.choices if isinstance(choice, str)}
+    return names
