@@ -1,14 +1,17 @@
 """Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL; done again, they are updated.
 
-``register.py [DATASET.yaml ...] [--cron "0 3 * * *"] [--timezone UTC] [--notify TYPE/NAME]``: each dataset gets a deployment
-of its own that refreshes it, one run at a time; TYPE/NAME is a notification block that hears of runs that failed or crashed.
+``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]``: each
+dataset gets a deployment of its own that refreshes it, one run at a time; TYPE/NAME is a notification block that hears of runs
+that failed or crashed.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,12 @@ from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyOptions
-from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
+from pydantic import ValidationError
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
@@ -30,6 +34,7 @@ sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
 from serve import arguments  # noqa: E402
 
 from flows.cli import read_config  # noqa: E402
+from flows.watching import tags_of  # noqa: E402
 
 
 def read_deployments() -> list[dict[str, Any]]:
@@ -43,17 +48,43 @@ def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
     return load_flow_from_entrypoint(str(CHECKOUT / deployment["entrypoint"]), use_placeholder_flow=False)
 
 
-def dataset_deployment(path: Path, cron: str | None, timezone: str) -> dict[str, Any]:
-    """A deployment that refreshes the dataset of a configuration file, on a schedule if one is given."""
+def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
+    """When datasets are refreshed, as prefect.yaml writes it; None where only when asked to. ValueError where it is no time."""
+    if options.cron:
+        made = {"cron": options.cron, "timezone": options.timezone}
+    elif options.every:
+        made = {"interval": options.every, "timezone": options.timezone}
+    else:
+        return None
+    try:
+        schedule(made)
+    except ValidationError as error:
+        wrong = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ValueError(
+            f"{wrong}. --cron takes five fields, such as '0 3 * * *', --timezone a name such as Europe/Paris"
+        ) from error
+    return made
+
+
+def schedule(listed: Mapping[str, Any]) -> CronSchedule | IntervalSchedule:
+    """A schedule of prefect.yaml's as the API takes it."""
+    if "cron" in listed:
+        return CronSchedule(cron=listed["cron"], timezone=listed["timezone"])
+    return IntervalSchedule(interval=timedelta(seconds=listed["interval"]), timezone=listed["timezone"])
+
+
+def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None) -> dict[str, Any]:
+    """A deployment that refreshes the dataset of a configuration file. ValueError says what is wrong in the file."""
     config = read_config(path, [])
     (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
+    kept = {"keep_versions": keep} if keep else {}
     return {
         **refresh,
         "name": config.name,
         "description": f"Refreshes {config.output}, as {path.name} says; does nothing where nothing changed.",
-        "tags": [*refresh["tags"], f"dataset:{config.name}"],
-        "parameters": {"config": config.model_dump(mode="json", exclude_unset=True)},
-        "schedules": [{"cron": cron, "timezone": timezone}] if cron else [],
+        "tags": [*refresh["tags"], *tags_of(config)],
+        "parameters": {"config": config.model_dump(mode="json", exclude_unset=True), **kept},
+        "schedules": [when] if when else [],
     }
 
 
@@ -77,9 +108,7 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
         parameter_openapi_schema=parameter_schema(flow).model_dump(),
         enforce_parameter_schema=deployment["enforce_parameter_schema"],
         schedules=[
-            DeploymentScheduleCreate(
-                schedule=CronSchedule(cron=one["cron"], timezone=one["timezone"]), active=one.get("active", True)
-            )
+            DeploymentScheduleCreate(schedule=schedule(one), active=one.get("active", True))
             for one in deployment.get("schedules", ())
         ],
         concurrency_limit=limit["limit"] if limit else None,
@@ -113,25 +142,37 @@ def _block_id(client: SyncPrefectClient, notify: str) -> str:
     try:
         return str(client.read_block_document_by_name(name, kind, include_secrets=False).id)
     except ObjectNotFound as error:
-        raise SystemExit(f"There is no block {notify}. Create it in the UI under Blocks; --notify takes TYPE/NAME.") from error
+        raise ValueError(f"There is no block {notify}. Create it in the UI under Blocks; --notify takes TYPE/NAME.") from error
 
 
 def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Create an automation, or update those of its name."""
+    """Create an automation, or update those of its name. One that is as it should be is left alone: an update forgets whom it
+    was waiting for.
+    """
     there = client.read_automations_by_name(automation.name)
     for one in there:
-        client.update_automation(one.id, automation)
+        if AutomationCore.model_validate(one.model_dump()) != automation:
+            client.update_automation(one.id, automation)
     if not there:
         client.create_automation(automation)
 
 
-def register_all(datasets: list[Path], cron: str | None, timezone: str, notify: str | None) -> None:
-    """Register everything that this directory describes, and a refresh of each dataset."""
-    listed = [*read_deployments(), *(dataset_deployment(path, cron, timezone) for path in datasets)]
+def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What prefect.yaml lists, and a refresh of each dataset. ValueError where a configuration file or a time is wrong."""
+    when = schedule_of(options)
+    of_datasets = [dataset_deployment(path, when, options.keep) for path in options.datasets]
+    names = [one["name"] for one in of_datasets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two of the datasets are named {repeated[0]!r}; give each a name of its own")
+    return [*read_deployments(), *of_datasets]
+
+
+def register_all(deployments: list[dict[str, Any]], notify: str | None) -> None:
+    """Register deployments, the pools that they go to, and the automations."""
     with get_client(sync_client=True) as client:
         automations = list(read_automations(client, notify))
-        create_pools(client, listed)
-        for deployment in listed:
+        create_pools(client, deployments)
+        for deployment in deployments:
             print(f"registered {register(client, deployment)}", flush=True)
         for automation in automations:
             automate(client, automation)
@@ -139,4 +180,7 @@ def register_all(datasets: list[Path], cron: str | None, timezone: str, notify: 
 
 if __name__ == "__main__":
     options = arguments(str(__doc__)).parse_args()
-    register_all(options.datasets, options.cron, options.timezone, options.notify)
+    try:
+        register_all(wanted(options), options.notify)
+    except ValueError as error:
+        sys.exit(str(error))

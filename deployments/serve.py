@@ -1,7 +1,8 @@
 """Everything on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C stops it.
 
-``serve.py [DATASET.yaml ...] [--cron "0 3 * * *"] [--timezone UTC] [--notify TYPE/NAME] [--port 4200]``: each dataset gets a
-deployment that refreshes it, on the schedule if one is given; the others are those of prefect.yaml.
+``serve.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
+[--port 4200]``: each dataset gets a deployment that refreshes it, on the schedule if one is given; the others are those of
+prefect.yaml.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -37,10 +40,20 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """What to register, for this program and for register.py."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
-    parser.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
+    when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
     parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
+    parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
     parser.add_argument("--notify", metavar="TYPE/NAME", help="a notification block, such as slack-webhook/alerts")
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
 
 
 def main() -> int:
@@ -50,17 +63,23 @@ def main() -> int:
     options = parser.parse_args()
     port = options.port
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
-    from register import register_all  # Prefect reads its settings when it is imported
+    os.environ["PREFECT_API_URL"] = os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
+    from register import register_all, wanted  # Prefect reads its settings when it is imported
 
-    for one in (signal.SIGINT, signal.SIGTERM):
+    try:
+        _refuse_taken(port)
+        deployments = wanted(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for one in STOPS:
         signal.signal(one, _interrupt)
     running: dict[str, Process] = {}
     try:
-        _refuse_taken(port)
         running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port))
         _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
-        register_all(options.datasets, options.cron, options.timezone, options.notify)
+        _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
+        register_all(deployments, options.notify)
         # Builds wait for their groups, so they must not take the room of these.
         running["builds"] = _start("worker", "start", "--pool", "flat-tokens", "--name", "builds", "--limit", "8")
         running["groups"] = _start("worker", "start", "--pool", "flat-tokens-groups", "--name", "groups", "--limit", "1")
@@ -68,6 +87,9 @@ def main() -> int:
         while (ended := _ended(running)) is None:
             time.sleep(0.5)
         print(f"The {ended} has ended (status {running[ended].returncode}): everything is stopped.", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopping. What builds have stored is kept; run them again to go on.", flush=True)
@@ -85,9 +107,11 @@ def _refuse_taken(port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+        except OverflowError as error:
+            raise ValueError(f"There is no port {port}.") from error
         except OSError as error:
-            raise SystemExit(
-                f"Port {port} is taken ({error.strerror}). Stop what listens there, or choose another: --port."
+            raise ValueError(
+                f"Port {port} cannot be had ({error.strerror}). Stop what listens there, or choose another: --port."
             ) from error
 
 
@@ -104,7 +128,7 @@ def _wait_for(url: str, server: Process) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)
-    raise SystemExit(f"The server does not answer at {url}.")
+    raise ValueError(f"The server does not answer at {url}. What it printed above says why.")
 
 
 def _ended(running: dict[str, Process]) -> str | None:
@@ -112,19 +136,53 @@ def _ended(running: dict[str, Process]) -> str | None:
 
 
 def _stop(running: dict[str, Process]) -> None:
-    """Workers before the server, which they tell what became of their runs."""
-    workers = [process for name, process in running.items() if name != "server"]
-    for some in (workers, [process for process in running.values() if process not in workers]):
-        for process in some:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        until = time.monotonic() + STOP_SECONDS
-        for process in some:
-            try:
-                process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    """Workers, and with them their runs; then the server, when it knows of that."""
+    for one in STOPS:
+        signal.signal(one, signal.SIG_IGN)
+    server = running.pop("server", None)
+    _end(running.values())
+    if server is not None:
+        if running and server.poll() is None:
+            _tell_of_ended_runs("make serve was stopped. Run it again to go on behind the last stored shard.")
+        _end([server])
+
+
+def _end(processes: Collection[Process]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    until = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _tell_of_ended_runs(message: str) -> None:
+    """Runs end with their worker, which does not say so. The server would take minutes to find out."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
+    from prefect.client.schemas.sorting import FlowRunSort
+    from prefect.states import Crashed, StateType
+
+    under_way = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+    ours = FlowRunFilter(tags=FlowRunFilterTags(all_=["flat-tokens"]), state=FlowRunFilterState(type=under_way))
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.START_TIME_DESC, limit=200):
+            if not _is_alive(run.infrastructure_pid):
+                client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+
+
+def _is_alive(pid: str | None) -> bool:
+    try:
+        os.kill(int(pid or ""), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Cancelling, Crashed
 
 from flat_tokens.storage import Store
 from flows.order import Started, in_order, scratch_of
 from flows.receipts import results_from_receipts
-from flows.stages import PrefectTasks
+from flows.stages import Packed, PrefectTasks
 from flows.watching import flow_run, logged, tags_of
 from tasks.caching import attempt
 from tasks.download import fetch_file
@@ -168,7 +168,7 @@ class _Item:
         self._groups, self._queue, self.arguments = groups, queue, arguments
         self.run: _Run | None = None
         self.place = 0
-        self.here: PrefectFuture[Any] | None = None
+        self.here: Packed | PrefectConcurrentFuture[Any] | None = None
 
     def result(self) -> Any:
         if self.run is None and self.here is None:
@@ -190,7 +190,7 @@ class Groups:
         self._config, self._policy = config, config.groups
         self._tasks = PrefectTasks(config.workers)
         self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
-        self._here: deque[PrefectFuture[Any]] = deque()
+        self._here: deque[Packed | PrefectConcurrentFuture[Any]] = deque()
         self._found: dict[tuple[int, str], FoundFile] = {}
         self._slices, self._spans = _Queue(self._policy.slices), _Queue(SPANS)
         self._queued: deque[_Run] = deque()
@@ -220,7 +220,7 @@ class Groups:
             self._hand_out(group)
         return mine
 
-    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectFuture[Any]:
+    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> Packed | PrefectConcurrentFuture[Any]:
         while len(self._here) >= self._tasks.window:
             self._here.popleft().wait()
         self._here.append(self._tasks.start(function, item, *shared))
@@ -392,7 +392,7 @@ class Groups:
             except ObjectNotFound as error:
                 raise ValueError(
                     f"the Prefect server knows no deployment {' and '.join(DEPLOYMENTS.values())}. Register them: make serve, or "
-                    "prefect deploy --prefect-file deployments/prefect.yaml --all"
+                    "python deployments/register.py"
                 ) from error
             except _AWAY as error:
                 _raise_unless_passing(error)
