@@ -29,13 +29,12 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Cancelling, Crashed
 
 from flat_tokens.storage import Store
 from flows.order import Started, in_order, scratch_of
 from flows.receipts import results_from_receipts
-from flows.stages import Packed, PrefectTasks
+from flows.stages import PrefectTasks
 from flows.watching import flow_run, logged, tags_of
 from tasks.caching import attempt
 from tasks.download import fetch_file
@@ -46,6 +45,7 @@ from tasks.groups import (
     Slices,
     Spans,
     brought_here,
+    check_seen,
     check_tokenizer,
     forget,
     put_group,
@@ -110,11 +110,16 @@ DEPLOYMENTS = {"tokenize": "tokenize-group/tokenize-group", "write": "write-grou
 
 def _work_on(output: str, digest: str) -> None:
     root = Store.at(output)
-    group = read_group(root, digest)
-    work, scratch = group.work, scratch_of(group)
     meter.reset()
     with contextlib.ExitStack() as held:
         held.enter_context(logged())
+        try:
+            group = read_group(root, digest)
+        except FileNotFoundError:
+            check_seen(root)
+            logger.info("The build that this was for has ended: there is nothing left to do")
+            return
+        work, scratch = group.work, scratch_of(group)
         held.enter_context(building(root, scratch))
         report = held.enter_context(reporting(root, group, str(flow_run().id)))
         held.enter_context(results_from_receipts(output))
@@ -168,15 +173,20 @@ class _Item:
         self._groups, self._queue, self.arguments = groups, queue, arguments
         self.run: _Run | None = None
         self.place = 0
-        self.here: Packed | PrefectConcurrentFuture[Any] | None = None
+        self.here: Started | None = None
 
     def result(self) -> Any:
+        self._groups.check()
         if self.run is None and self.here is None:
             self._groups.settle(self._queue)
         if self.here is not None:
             return self.here.result()
         assert self.run is not None
         return self._groups.results_of(self.run)[self.place]
+
+    def cancel(self) -> bool:
+        """Whether nothing of it is done in this process: nobody here need wait for a group that has been given up."""
+        return self.here is None
 
 
 class Groups:
@@ -190,7 +200,7 @@ class Groups:
         self._config, self._policy = config, config.groups
         self._tasks = PrefectTasks(config.workers)
         self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
-        self._here: deque[Packed | PrefectConcurrentFuture[Any]] = deque()
+        self._here: deque[Started] = deque()
         self._found: dict[tuple[int, str], FoundFile] = {}
         self._slices, self._spans = _Queue(self._policy.slices), _Queue(SPANS)
         self._queued: deque[_Run] = deque()
@@ -198,6 +208,7 @@ class Groups:
         self._done: list[_Run] = []
         self._looked = self._read = 0.0
         self._moved = time.monotonic()
+        self._failure: BaseException | None = None
         self._warned: set[str] = set()
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
@@ -220,9 +231,10 @@ class Groups:
             self._hand_out(group)
         return mine
 
-    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> Packed | PrefectConcurrentFuture[Any]:
+    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
         while len(self._here) >= self._tasks.window:
-            self._here.popleft().wait()
+            with contextlib.suppress(Exception):  # whoever started it asks for its result, too
+                self._here.popleft().result()
         self._here.append(self._tasks.start(function, item, *shared))
         return self._here[-1]
 
@@ -246,12 +258,22 @@ class Groups:
         self._queued.append(run)
         self._begin_runs()
 
+    def check(self) -> None:
+        """Raise what has stopped the groups, if anything has: then nobody waits for another one."""
+        if self._failure is not None:
+            raise self._failure
+
     def results_of(self, run: _Run) -> tuple[Any, ...]:
-        """Wait for a group's results."""
-        while run.results is None:
-            self._look()
-            if run.results is None:
-                time.sleep(max(0.0, self._looked + self._interval - time.monotonic()))
+        """Wait for a group's results. Where one fails for good, or the wait is interrupted, all that ask are told."""
+        self.check()
+        try:
+            while run.results is None:
+                self._look()
+                if run.results is None:
+                    time.sleep(max(0.0, self._looked + self._interval - time.monotonic()))
+        except BaseException as error:
+            self._failure = error
+            raise
         return run.results
 
     @property
@@ -488,12 +510,18 @@ def _own_tag() -> str:
 
 
 def cancel_runs(client: SyncPrefectClient, tag: str) -> None:
-    """Cancel the runs with a tag that have not ended."""
+    """Cancel the runs with a tag that have not ended, each once: a run that just ends may refuse."""
+    told: set[UUID] = set()
     alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
     some = FlowRunFilter(tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=alive)))
-    while runs := client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE):
+    while True:
+        found = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
+        runs = {run.id for run in found} - told
+        if not runs:
+            return
         for run in runs:
-            client.set_flow_run_state(run.id, Cancelling(message="The build that it belongs to has ended."))
+            client.set_flow_run_state(run, Cancelling(message="The build that it belongs to has ended."))
+        told |= runs
 
 
 def cancel_groups(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -10,10 +10,10 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.manifest import read_manifest, verify
@@ -43,6 +43,15 @@ class Started(Protocol):
 
     def result(self) -> Any:
         """Wait for it; what it returned, or the error that it raised."""
+        ...
+
+
+@runtime_checkable
+class Cancellable(Protocol):
+    """A task that can be given up while it has not begun."""
+
+    def cancel(self) -> bool:
+        """Whether it was given up."""
         ...
 
 
@@ -259,7 +268,7 @@ def settled(tasks: Collection[Started]) -> Iterator[None]:
         yield
     except BaseException:
         for task in tasks:
-            if isinstance(task, Future) and task.cancel():
+            if isinstance(task, Cancellable) and task.cancel():
                 continue
             with contextlib.suppress(Exception):  # the first error is the one that is raised
                 task.result()

@@ -21,6 +21,9 @@ from pydantic import PrivateAttr
 from flat_tokens.storage import Store
 from tasks.caching import load_shard
 
+KEY_SEPARATOR = "+"
+"""Between the keys of a task's shards in its own."""
+
 
 class ReceiptStorage(WritableFileSystem):
     """A result storage whose records are the receipts below *output*."""
@@ -29,15 +32,17 @@ class ReceiptStorage(WritableFileSystem):
     _checked: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
     def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
-        """The record of a shard. ValueError, which Prefect takes for a miss, where there is none or it is damaged."""
-        # Prefect asks whether a record exists by reading it, and then reads it: one check of the shard is enough for both.
+        """The record of a task's shards. ValueError, which Prefect takes for a miss, where one is not there or is damaged."""
+        # Prefect asks whether a record exists by reading it, and then reads it: one check of the shards is enough for both.
         if path in self._checked:
             return self._checked.pop(path)
-        shard = load_shard(Store.at(self.output, read_once=True), path)
-        if shard is None:
-            raise ValueError(f"there is no receipt {path}")
+        root, shards = Store.at(self.output, read_once=True), []
+        for key in path.split(KEY_SEPARATOR):
+            shards.append(load_shard(root, key))
+            if shards[-1] is None:
+                raise ValueError(f"there is no receipt {key}")
         metadata = ResultRecordMetadata(serializer=JSONSerializer(), storage_key=path)
-        self._checked[path] = ResultRecord(result=shard, metadata=metadata).serialize()
+        self._checked[path] = ResultRecord(result=shards, metadata=metadata).serialize()
         return self._checked[path]
 
     def _resolve_path(self, path: str) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 from prefect.utilities.callables import get_call_parameters
 
 from flat_tokens.arrays import LayoutName
 from flows.order import finalize
+from flows.receipts import KEY_SEPARATOR
 from tasks.caching import Place, Recipe
 from tasks.download import fetch_file
 from tasks.finalize import Provenance
@@ -39,35 +43,60 @@ def download(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> So
     return fetch_file(found, sources, scratch)
 
 
+PACK_BYTES = 8_000_000
+PACK_SLICES = 28
+"""Prefect takes cache keys of up to 2,000 characters; that of a slice has 64."""
+
+
+class Pack(NamedTuple):
+    """Slices of one task: one of a usual size, or several of those that are sooner tokenized than a task is told of."""
+
+    parts: tuple[Slice, ...]
+
+    @property
+    def label(self) -> str:
+        return self.parts[0].label + (f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else "")
+
+    def key(self, recipe: Recipe) -> str:
+        return KEY_SEPARATOR.join(recipe.key(part) for part in self.parts)
+
+
 @task(
     name="tokenize",
-    task_run_name="tokenize {part.label}",
-    cache_key_fn=lambda _, parameters: parameters["recipe"].key(parameters["part"]),
+    task_run_name="tokenize {pack.label}",
+    cache_key_fn=lambda _, parameters: parameters["pack"].key(parameters["recipe"]),
     persist_result=True,
     result_serializer="json",
     cache_result_in_memory=False,
 )
-def tokenize(part: Slice, recipe: Recipe) -> TokenShard:
-    """Tokenize a slice. The key is all that its tokens depend on; what the cache finds under it is the shard's receipt."""
-    return make_shard(part, recipe, _write)
+def tokenize(pack: Pack, recipe: Recipe) -> list[TokenShard]:
+    """Tokenize slices. The key is all that their tokens depend on; what the cache finds under it are the shards' receipts."""
+    drafts: list[TokenShard] = []
 
+    def put_off(draft: TokenShard, _: Place) -> TokenShard:
+        drafts.append(draft)
+        return draft
 
-def _write(draft: TokenShard, place: Place) -> TokenShard:
-    return shard_write(opaque(draft), opaque(place))  # type: ignore[call-overload,no-any-return]  # it is handed what is inside
+    try:
+        return [make_shard(part, recipe, put_off) for part in pack.parts]
+    finally:  # a bad document takes none of the slices before its own along
+        if drafts:
+            shard_write(opaque(drafts), opaque(recipe.place), pack.label)  # type: ignore[call-overload]  # gets what is inside
 
 
 @task(
     name="shard-write",
-    task_run_name="shard-write {draft.key:.12}",
+    task_run_name="shard-write {label}",
     cache_policy=NO_CACHE,
     persist_result=False,
     retries=3,
     retry_delay_seconds=[1, 5, 20],
     retry_condition_fn=storage_may_be_back,
 )
-def shard_write(draft: TokenShard, place: Place) -> TokenShard:
-    """Store a token shard under its content's name, the receipt last."""
-    return write_shard(draft, place)
+def shard_write(drafts: list[TokenShard], place: Place, label: str) -> None:
+    """Store token shards under their contents' names, the receipts last. *label* is for people."""
+    for draft in drafts:
+        write_shard(draft, place)
 
 
 @task(
@@ -107,19 +136,86 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 }
 
 
+class Packed:
+    """A slice within a pack that is being tokenized, or still being put together."""
+
+    def __init__(self, tasks: PrefectTasks, packing: Packing, place: int) -> None:
+        self._tasks, self._packing, self._place = tasks, packing, place
+
+    def wait(self) -> None:
+        """Until its pack is done, however that ends."""
+        self._tasks.send(self._packing).wait()
+
+    def result(self) -> TokenShard:
+        shards: list[TokenShard] = self._tasks.send(self._packing).result()
+        return shards[self._place]
+
+    def cancel(self) -> bool:
+        """Give it up if its pack has not begun; whether it was given up."""
+        return self._packing.future is None
+
+
+@dataclass
+class Packing:
+    """A pack being put together, until it is sent."""
+
+    shared: tuple[Any, ...] = ()
+    parts: list[Slice] = field(default_factory=list)
+    future: PrefectConcurrentFuture[Any] | None = None
+
+    def takes(self, part: Slice, shared: tuple[Any, ...]) -> bool:
+        size = sum(one.text_bytes for one in self.parts) + part.text_bytes
+        return self.future is None and self.shared == shared and len(self.parts) < PACK_SLICES and size <= PACK_BYTES
+
+
 class PrefectTasks:
-    """Runs functions as the Prefect tasks that *tasks* has for them, on a thread for every core."""
+    """Runs functions as the Prefect tasks that *tasks* has for them, on a thread for every core.
+
+    A task costs the server about a twentieth of a second of its processor, so small slices share one, as soon as there is
+    more to do than workers.
+    """
 
     def __init__(self, workers: int | None, tasks: Mapping[Callable[..., Any], Task[..., Any]] = TASKS) -> None:
         workers = workers or os.cpu_count() or 1
-        self.window = workers + 1
+        self._at_once = workers + 1
+        self.window = self._at_once * PACK_SLICES if make_shard in tasks else self._at_once
         self._tasks = tasks
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
+        self._packing: Packing | None = None
+        self._under_way: list[PrefectConcurrentFuture[Any]] = []
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectFuture[Any]:
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectConcurrentFuture[Any] | Packed:
+        if function is not make_shard:
+            return self._submit(function, item, *shared)
+        packing = self._packing
+        if packing is None or not packing.takes(item, shared):
+            if packing is not None:
+                self.send(packing)
+            self._packing = packing = Packing(shared)
+        packing.parts.append(item)
+        if self._has_room():
+            self.send(packing)
+        return Packed(self, packing, len(packing.parts) - 1)
+
+    def _has_room(self) -> bool:
+        self._under_way = [future for future in self._under_way if not future.wrapped_future.done()]
+        return len(self._under_way) < self._at_once
+
+    def send(self, packing: Packing) -> PrefectConcurrentFuture[Any]:
+        """Have a pack tokenized, unless it was sent before. Waits while the workers have enough to do: an error in what is
+        under way stops the rest.
+        """
+        if packing.future is None:
+            while not self._has_room():
+                concurrent.futures.wait([future.wrapped_future for future in self._under_way], return_when=FIRST_COMPLETED)
+            packing.future = self._submit(make_shard, Pack(tuple(packing.parts)), *packing.shared)
+            self._under_way.append(packing.future)
+        return packing.future
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any) -> PrefectConcurrentFuture[Any]:
         chosen = self._tasks[function]
         # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
-        parameters = get_call_parameters(chosen.fn, (item, *shared), {})
+        parameters = get_call_parameters(chosen.fn, arguments, {})
         return self._runner.submit(chosen, {name: opaque(value) for name, value in parameters.items()})
 
     def __enter__(self) -> Self:

@@ -135,8 +135,8 @@ def write_shard(draft: TokenShard, place: Place) -> TokenShard:
     else:
         for stored in draft.objects:
             target.upload(stored.key, staged / stored.key)
-        shutil.rmtree(staged)
     target.put(RECEIPT, receipt_json(draft))
+    shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
     return draft
 
 
@@ -153,7 +153,6 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
             return
         # Without a receipt: left by a dead process, or being written by another one at this moment.
         if _is_whole(root / CACHE / draft.key, draft):
-            shutil.rmtree(staged)
             return
         with repairing(root):
             if not _is_whole(root / CACHE / draft.key, draft):

@@ -18,6 +18,7 @@ from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 import flat_tokens
 from flows.build import build_dataset
 from flows.order import build
+from flows.stages import PACK_SLICES
 from flows.threads import Threads
 from tasks.models import BuildConfig
 
@@ -109,3 +110,45 @@ def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tm
     command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(parameters)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.stdout == "watched ['config']\n", done.stderr
+
+
+def hundred_lines(directory: Path) -> Path:
+    """A file of a hundred lines, each a slice of its own with ``slice_bytes`` 50."""
+    path = directory / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} " + "a" * 60}) + "\n" for i in range(100)))
+    return path
+
+
+@pytest.mark.slow
+def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
+    watched = build_dataset(config(tmp_path / "watched", name="small", **settings))
+    with Threads(2) as runner:
+        alone = build(config(tmp_path / "alone", name="small", **settings), runner)
+    assert watched.slices == alone.slices == 100
+    manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
+    assert manifests[0] == manifests[1]
+
+    seen = task_runs("build small with bytes")
+    tokenized = [name for name in seen if name.startswith("tokenize ")]
+    assert 100 / PACK_SLICES <= len(tokenized) < 50
+    others = [int(name.split(" and ")[1].split()[0]) if " and " in name else 0 for name in tokenized]
+    assert sum(others) + len(others) == 100
+    assert 0 < max(others) < PACK_SLICES
+
+    again = build_dataset(config(tmp_path / "watched", name="small-again", validation_fraction=0.5, **settings))
+    assert again.slices_reused == 100
+    seen = task_runs("build small-again with bytes")
+    assert {state for name, state in seen.items() if name.startswith("tokenize ")} == {"Cached"}
+    assert not any(name.startswith("shard-write ") for name in seen)
+
+
+@pytest.mark.slow
+def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> None:
+    path = hundred_lines(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:60], '{"text": 1}\n', *lines[61:]]))
+    with pytest.raises(ValueError, match=r"^lines\.jsonl, row 60: 'text' is a JSON number"):
+        build_dataset(config(tmp_path / "out", sources=[{"path": str(path)}], slice_bytes=50, workers=2))
+    receipts = list((tmp_path / "out" / "_cache").glob("*/receipt.json"))
+    assert 60 <= len(receipts) < 100
