@@ -162,7 +162,7 @@ def main() -> None:
     scratch.mkdir(parents=True)
     os.environ["PREFECT_HOME"] = str(scratch / "prefect")
     print(
-        "| slices | task runs | tokenize, no server, s | with a server, s | more per slice, ms | whole build, s | peak memory, MB "
+        "| slices | task runs | tokenize alone, s | with a server, s | more per slice, ms | whole build, s | peak memory, MB "
         "| server's processor, s | database, MB | behind, s |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     for slices in args.slices:
