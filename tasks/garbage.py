@@ -20,6 +20,7 @@ from pydantic import Field
 from flat_tokens.manifest import read_manifest
 from flat_tokens.storage import Store, make_directory, sync_directory
 from tasks.caching import CACHE, QUARANTINE, RECEIPT, STAGING, read_receipt, sweep
+from tasks.groups import GROUPS
 from tasks.leases import collecting, expired_leases, in_use
 from tasks.models import Model, digest_of
 from tasks.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
@@ -42,7 +43,7 @@ COLLECTED = "collected"
 SHARD_KEY = re.compile(r"[0-9a-f]{64}")
 READERS = 16
 
-Kind = Literal["version", "staging", "unfinished version", "shard", "file", "quarantine", "record", "lease"]
+Kind = Literal["version", "staging", "unfinished version", "shard", "file", "quarantine", "record", "group", "lease"]
 
 
 class Policy(Model):
@@ -195,9 +196,9 @@ def _remove_tree(directory: Path) -> None:
 
 
 def _tidy(root: Store) -> None:
-    """Remove the directories in which things were thrown away."""
+    """Remove directories that are empty by now: in which things were thrown away, of groups."""
     if root.is_local:
-        for directory in (f"{STAGING}/{COLLECTED}", STAGING):
+        for directory in (f"{STAGING}/{COLLECTED}", STAGING, GROUPS):
             with contextlib.suppress(OSError):  # something else is in it, or it never was there
                 os.rmdir(root.path(directory))
 
@@ -256,6 +257,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from _unneeded_files(root, needs, limit)
     yield from _quarantined(root, limit)
     yield from _stale_records(root, {version.version for version in going}, limit)
+    yield from _left_groups(root, limit)
     for key, size in expired_leases(root):
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 
@@ -333,6 +335,14 @@ def _quarantined(root: Store, limit: datetime) -> Iterator[Garbage]:
         key = f"{QUARANTINE}/{name}"
         if name != ".lock" and _is_before(root, key, limit):
             yield Garbage(kind="quarantine", name=key, byte_count=_size(root, key)[0], why="damaged, and built again")
+
+
+def _left_groups(root: Store, limit: datetime) -> Iterator[Garbage]:
+    for name in names_of(root, GROUPS):
+        key = f"{GROUPS}/{name}"
+        size, newest = _size(root, key)
+        if newest is None or newest < limit:
+            yield Garbage(kind="group", name=key, byte_count=size, why="its build died or was another one")
 
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:

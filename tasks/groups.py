@@ -18,6 +18,7 @@ from tasks.caching import Recipe
 from tasks.documents import stamp
 from tasks.download import fetch_file
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, SourceFile, TokenShard, digest_of
+from tasks.pointer import read_pointer
 from tasks.progress import Done, meter
 from tasks.sources import FoundFile
 from tasks.split import Span, SplitRule, Written
@@ -103,7 +104,9 @@ def put_group(root: Store, group: Group) -> str:
 
 
 def read_group(root: Store, digest: str) -> Group:
-    """The group of that digest. ValueError where it is not what was stored, or of another release of this program."""
+    """The group of that digest. FileNotFoundError where there is none (any more), ValueError where it is not what was stored,
+    or of another release of this program.
+    """
     facts = json.loads(root.read(f"{GROUPS}/{digest}/group.json"))
     if isinstance(facts, dict) and (theirs := facts.get("semantics")) != FORMAT_SEMANTICS:
         raise ValueError(
@@ -113,6 +116,15 @@ def read_group(root: Store, digest: str) -> Group:
     if group.digest != digest:
         raise ValueError(f"{root.path(f'{GROUPS}/{digest}/group.json')} does not have its own digest. Run the build again.")
     return group
+
+
+def check_seen(root: Store) -> None:
+    """ValueError where this machine sees no dataset at an output, so that a build can hardly have ended there."""
+    if read_pointer(root).version is None:
+        raise ValueError(
+            f"{platform.node()} sees neither the build nor a dataset at {root.url}. Put the output where every worker sees it: "
+            "a shared file system or an object store."
+        )
 
 
 def put_report(root: Store, digest: str, run: str, report: Report) -> None:

@@ -187,6 +187,25 @@ def test_staging_of_dead_processes_goes_without_grace(tmp_path: Path) -> None:
     assert not (output / "_staging").exists()
 
 
+def test_groups_that_no_build_came_back_for_go_when_they_are_old(output: str, tmp_path: Path) -> None:
+    """A build that runs holds them, one that is run again stores them again."""
+    root = Store.at(output)
+    build_files(output, tmp_path, "a")
+    for name, data in (("0" * 64, b"12345"), ("1" * 64, b"1")):
+        root.put(f"_groups/{name}/group.json", data)
+        root.put(f"_groups/{name}/report.json", data)
+    assert collect(root, Policy(keep_versions=1, grace_days=7), delete=True).garbage == ()
+    with building(root, tmp_path):
+        assert collect(root, NOW, delete=True).garbage == ()
+    gone = collect(root, NOW, delete=True).garbage
+    assert [(item.kind, item.name, item.byte_count) for item in gone] == [
+        ("group", f"_groups/{'0' * 64}", 10),
+        ("group", f"_groups/{'1' * 64}", 2),
+    ]
+    assert not list(names_of(root, "_groups"))
+    assert not (tmp_path / "out" / "_groups").exists()
+
+
 def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_path: Path) -> None:
     output, remote = tmp_path / "out", f"memory://{uuid.uuid4().hex}"
     root = Store.at(output)

@@ -22,6 +22,7 @@ from tasks.groups import (
     Slices,
     Spans,
     brought_here,
+    check_seen,
     check_tokenizer,
     forget,
     put_group,
@@ -35,6 +36,7 @@ from tasks.slices import plan_slices
 from tasks.sources import FoundFile, resolve_source
 from tasks.split import Span, SplitRule, Written
 from tasks.tokenizers import load_tokenizer
+from tests.made import docs_of, publish_docs
 
 WRITTEN = Written((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
 
@@ -200,6 +202,17 @@ def _elsewhere(part: Slice, tmp_path: Path) -> Slice:
     """The slice as a machine sees it that has the file in another place."""
     location = str(tmp_path / "not" / "here.parquet")
     return part.model_copy(update={"file": part.file.model_copy(update={"location": location})})
+
+
+def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
+    """Where a dataset is, a group that is not there is one whose build has ended."""
+    root = Store.at(tmp_path / "out")
+    with pytest.raises(FileNotFoundError):
+        read_group(root, "0" * 64)
+    with pytest.raises(ValueError, match=re.escape("sees neither the build nor a dataset at")):
+        check_seen(root)
+    publish_docs(tmp_path / "out", docs_of((1, 2)))
+    check_seen(root)
 
 
 def test_another_tokenizer_of_the_same_name_is_refused(tmp_path: Path) -> None:
