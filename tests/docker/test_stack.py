@@ -1,0 +1,339 @@
+"""Every command of docker/compose.yaml as a process of this machine, with its environment, order and health checks: a build
+that is started through the API is spread over the workers and finishes. Host names become loopback, ports free ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import flat_tokens
+from tests.docker.compose import DOCKERFILE, ROOT, Service, read_services
+from tests.docker.dockerfile import Stage, read_stages
+from tests.docker.rehearse import Image, copy
+
+SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
+DEADLINE = 120.0
+NOBODY = 65534
+
+# Debian keeps these off the PATH.
+_PLACES = os.pathsep.join([os.environ.get("PATH", ""), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
+
+
+def program(name: str) -> str:
+    found = shutil.which(name, path=_PLACES)
+    if found is None:
+        pytest.skip(f"needs {name}: PostgreSQL's server and client, and redis-server with redis-cli")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@dataclass
+class Stack:
+    """The services of the compose file, as processes whose containers' root is ``root``."""
+
+    root: Path
+    services: dict[str, Service]
+    stage: Stage
+    ports: dict[str, int] = field(default_factory=dict)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.ports['server']}/api"
+
+    def here(self, text: str, service: str) -> str:
+        """A word of a command or a setting, as it is on this machine."""
+        own = {"postgres": "5432", "redis": "6379", "server": "4200"}
+        for name, port in own.items():
+            text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{self.ports[name]}", text)
+            text = re.sub(rf"(?<=127\.0\.0\.1:){port}\b", str(self.ports[name]), text)
+            text = str(self.ports[name]) if text == port else text
+        text = re.sub(r"(?<=127\.0\.0\.1:)8080\b", str(self.ports.get(f"{service} health", 0)), text)
+        text = "127.0.0.1" if text == "0.0.0.0" else text
+        return re.sub(r"^/(data|scratch|tmp|opt/flat-tokens)(?=/|$)", f"{self.root}/\\1", text)
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The image's settings and the service's own; nothing of this process's, but where programs are."""
+        ours = "build" in self.services[name] or self.services[name]["image"].startswith("flat-tokens:")
+        image = dict(word.split("=", 1) for one in self.stage.instructions if one.name == "ENV" for word in one.words if ours)
+        settings = {**image, **{key: str(value) for key, value in self.services[name]["environment"].items()}}
+        hosts = {key: "127.0.0.1" if value in self.ports else value for key, value in settings.items()}
+        mapped = {key: self.here(value, name) for key, value in hosts.items()}
+        added = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), _PLACES]), "STACK": str(self.root)}
+        if f"{name} health" in self.ports:
+            # Containers have a port 8080 each.
+            added |= {"PREFECT_WORKER_WEBSERVER_PORT": str(self.ports[f"{name} health"])}
+        if name == "postgres":
+            added |= {"PGHOST": "127.0.0.1", "PGPORT": str(self.ports["postgres"])}
+        return {**mapped, **added}
+
+    def up(self) -> None:
+        """Start all services in order, each when what it depends on is as it should be."""
+        self.ports = {name: free_port() for name in ("postgres", "redis", "server")}
+        self.ports |= {f"{name} health": free_port() for name in self.services if "--with-healthcheck" in self.command(name)}
+        for name, service in self.services.items():
+            for other, needed in service.get("depends_on", {}).items():
+                self.wait(other, needed["condition"])
+            self.start(name)
+
+    def command(self, name: str) -> list[str]:
+        return [str(word) for word in self.services[name]["command"]]
+
+    def start(self, name: str) -> None:
+        command, environment, keywords = [self.here(word, name) for word in self.command(name)], self.environment(name), {}
+        if name == "postgres":
+            command += make_database(self.root / "postgres", environment, self.ports["postgres"])
+            keywords = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        elif name == "redis":
+            (self.root / "redis").mkdir()
+            command += ["--port", str(self.ports["redis"]), "--bind", "127.0.0.1", "--dir", str(self.root / "redis")]
+        with (self.root / f"{name}.log").open("wb") as log:
+            self.running[name] = subprocess.Popen(
+                [
+                    program(command[0]) if name in ("postgres", "redis") else str(Path(sys.executable).parent / command[0]),
+                    *command[1:],
+                ],
+                env=environment,
+                cwd=self.root / "opt" / "flat-tokens",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **keywords,  # type: ignore[arg-type]
+            )
+
+    def check(self, name: str) -> list[str]:
+        """What the engine would run to see whether a service is healthy."""
+        own = self.services[name].get("healthcheck", {}).get("test")
+        if own:
+            assert own[0] == "CMD"
+            port = ["-p", str(self.ports["redis"])] if own[1] == "redis-cli" else []
+            return [program(own[1]), *port, *own[2:]]
+        (image,) = [one.value for one in self.stage.instructions if one.name == "HEALTHCHECK"]
+        words: list[str] = json.loads(image[image.index("[") :])
+        return [sys.executable, *words[1:]]
+
+    def wait(self, name: str, condition: str) -> None:
+        until = time.monotonic() + DEADLINE
+        process = self.running[name]
+        if condition == "service_completed_successfully":
+            assert process.wait(DEADLINE) == 0, self.log(name)
+            return
+        assert condition == "service_healthy"
+        while subprocess.run(self.check(name), env=self.environment(name), capture_output=True, check=False).returncode:
+            assert process.poll() is None, f"{name} has ended:\n{self.log(name)}"
+            assert time.monotonic() < until, f"{name} does not become healthy:\n{self.log(name)}"
+            time.sleep(0.25)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text("utf-8", "replace")
+
+    def stop(self, name: str) -> int:
+        """As ``docker stop`` does: the image's signal, then time to end. The exit status."""
+        process = self.running[name]
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        return process.wait(DEADLINE)
+
+    def down(self) -> None:
+        """Nothing of the stack is left, whatever became of it."""
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        mark = f"STACK={self.root}".encode()
+        for process_directory in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (process_directory / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process_directory.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+def make_database(directory: Path, environment: dict[str, str], port: int) -> list[str]:
+    """What the image of PostgreSQL does on its first start; what its server is told besides."""
+    import asyncpg
+
+    directory.mkdir()
+    password = directory.with_suffix(".password")
+    password.write_text(environment["POSTGRES_PASSWORD"], "utf-8")
+    as_nobody: dict[str, Any] = {}
+    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+        as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        os.chown(directory, NOBODY, NOBODY)
+        os.chown(password, NOBODY, NOBODY)
+    data, user = str(directory / "data"), environment["POSTGRES_USER"]
+    made = [program("initdb"), "--pgdata", data, "--username", user, "--pwfile", str(password)]
+    made += ["--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
+    subprocess.run(made, check=True, capture_output=True, cwd=directory, **as_nobody)
+    told = ["-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-k", str(directory)]
+    control = [program("pg_ctl"), "--pgdata", data, "--wait", "--silent", "--log", str(directory / "first.log")]
+    subprocess.run(
+        [*control, "start", "--options", f"-p {port} -c listen_addresses=127.0.0.1 -k {directory}"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd=directory,
+        **as_nobody,
+    )
+
+    async def create() -> None:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=port, user=user, password=environment["POSTGRES_PASSWORD"], database="postgres"
+        )
+        await connection.execute(f'CREATE DATABASE "{environment["POSTGRES_DB"]}"')
+        await connection.close()
+
+    try:
+        asyncio.run(create())
+    finally:
+        subprocess.run([*control, "stop"], check=True, stdout=subprocess.DEVNULL, cwd=directory, **as_nobody)
+    return told
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    pytest.importorskip("prefect_redis", reason="several processes of a server need prefect-redis, which is not installed")
+    for name in ("postgres", "initdb", "pg_ctl", "pg_isready", "redis-server", "redis-cli"):
+        program(name)
+    # Not below pytest's directory: another user has to reach it.
+    with tempfile.TemporaryDirectory(prefix="flat-tokens-stack-", ignore_cleanup_errors=True) as directory:
+        root = Path(directory)
+        root.chmod(0o755)
+        stage = read_stages(DOCKERFILE.read_text("utf-8"))[1][-1]
+        image = Image(root, directory="/opt/flat-tokens")
+        for instruction in stage.instructions:
+            if instruction.name == "COPY" and not instruction.value.startswith("--from="):
+                copy(instruction.words, image, {}, ROOT)
+        for name in ("data", "scratch", "tmp"):
+            (root / name).mkdir()
+        made = Stack(root, read_services(SECRETS), stage)
+        try:
+            made.up()
+            for name in ("builds", "groups"):
+                made.wait(name, "service_healthy")
+            yield made
+        finally:
+            made.down()
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{stack.api}/", auth=("admin", "swordfish"), timeout=30) as made:
+        yield made
+
+
+def test_one_needs_the_auth_string(stack: Stack) -> None:
+    """Health is for everyone; nothing else is."""
+    with httpx.Client(base_url=f"{stack.api}/", timeout=30) as stranger:
+        assert stranger.get("health").status_code == 200
+        assert stranger.get("ready").status_code == 200
+        assert stranger.post("deployments/filter", json={}).status_code == 401
+        assert stranger.post("deployments/filter", json={}, auth=("admin", "guess")).status_code == 401
+        assert stranger.get("admin/version").status_code == 401
+
+
+def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Client) -> None:
+    names = {one["name"] for one in client.post("deployments/filter", json={"limit": 200}).json()}
+    assert {"build", "refresh", "retokenize", "export", "verify", "tokenize-group", "write-group"} <= names
+    until = time.monotonic() + DEADLINE
+    for pool in ("flat-tokens", "flat-tokens-groups"):
+        # A worker is healthy from its start on, and known to the server a little later.
+        while not (workers := client.post(f"work_pools/{pool}/workers/filter", json={}).json()):
+            assert time.monotonic() < until
+            time.sleep(0.25)
+        assert [one["status"] for one in workers] == ["ONLINE"]
+
+
+def wait_for(client: httpx.Client, run: str) -> dict[str, Any]:
+    until = time.monotonic() + DEADLINE
+    while True:
+        found: dict[str, Any] = client.get(f"flow_runs/{run}").json()
+        if found["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            return found
+        assert time.monotonic() < until, found["state"]
+        time.sleep(0.25)
+
+
+def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, client: httpx.Client) -> None:
+    """Spread over the pool of groups; what became of it reaches the database by way of Redis."""
+    texts = [f"text number {number} of the stack's test " * 20 for number in range(200)]
+    source = stack.root / "data" / "texts.jsonl"
+    source.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)), "utf-8")
+    output = stack.root / "data" / "out" / "stack"
+    config = {
+        "name": "stack",
+        "output": str(output),
+        "sources": [{"path": str(source), "id_column": "id"}],
+        "tokenizer": {"name": "bytes"},
+        "slice_bytes": 20_000,
+        "runner": "groups",
+        "groups": {"threshold": 2, "slices": 4},
+    }
+    deployment = client.get("deployments/name/build-dataset/build").json()
+    answer = client.post(f"deployments/{deployment['id']}/create_flow_run", json={"parameters": {"config": config}})
+    assert answer.status_code == 201, answer.text
+    run = wait_for(client, answer.json()["id"])
+    assert run["state"]["type"] == "COMPLETED", (run["state"], stack.log("builds"), stack.log("groups"))
+
+    dataset = flat_tokens.open(str(output))
+    assert dataset.train.seq_count + dataset.validation.seq_count == len(texts)
+    assert dataset.train.token_count + dataset.validation.token_count == sum(len(text.encode()) for text in texts)
+    groups = client.post(
+        "flow_runs/filter", json={"flows": {"name": {"any_": ["tokenize-group"]}}, "sort": "ID_DESC", "limit": 200}
+    )
+    assert [one["state"]["type"] for one in groups.json()] == ["COMPLETED"] * len(groups.json())
+    assert len(groups.json()) > 1
+
+    # The server's processes take events in, the services write them to the database: between them is Redis alone.
+    wanted = {
+        "filter": {
+            "occurred": {"since": run["created"], "until": "2100-01-01T00:00:00Z"},
+            "event": {"name": ["prefect.flow-run.Completed"]},
+            "resource": {"id": [f"prefect.flow-run.{run['id']}"]},
+        }
+    }
+    until = time.monotonic() + DEADLINE
+    while not (seen := client.post("events/filter", json=wanted).json()["events"]):
+        assert time.monotonic() < until, stack.log("services")
+        time.sleep(0.5)
+    assert len(seen) == 1
+
+
+def test_every_service_ends_when_it_is_asked_to(stack: Stack) -> None:
+    """Last in this module. Clients before the server, the server before what it stands on. Until then, everyone was reached."""
+    refused = {name: stack.log(name) for name in stack.services if "ConnectionRefusedError" in stack.log(name)}
+    assert not refused
+    for name in reversed(list(stack.services)):
+        stack.stop(name)
+        assert stack.running[name].returncode is not None
+    assert {name: stack.running[name].returncode for name in ("migrate", "register", "postgres", "redis")} == {
+        "migrate": 0,
+        "register": 0,
+        "postgres": 0,
+        "redis": 0,
+    }
+
+
+pytestmark = pytest.mark.slow
