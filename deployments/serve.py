@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 CHECKOUT = Path(__file__).parents[1]
+SERVER = str(CHECKOUT / "deployments" / "server.py")
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -76,7 +77,7 @@ def main() -> int:
         signal.signal(one, _interrupt)
     running: dict[str, Process] = {}
     try:
-        running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port))
+        running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port), program=(SERVER,))
         _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
         _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
         register_all(deployments, options.notify)
@@ -115,9 +116,9 @@ def _refuse_taken(port: int) -> None:
             ) from error
 
 
-def _start(*command: str) -> Process:
+def _start(*command: str, program: tuple[str, ...] = ("-m", "prefect")) -> Process:
     # In a session of its own: Ctrl-C is for this process, which stops the others in order.
-    return subprocess.Popen([sys.executable, "-m", "prefect", *command], cwd=CHECKOUT, start_new_session=True)  # noqa: S603
+    return subprocess.Popen([sys.executable, *program, *command], cwd=CHECKOUT, start_new_session=True)  # noqa: S603
 
 
 def _wait_for(url: str, server: Process) -> None:
