@@ -1,0 +1,67 @@
+"""docker/kubernetes-job.json, the template of a Kubernetes work pool: what its jobs may do, and that it is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docker.compose import DOCKERFILE, ROOT
+from tests.docker.dockerfile import read_stages
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((ROOT / "docker" / "kubernetes-job.json").read_text("utf-8"))
+    return read
+
+
+def pod(template: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_every_variable_is_used_and_every_placeholder_is_a_variable(template: dict[str, Any]) -> None:
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
+    assert used == set(template["variables"]["properties"])
+    assert set(template["variables"]["required"]) <= used
+
+
+def test_the_deployments_job_variables_are_ones_that_it_knows(template: dict[str, Any]) -> None:
+    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
+    for deployment in listed:
+        assert set(deployment["work_pool"]["job_variables"]) <= set(template["variables"]["properties"])
+
+
+def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template: dict[str, Any]) -> None:
+    (user,) = [one.value for one in read_stages(DOCKERFILE.read_text("utf-8"))[1][-1].instructions if one.name == "USER"]
+    spec = pod(template)
+    context = spec["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    assert context["runAsNonRoot"] is True
+    assert context["fsGroup"] == context["runAsGroup"]
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/scratch"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_prefect_makes_a_job_of_it(template: dict[str, Any]) -> None:
+    """With the deployments' own variables and an image."""
+    worker = pytest.importorskip("prefect_kubernetes.worker", reason="Kubernetes work pools need prefect-kubernetes")
+    import asyncio
+
+    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
+    variables = {"image": "registry.example/flat-tokens@sha256:00", **listed[-1]["work_pool"]["job_variables"]}
+    made = asyncio.run(worker.KubernetesWorkerJobConfiguration.from_template_and_values(template, variables))
+    (container,) = made.job_manifest["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/flat-tokens@sha256:00"
+    assert container["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
