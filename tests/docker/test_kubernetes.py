@@ -52,16 +52,3 @@ def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template:
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/scratch"}
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
     assert spec["automountServiceAccountToken"] is False
-
-
-def test_prefect_makes_a_job_of_it(template: dict[str, Any]) -> None:
-    """With the deployments' own variables and an image."""
-    worker = pytest.importorskip("prefect_kubernetes.worker", reason="Kubernetes work pools need prefect-kubernetes")
-    import asyncio
-
-    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
-    variables = {"image": "registry.example/flat-tokens@sha256:00", **listed[-1]["work_pool"]["job_variables"]}
-    made = asyncio.run(worker.KubernetesWorkerJobConfiguration.from_template_and_values(template, variables))
-    (container,) = made.job_manifest["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry.example/flat-tokens@sha256:00"
-    assert container["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
