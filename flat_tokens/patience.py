@@ -29,6 +29,7 @@ PASSING = frozenset(
         "botocore.IncompleteReadError",
         "botocore.ResponseParserError",
         "gcsfs.ChecksumError",
+        "httpx.TransportError",
         "requests.ChunkedEncodingError",
         "requests.ConnectionError",
         "requests.ContentDecodingError",

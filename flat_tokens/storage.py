@@ -40,7 +40,7 @@ REQUEST_SECONDS = 300.0
 PART_BYTES = 16 << 20
 """Larger objects of object stores are read in parts of this size, and large ones are written so."""
 PARTS_AT_ONCE = 4
-UPLOADS = 4
+UPLOADS = 6
 """Times that an upload in parts is begun, if errors end it that would not pass by themselves."""
 
 
@@ -207,17 +207,18 @@ class Store:
                 while block := file.read(WRITE_BUFFER_BYTES):
                     yield block
             return
-        if (size := self.info(key)["size"]) is None:  # some web servers do not tell
-            yield self.read(key)[start:]
-            return
-        while start < size:
-            part = self.ask("cat_file", key, start=start, end=min(start + PART_BYTES, size))
-            if len(part) > PART_BYTES:  # the whole of it, of a server that knows no ranges
-                part, size = part[start:], 0
-            if not part:
+        while True:
+            try:
+                part = self.ask("cat_file", key, start=start, end=start + PART_BYTES)
+            except Exception as error:
+                if status_of(error) == 416:  # nothing stands there: what came before was all
+                    return
+                raise
+            # More than was asked for is all of it, of a server that knows no ranges.
+            yield part if len(part) <= PART_BYTES else part[start:]
+            if len(part) != PART_BYTES:
                 return
-            yield part
-            start += len(part)
+            start += PART_BYTES
 
     def digest(self, key: str) -> StoredObject:
         """Read an object through and say what it is now."""
@@ -246,7 +247,7 @@ class Store:
 
     def upload(self, key: str, path: str | os.PathLike[str]) -> None:
         """Put a local file into a remote store."""
-        if os.path.getsize(path) <= WRITE_BUFFER_BYTES:
+        if os.path.getsize(path) <= PART_BYTES:
             self.ask("pipe_file", key, Path(path).read_bytes())
             return
         fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self._protocols else {}

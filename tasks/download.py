@@ -110,10 +110,11 @@ def _fetch(found: FoundFile, target: Path) -> str:
     """Fetch a file, going on where a connection broke; its sha256."""
     failures = size = furthest = 0
     sha256 = hashlib.sha256()
+    state: dict[str, str] = {}
     with target.open("wb") as file:
         while True:
             try:
-                for start, block in _blocks(found, size):
+                for start, block in _blocks(found, size, state):
                     if start < size:
                         file.seek(start)
                         file.truncate()
@@ -137,25 +138,32 @@ def _fetch(found: FoundFile, target: Path) -> str:
     return sha256.hexdigest()
 
 
-def _blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a remote file from *start* on, or from 0 where the server sends no parts; each with where it begins."""
+def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a remote file from *start* on, or from 0 where the server sends no parts, or does not say whether they are
+    parts of the same file; each with where it begins. *state*: what the server called the file when it first sent some of it.
+    """
     if not found.uri.startswith(("http://", "https://")):
         yield from _stored_blocks(found, start)
         return
     import requests
 
     etag = (found.immutable or "").partition("ETag:")[2]
+    same = etag or state.get("Last-Modified", "")
     headers = {"Accept-Encoding": "identity"}
-    if start:
-        headers |= {"Range": f"bytes={start}-", **({"If-Range": etag} if etag else {})}
+    if start and same:
+        headers |= {"Range": f"bytes={start}-", "If-Range": same}
     with requests.get(found.uri, headers=headers, stream=True, timeout=TIMEOUT) as response:
         response.raise_for_status()
         if etag and response.headers.get("ETag", etag) != etag:
             raise ValueError("it changed after the build had found it. Run the build again.")
         if response.status_code != 206:
             start = 0
+            state.clear()
+            state.update({name: response.headers[name] for name in ("ETag", "Last-Modified") if name in response.headers})
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             raise ValueError(f"the server sent {response.headers.get('Content-Range')!r} instead of bytes {start} and on")
+        elif any(response.headers.get(name, value) != value for name, value in state.items()):
+            raise ValueError("it changed while it was fetched. Run the build again.")
         for block in response.iter_content(RECEIVED_BYTES):
             yield start, block
             start += len(block)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import json
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
+
+MANY_FAULTS = {"429": 0.045, "503": 0.045, "reset": 0.04, "half": 0.04, "half upload": 0.025, "stall": 0.005, "lost": 0.02}
+"""A fifth of all requests spoiled, and of another fiftieth the acknowledgement lost."""
+
+
+def at_random(seed: int, shares: Mapping[str, float] = MANY_FAULTS) -> Callable[[str, str], str | None]:
+    """A rule for ``Proxy.spoil``: each fault with its share of the requests."""
+    dice, kinds, weights = random.Random(seed), [*shares, None], [*shares.values(), 1 - sum(shares.values())]
+    return lambda method, path: dice.choices(kinds, weights)[0]
 
 
 @dataclass
@@ -17,21 +30,25 @@ class Proxy:
     """What passed, and the rule for what passes next.
 
     *spoil* is asked about each request (method, path) and says what happens to it: None, or the name of a fault.
-    ``"429"``, ``"503"``: answered so, the server never sees it. ``"reset"``: the connection is cut, the server never sees it.
+    ``"429"``, ``"503"``, ``"403"``: answered so, ``"reset"``: the connection is cut; the server never sees it.
     ``"lost"``: the server does it, the connection is cut before the answer. ``"half"``: half of the answer, then a cut.
     ``"half upload"``: the server gets half of the body, then a cut. ``"stall"``: nothing for *stall_seconds*, then a cut.
+    *conditions*: answer ``ifGenerationMatch`` of Google Cloud Storage here, for an emulator that does not know it.
     """
 
     url: str = ""
     delay: float = 0.0
     stall_seconds: float = 5.0
     spoil: Callable[[str, str], str | None] = lambda method, path: None
+    conditions: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path with query, ``Range`` header of each request, in order."""
     faults: list[str] = field(default_factory=list)
     waiting: int = 0
     most_waiting: int = 0
     """The largest number of requests that waited for their answers at one time."""
+    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by requests with a condition, so that nothing changes between the look and the write."""
 
 
 @contextlib.contextmanager
@@ -78,6 +95,10 @@ def _run(loop: asyncio.AbstractEventLoop, state: Proxy, upstream: str, started: 
     finally:
         loop.run_until_complete(session.close())
         loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(loop)  # those of clients that no longer wait
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -92,8 +113,9 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
         fault = state.spoil(request.method, request.raw_path)
         if fault is not None:
             state.faults.append(fault)
-        if fault in ("429", "503"):
-            return web.Response(status=int(fault), text="<Error><Code>SlowDown</Code></Error>", content_type="application/xml")
+        if fault is not None and fault.isdigit():
+            code = "AccessDenied" if fault == "403" else "SlowDown"
+            return web.Response(status=int(fault), text=f"<Error><Code>{code}</Code></Error>", content_type="application/xml")
         if fault == "stall":
             await asyncio.sleep(state.stall_seconds)
         if fault in ("reset", "stall"):
@@ -101,28 +123,51 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
         if fault == "half upload":
             await _send_half(request, upstream, body)
             return _cut(request)
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("transfer-encoding", "connection")}
-        async with session.request(
-            request.method, f"{upstream}{request.raw_path}", headers=headers, data=body, allow_redirects=False
-        ) as answer:
-            data = await answer.read()
-            if fault == "lost":
-                return _cut(request)
-            kept = {
-                k: v for k, v in answer.headers.items() if k.lower() not in ("transfer-encoding", "connection", "server", "date")
-            }
-            if request.method != "HEAD":
-                kept["Content-Length"] = str(len(data))
-            response = web.StreamResponse(status=answer.status, headers=kept)
+        async with state.one_by_one if state.conditions and "ifGenerationMatch" in request.query else contextlib.nullcontext():
+            if state.conditions and not await _is_met(request, body, upstream, session):
+                status, kept, data = 412, {"Content-Type": "application/json"}, b'{"error": {"message": "conditionNotMet"}}'
+            else:
+                status, kept, data = await _forward(request, body, upstream, session)
+        if fault == "lost":
+            return _cut(request)
+        if request.method != "HEAD":
+            kept["Content-Length"] = str(len(data))
+        response = web.StreamResponse(status=status, headers=kept)
+        with contextlib.suppress(ConnectionError):  # the client may have seen enough
             await response.prepare(request)
             if request.method != "HEAD":
                 await response.write(data[: len(data) // 2] if fault == "half" else data)
                 if fault == "half":
                     return _cut(request, response)
                 await response.write_eof()
-            return response
+        return response
     finally:
         state.waiting -= 1
+
+
+async def _forward(
+    request: web.Request, body: bytes, upstream: str, session: aiohttp.ClientSession
+) -> tuple[int, dict[str, str], bytes]:
+    """The server's answer: status, headers, body."""
+    headers = {k: v for k, v in request.headers.items() if k.lower() not in ("transfer-encoding", "connection")}
+    async with session.request(
+        request.method, f"{upstream}{request.raw_path}", headers=headers, data=io.BytesIO(body), allow_redirects=False
+    ) as answer:
+        dropped = ("transfer-encoding", "connection", "server", "date")
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in dropped}
+        return answer.status, kept, await answer.read()
+
+
+async def _is_met(request: web.Request, body: bytes, upstream: str, session: aiohttp.ClientSession) -> bool:
+    """Whether an object has the generation that an upload makes a condition; 0 where there must be none."""
+    wanted = request.query.get("ifGenerationMatch")
+    if wanted is None:
+        return True
+    # The name stands in the query, or in the first part of the body.
+    name = request.query.get("name") or json.loads(body.split(b"\n\n")[1].partition(b"\n--")[0])["name"]
+    bucket = request.path.split("/")[-2]
+    async with session.get(f"{upstream}/storage/v1/b/{bucket}/o/{quote(name, safe='')}") as answer:
+        return wanted == ((await answer.json())["generation"] if answer.status == 200 else "0")
 
 
 def _cut(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:

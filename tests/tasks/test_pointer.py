@@ -247,6 +247,7 @@ class Bucket(BaseHTTPRequestHandler):
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
     """A bucket ``gs://bucket`` on loopback."""
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # or it stalls on what no emulator knows
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # or it looks for credentials in the network
     gcsfs = pytest.importorskip("gcsfs")
     handler = type("OneBucket", (Bucket,), {"objects": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

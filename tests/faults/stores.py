@@ -1,0 +1,115 @@
+"""Object stores on loopback behind the proxy that spoils what passes, and builds on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pytest
+import requests
+
+import flat_tokens.patience
+import flat_tokens.storage
+from tests.proxy import Proxy, proxy
+
+QUICKER = 50
+"""So many times shorter are all waits between tries, of the clients of stores too: what is tried, and how often, stays."""
+
+SECRET = "fJ8marker0Qz7Lk2VbT"
+
+
+class _QuickAsyncio(types.ModuleType):
+    def __init__(self) -> None:
+        super().__init__("asyncio")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / QUICKER)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no try wait long for the next one, and no silence be borne for long."""
+    for client in ("s3fs.core", "gcsfs.retry", "gcsfs.core", "aiobotocore.endpoint"):
+        monkeypatch.setattr(importlib.import_module(client), "asyncio", _QuickAsyncio())
+    monkeypatch.setattr(flat_tokens.patience, "FIRST_WAIT", flat_tokens.patience.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.patience, "LONGEST_WAIT", flat_tokens.patience.LONGEST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 1.5)
+    for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
+        monkeypatch.setattr(logging.getLogger(server), "disabled", True)
+
+
+@dataclass
+class Bucket:
+    """A bucket, by its *url*. What this process asks of it goes through *proxy*."""
+
+    url: str
+    proxy: Proxy
+
+    @property
+    def protocol(self) -> str:
+        return self.url.partition("://")[0]
+
+
+@contextlib.contextmanager
+def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket on an S3 server, reached by ambient credentials."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        with proxy(f"http://{host}:{port}") as between:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+            monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+            monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+            yield Bucket("s3://bucket", between)
+    finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10)  # another one here would find the bucket
+        server.stop()
+
+
+@contextlib.contextmanager
+def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket on an emulator of Google Cloud Storage, made as strict as the store itself is: the proxy knows conditions on
+    uploads, and an upload of which half comes is none.
+    """
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed: make peers")
+    read = emulator._read_raw_data
+
+    def read_all(handler: Any) -> bytes | None:
+        data: bytes | None = read(handler)
+        if len(data or b"") < int(handler.headers.get("Content-Length") or 0):
+            raise ConnectionError("half an upload")
+        return data
+
+    monkeypatch.setattr(emulator, "_read_raw_data", read_all)
+    # Read when gcsfs is imported: what it would look up else, no emulator knows, and it waits for a minute.
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # it would look for credentials in the network
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+    server.start()
+    server._api._httpd.handle_error = lambda request, client_address: None
+    try:
+        with proxy(f"http://127.0.0.1:{server._api._httpd.server_address[1]}") as between:
+            between.conditions = True
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", between.url)
+            fsspec.get_filesystem_class("gs").clear_instance_cache()
+            yield Bucket("gs://bucket", between)
+    finally:
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        server.stop()
+
+
+BUCKETS = {"s3": s3_bucket, "gs": gs_bucket}
+"""By the protocol of their URLs."""

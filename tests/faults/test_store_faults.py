@@ -1,0 +1,342 @@
+"""Object stores that are busy, cut connections and lose acknowledgements: the same bytes as on a disk, or a clear error.
+
+``STORE_TRIALS=30 pytest tests/faults/test_store_faults.py -k spoiled`` builds thirty times on each store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flat_tokens
+import flat_tokens.storage
+from flat_tokens.storage import Store
+from flows.order import build
+from flows.reruns import refresh
+from flows.threads import Threads
+from tasks.garbage import Policy, collect
+from tasks.models import BuildConfig
+from tasks.pointer import look, read_pointer, swap
+from tasks.versions import list_versions
+from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
+from tests.faults.support import write_notes
+from tests.proxy import MANY_FAULTS, Proxy, at_random
+
+TRIALS = int(os.environ.get("STORE_TRIALS", "1"))
+LAYOUTS = ("compact", "zarr2", "mmap")
+POLICY = Policy(keep_versions=1, grace_days=0)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    with pytest.MonkeyPatch.context() as monkeypatch, BUCKETS[request.param](monkeypatch) as bucket:
+        hurry(monkeypatch)
+        yield bucket
+
+
+@pytest.fixture
+def bucket(server: Bucket) -> Iterator[Bucket]:
+    """An empty bucket, without faults as yet."""
+    fs = Store.at(server.url).fs
+    for path in fs.find("bucket"):
+        fs.rm_file(path)
+    server.proxy.requests.clear()
+    server.proxy.faults.clear()
+    yield server
+    server.proxy.spoil, server.proxy.stall_seconds = lambda method, path: None, 5.0
+
+
+def put_text(bucket: Bucket, scratch: Path, state: int) -> None:
+    """The source: three files, of which one changes and one comes in the second state. No fault is in the way."""
+    spoil, bucket.proxy.spoil = bucket.proxy.spoil, lambda method, path: None
+    names = {"a": 30, "b": 40 + 20 * state, **({"c": 25} if state else {})}
+    for name, count in names.items():
+        Store.at(bucket.url).upload(f"text/{name}.jsonl", write_notes(scratch / f"{name}.jsonl", count))
+    bucket.proxy.spoil = spoil
+
+
+def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) -> BuildConfig:
+    return BuildConfig.model_validate(
+        {
+            "output": str(output),
+            "scratch": str(scratch),
+            "source": {"path": f"{bucket.url}/text/*.jsonl", "id_column": "id"},
+            "tokenizer": "bytes",
+            "validation_fraction": 0.3,
+            "slice_bytes": 5000,
+            "layout": layout,
+            "verify_level": "full",
+        }
+    )
+
+
+def build_and_refresh(bucket: Bucket, output: str | Path, scratch: Path, layout: str) -> str:
+    """A build, a refresh that removes its version, a collection of garbage; the version that is left."""
+    config = config_of(bucket, output, scratch, layout)
+    put_text(bucket, scratch, 0)
+    with Threads(2) as runner:
+        assert build(config, runner).sequence == 1
+    put_text(bucket, scratch, 1)
+    with Threads(2) as runner:
+        result = refresh(config, runner, POLICY)
+    assert (result.outcome, result.sequence, len(result.removed)) == ("published", 2, 1)
+    collect(Store.at(output), POLICY, delete=True)
+    return result.version
+
+
+def objects(store: Store) -> dict[str, bytes]:
+    return {key: store.read(key) for key, _ in store.listing()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 120 * TRIALS)
+def test_builds_on_a_spoiled_store_are_those_on_a_disk(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Build, refresh, removal of the old version, collection of garbage, with a fifth of all requests spoiled."""
+    right: dict[str, tuple[str, dict[str, bytes]]] = {}
+    for layout in LAYOUTS[:TRIALS]:
+        here = tmp_path / layout
+        version = build_and_refresh(bucket, here, tmp_path / "scratch", layout)
+        right[layout] = (version, objects(Store.at(here / "versions" / version)))
+    for seed in range(TRIALS):
+        layout = LAYOUTS[seed % len(LAYOUTS)]
+        bucket.proxy.requests.clear()
+        bucket.proxy.faults.clear()
+        bucket.proxy.spoil = at_random(seed)
+        begun, url = time.monotonic(), f"{bucket.url}/out-{seed}"
+        version = build_and_refresh(bucket, url, tmp_path / f"scratch-{seed}", layout)
+        assert flat_tokens.verify(url, "full").seq_count == 115
+        asked, spoiled, seconds = len(bucket.proxy.requests), len(bucket.proxy.faults), time.monotonic() - begun
+        bucket.proxy.spoil = lambda method, path: None
+        root = Store.at(url)
+        assert (version, objects(root / "versions" / version)) == right[layout]
+        pointer = read_pointer(root)
+        assert (pointer.version, pointer.sequence) == (version, 2)
+        assert [one.version for one in list_versions(root)] == [version]
+        assert flat_tokens.verify(url, "full").seq_count == 115
+        assert {key.partition("/")[0] for key, _ in root.listing()} == {"_cache", "latest.json", "origins", "runs", "versions"}
+        assert spoiled > asked / 10
+        if TRIALS > 1:
+            with capsys.disabled():
+                print(f"\n{url} {layout}: {asked} requests, {spoiled} spoiled, {seconds:.1f} s", end="")
+
+
+def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They go up in parts, of which each may be lost, and the last acknowledgement too."""
+    monkeypatch.setattr(flat_tokens.storage, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    store = Store.at(f"{bucket.url}/large", staging=str(tmp_path / "staging"))
+    data = np.random.default_rng(0).bytes(12_000_000)
+    for seed in range(3):
+        bucket.proxy.spoil = at_random(seed, {**MANY_FAULTS, "lost": 0.05})
+        with store.create(f"object-{seed}") as writer:
+            for start in range(0, len(data), 1_000_003):
+                writer.write(data[start : start + 1_000_003])
+        assert store.digest(f"object-{seed}") == writer.stored
+        assert store.read(f"object-{seed}") == data
+    assert any(method in ("POST", "PUT") and "upload" in path.lower() for method, path, _ in bucket.proxy.requests)
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again, the store knows of no such upload any more; begun anew, it becomes the same object."""
+    monkeypatch.setattr(flat_tokens.storage, "PART_BYTES", 5 << 20)
+    store, data = Store.at(f"{bucket.url}/parts"), np.random.default_rng(1).bytes(11_000_000)
+    parts, lost = [], []
+
+    def lose_the_last(method: str, path: str) -> str | None:
+        if (
+            method == "POST"
+            and "upload" in path.lower()
+            and "uploads" not in path
+            and "upload_id" in path.lower().replace("uploadid", "upload_id")
+        ):
+            parts.append(path)
+            if not lost and len(parts) == (1 if bucket.protocol == "s3" else 3):
+                lost.append(path)
+                return "lost"
+        return None
+
+    bucket.proxy.spoil = lose_the_last
+    with store.create("object") as writer:
+        writer.write(data)
+    assert lost
+    assert store.digest("object") == writer.stored
+
+
+def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
+    """Whatever is asked, and however many of them come in a row."""
+    store, left = Store.at(f"{bucket.url}/below"), list[str]()
+    bucket.proxy.spoil = lambda method, path: left.pop() if left else None
+    for faults in (["429", "503", "reset", "half"], ["lost"], ["half upload", "lost", "429"]):
+        for act, expected in (
+            (lambda: store.put("a/object", b"content").size, 7),
+            (lambda: store.read("a/object"), b"content"),
+            (lambda: store.read_range("a/object", 2, 5), b"nte"),
+            (lambda: store.read_ranges(["a/object"] * 2, [-3, 0], [None, 2]), [b"ent", b"co"]),
+            (lambda: store.size("a/object"), 7),
+            (lambda: (store.exists("a/object"), store.exists("a"), store.exists("b")), (True, True, False)),
+            (lambda: store.digest("a/object").size, 7),
+            (lambda: list(store.listing()), [("a/object", 7)]),
+            (lambda: store.remove("a/object"), None),
+            (lambda: list(store.listing()), []),
+        ):
+            left[:] = faults
+            assert act() == expected
+
+
+def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call hangs. The error names the object, and is one of those that another try may mend."""
+    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 0.2)
+    store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
+    bucket.proxy.stall_seconds = 60
+    bucket.proxy.spoil = lambda method, path: "stall"
+    with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
+        store.exists("object")
+    bucket.proxy.spoil = lambda method, path: None
+    assert not store.exists("object")
+
+
+def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 0.2)
+    store, faults = Store.at(f"{bucket.url}/out"), ["stall", "stall", "stall"]
+    bucket.proxy.stall_seconds = 60
+    bucket.proxy.spoil = lambda method, path: faults.pop() if faults else None
+    store.put("object", b"content")
+    assert store.read("object") == b"content"
+    assert faults == []
+
+
+@pytest.mark.parametrize("trouble", ["no bucket", "403"])
+def test_what_does_not_pass_is_told_at_once(bucket: Bucket, tmp_path: Path, trouble: str) -> None:
+    """Before any work, and without asking again and again."""
+    output = f"{bucket.url}/out" if trouble == "403" else f"{bucket.protocol}://no-such-bucket/out"
+    config = BuildConfig.model_validate(
+        {"output": output, "source": {"path": str(write_notes(tmp_path / "notes.jsonl", 3))}, "tokenizer": "bytes"}
+    )
+    bucket.proxy.requests.clear()
+    bucket.proxy.spoil = lambda method, path: "403" if trouble == "403" else None
+    with (
+        pytest.raises(ValueError, match=rf"^cannot write to output {output} \(.+\)\. Check the address") as raised,
+        Threads(1) as runner,
+    ):
+        build(config, runner)
+    assert len(bucket.proxy.requests) <= 4
+    assert SECRET not in str(raised.value)
+
+
+def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
+    """Neither instead of nothing nor instead of what was there."""
+    store = replace(Store.at(f"{bucket.url}/out"), patience=0.0)
+    store.put("there", b"old")
+    bucket.proxy.spoil = lambda method, path: "half upload" if method in ("PUT", "POST") else None
+    for key in ("there", "new"):
+        with pytest.raises(TimeoutError, match="no answer"):
+            store.put(key, bytes(100_000))
+    bucket.proxy.spoil = lambda method, path: None
+    assert dict(store.listing()) == {"there": 3}
+
+
+@pytest.mark.parametrize("fault", ["lost", "half", "503"])
+def test_the_pointer_is_moved_once_whatever_is_lost(bucket: Bucket, fault: str) -> None:
+    """The write was done and its acknowledgement lost, or it was not done: both are found out by reading."""
+    root = Store.at(f"{bucket.url}/pointer-{fault}")
+    content = [b"first", b"second", b"third"]
+    for i, data in enumerate(content):
+        seen, left = look(root, "latest.json"), [fault]
+        bucket.proxy.spoil = lambda method, path, left=left: left.pop() if method in ("PUT", "POST") and left else None  # type: ignore[misc]
+        assert swap(root, "latest.json", seen, data)
+        assert left == []
+        assert root.read("latest.json") == data
+        stale = seen
+        assert not swap(root, "latest.json", stale, b"of somebody who was asleep")
+        assert root.read("latest.json") == content[i]
+
+
+def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes after we have looked, while our first try is lost on its way: there is no second one."""
+    root = Store.at(f"{bucket.url}/race")
+    assert swap(root, "latest.json", look(root, "latest.json"), b"one")
+
+    def lose(*_: object) -> bool:
+        monkeypatch.undo()
+        root.put("latest.json", b"theirs")
+        raise ConnectionResetError("lost on its way")
+
+    monkeypatch.setattr("tasks.pointer._write_if", lose)
+    assert not swap(root, "latest.json", look(root, "latest.json"), b"mine")
+    assert root.read("latest.json") == b"theirs"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_readers_of_a_spoiled_store_read_right(bucket: Bucket, layout: flat_tokens.LayoutName) -> None:
+    check_reading(bucket.proxy, f"{bucket.url}/read-{layout}", f"{bucket.url}/read-{layout}", layout)
+
+
+def check_reading(between: Proxy, write_to: str, url: str, layout: flat_tokens.LayoutName) -> None:
+    """Sequences and packed rows through faults are what was written."""
+    rng = np.random.default_rng(5)
+    sequences = [rng.integers(0, 50_000, int(length), np.uint32) for length in rng.integers(0, 400, 300)]
+    flat_tokens.write_dataset(write_to, [flat_tokens.TokenBatch.from_sequences(sequences)], layout=layout)
+    joined = np.concatenate(sequences)
+    for seed in range(3):
+        between.spoil = at_random(seed)
+        train = flat_tokens.open(url).train
+        for i in rng.permutation(300)[:30].tolist():
+            assert train.sequence(i).tolist() == sequences[i].tolist()
+        packed = train.packed(128)
+        rows = rng.permutation(len(packed))[:40]
+        assert packed.batch(rows).targets.tolist() == [joined[row * 128 : (row + 1) * 128].tolist() for row in rows]
+    assert between.faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_credentials_are_in_nothing_that_is_written_or_said(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in objects nor in files, logs or errors, of builds that succeed and of one that fails half way."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", f"token-{SECRET}")
+    caplog.set_level(logging.INFO)
+    put_text(bucket, tmp_path, 0)
+    config = config_of(bucket, f"{bucket.url}/out", tmp_path / "scratch", "compact")
+    passed = [0]
+
+    def fail_late(method: str, path: str) -> str | None:
+        passed[0] += 1
+        return "403" if passed[0] > 150 else at_random(passed[0])(method, path)
+
+    bucket.proxy.spoil = fail_late
+    with pytest.raises(OSError, match=r"Access ?Denied|Forbidden") as raised, Threads(2) as runner:
+        build(config, runner)
+    bucket.proxy.spoil = at_random(0)
+    with Threads(2) as runner:
+        build(config, runner)
+    bucket.proxy.spoil = lambda method, path: None
+    chain, said = raised.value, [record.getMessage() + str(record.exc_info or "") for record in caplog.records]
+    while chain is not None:
+        said += [str(chain), repr(chain)]
+        chain = chain.__cause__ or chain.__context__  # type: ignore[assignment]
+    written = {**objects(Store.at(f"{bucket.url}/out")), **{p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}}
+    assert len(written) > 30
+    assert SECRET not in "".join(said)
+    assert [name for name, data in written.items() if SECRET.encode() in data or SECRET in name] == []
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:{secret}@bucket/out", "https://user:{secret}@example.com/a.jsonl"])
+def test_credentials_in_an_address_are_refused_without_repeating_them(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValueError, match="credentials") as raised:
+        BuildConfig.model_validate(
+            {"output": str(tmp_path / "out"), "source": {"path": url.format(secret=SECRET)}, "tokenizer": "bytes"}
+        )
+    assert SECRET not in str(raised.value)
