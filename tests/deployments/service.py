@@ -1,0 +1,187 @@
+"""The whole service as ``make serve`` starts it, on a port and a database of its own, and its API as people's browsers use it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import requests
+
+CHECKOUT = Path(__file__).parents[2]
+DEADLINE = 180.0
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(question: Callable[[], T | None], what: str, deadline: float = DEADLINE) -> T:
+    """What a question is answered with, once it is answered with something."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if answer := question():
+            return answer
+        time.sleep(0.3)
+    raise TimeoutError(f"waited {deadline:.0f} s for {what}")
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that these have."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listed.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, waiting = set(), [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.add(child)
+            waiting.append(child)
+    return found
+
+
+def kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Service(NamedTuple):
+    """A running service. *home*: its database and its output are there."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    home: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**environment(self.home), "PREFECT_API_URL": self.url}
+
+    @property
+    def output(self) -> str:
+        return (self.home / "output.txt").read_text()
+
+    def ask(self, method: str, path: str, body: Any = None) -> requests.Response:
+        """An answer of the API. What it could not do because its database was busy is asked again."""
+
+        def answer() -> tuple[requests.Response] | None:
+            given = requests.request(method, self.url + path, json=body, timeout=60)
+            return None if given.status_code >= 500 else (given,)
+
+        return until(answer, f"{method} {path}")[0]
+
+    def get(self, path: str, body: Any = None) -> Any:
+        given = self.ask("GET" if body is None else "POST", path, body)
+        given.raise_for_status()
+        return given.json()
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        (found,) = self.get("/deployments/filter", {"deployments": {"name": {"any_": [name]}}, "limit": 2})
+        return dict(found)
+
+    def pause(self, deployment: str) -> None:
+        """What the switch beside a deployment's schedule does."""
+        found = self.deployment(deployment)
+        (schedule,) = found["schedules"]
+        self.ask("PATCH", f"/deployments/{found['id']}/schedules/{schedule['id']}", {"active": False}).raise_for_status()
+
+    def start_run(self, deployment: str, parameters: dict[str, Any], tags: Sequence[str] = ()) -> requests.Response:
+        """What the button at the end of a run form does."""
+        path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
+        return self.ask("POST", path, {"parameters": parameters, "tags": list(tags)})
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return dict(self.get(f"/flow_runs/{run_id}"))
+
+    def ended(self, run_id: str) -> dict[str, Any]:
+        """A run, once it has ended."""
+        return until(lambda: run if (run := self.run(run_id))["state_type"] in ENDED else None, f"the end of run {run_id}")
+
+    def runs_tagged(self, *tags: str) -> list[dict[str, Any]]:
+        wanted = {"flow_runs": {"tags": {"all_": list(tags)}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
+        return list(self.get("/flow_runs/filter", wanted))
+
+    def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
+        wanted = {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
+        return {one["key"]: one for one in self.get("/artifacts/filter", wanted)}
+
+    def logs(self, run_id: str) -> list[str]:
+        wanted = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [line["message"] for line in self.get("/logs/filter", wanted)]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return list(self.get("/events/filter", {"filter": {"event": {"name": [name]}}, "limit": 50})["events"])
+
+
+def environment(home: Path) -> dict[str, str]:
+    """No setting of the tests' own reaches the service."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_") and name != "PYTHONPATH"}
+    return {**kept, "PREFECT_HOME": str(home / "prefect"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
+
+
+def start(home: Path, port: int, *arguments: str) -> Service:
+    """``make serve SERVE="..."``, once it says that it is ready."""
+    command = [sys.executable, "deployments/serve.py", "--port", str(port), *arguments]
+    with (home / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=environment(home), stdout=output, stderr=output, start_new_session=True
+        )
+    service = Service(process, port, home)
+
+    def ready() -> bool:
+        assert process.poll() is None, service.output
+        return "Run builds at" in service.output
+
+    try:
+        until(ready, "the service to be ready")
+    except BaseException:
+        end(service)
+        raise
+    return service
+
+
+def _interrupt_with_parent() -> None:
+    """Where the tests are killed, the service stops as if by Ctrl-C."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
+
+
+def end(service: Service) -> None:
+    """Whatever became of it."""
+    pids = {service.process.pid} | descendants(service.process.pid)
+    if service.process.poll() is None:
+        service.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            service.process.wait(60)
+    kill(pids | descendants(service.process.pid))
+    service.process.wait()
+
+
+@contextlib.contextmanager
+def worker(service: Service, pool: str) -> Iterator[int]:
+    """A worker beside those of the service, as another machine would have it; its process id."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=service.environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        kill({process.pid} | descendants(process.pid))
+        process.wait()

@@ -1,0 +1,318 @@
+"""``make serve`` for real: one command, a server, workers, deployments, automations; what people see of it in the API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+import flat_tokens
+from deployments.register import automate, create_pools, read_automations, read_deployments, register
+from tests.deployments.service import CHECKOUT, Service, descendants, end, environment, kill, start, until, worker
+from tests.deployments.service import free_port as some_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TEXTS = {
+    "a.jsonl": [("a1", "apples"), ("a2", "apricots"), ("a3", "almonds"), ("a4", "artichokes")],
+    "b.jsonl": [("b1", "bananas"), ("b2", "berries"), ("b3", "beets")],
+    "c.jsonl": [("c1", "cherries"), ("c2", "carrots")],
+}
+
+
+def put(directory: Path, name: str, documents: list[tuple[str, str]]) -> None:
+    """A file that is there whole or not at all."""
+    whole = directory / f".{name}"
+    whole.write_text("".join(json.dumps({"id": identity, "text": text}) + "\n" for identity, text in documents))
+    whole.rename(directory / name)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("service")
+    (home / "texts").mkdir()
+    for name, documents in TEXTS.items():
+        put(home / "texts", name, documents)
+    (home / "fruit.yaml").write_text(
+        f"name: fruit\noutput: {home}/out\nsource: {{name: basket, path: {home}/texts, id_column: id}}\n"
+        "tokenizer: bytes\nvalidation_fraction: 0.4\n"
+    )
+    return home
+
+
+@pytest.fixture(scope="module")
+def service(home: Path) -> Iterator[Service]:
+    """Everything on this machine, and a refresh of a directory every ten seconds."""
+    started = start(home, some_port(), str(home / "fruit.yaml"), "--every", "10")
+    try:
+        yield started
+    finally:
+        end(started)
+
+
+def said(tokens: Any) -> str:
+    """What tokens of the tokenizer "bytes" say."""
+    return bytes(int(token) - 1 for token in tokens).decode()
+
+
+def splits(path: Path) -> dict[str, str]:
+    """The texts of a version, each with the split that it is in."""
+    dataset = flat_tokens.open(path)
+    return {
+        said(tokens): split
+        for split in ("train", "validation")
+        for tokens in (getattr(dataset, split)[i] for i in range(len(getattr(dataset, split))))
+    }
+
+
+def latest(out: Path) -> Path | None:
+    pointer = out / "latest.json"
+    return out / "versions" / json.loads(pointer.read_text())["version"] if pointer.exists() else None
+
+
+def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: Service, home: Path) -> None:
+    """A directory gains, changes and loses a file between two runs of a schedule."""
+    out, texts = home / "out", home / "texts"
+    old = until(lambda: latest(out), "the first refresh")
+    before = splits(old)
+    assert set(before) == {text for documents in TEXTS.values() for _, text in documents}
+    assert set(before.values()) == {"train", "validation"}
+    reader = flat_tokens.open(out)
+    shards = {receipt.parent.name: receipt.stat().st_mtime_ns for receipt in (out / "_cache").glob("*/receipt.json")}
+
+    changed = [("b1", "bananas"), ("b2", "blueberries"), ("b3", "beets")]
+    put(texts, "d.jsonl", [("d1", "dates"), ("d2", "dill")])
+    put(texts, "b.jsonl", changed)
+    (texts / "c.jsonl").unlink()
+    expected = {text for _, text in [*TEXTS["a.jsonl"], *changed, ("d1", "dates"), ("d2", "dill")]}
+    new = until(lambda: path if (path := latest(out)) and set(splits(path)) == expected else None, "the refresh after the change")
+
+    after = splits(new)
+    assert {text: after[text] for text in before if text in after} == {text: before[text] for text in before if text in after}
+    assert after["blueberries"] == before["berries"]  # the id is the same document
+    now = {receipt.parent.name: receipt.stat().st_mtime_ns for receipt in (out / "_cache").glob("*/receipt.json")}
+    assert {key: now[key] for key in shards} == shards
+    assert len(now) == len(shards) + 2  # of the file that came and of the one that changed
+    seen = [said(reader.train[i]) for i in range(len(reader.train))]
+    assert set(seen) == {text for text, split in before.items() if split == "train"}
+    assert flat_tokens.verify(old, "full").seq_count == len(before)
+
+    def finished() -> list[dict[str, Any]]:
+        return [run for run in service.runs_tagged("dataset:fruit") if run["state_type"] == "COMPLETED"]
+
+    def headlines() -> list[str]:
+        return [service.artifacts(run["id"])["fruit-refresh"]["description"] for run in finished()]
+
+    assert until(lambda: [line for line in headlines() if line.startswith("nothing changed")], "a refresh without changes")
+    assert all("auto-scheduled" in run["tags"] for run in finished())
+    service.pause("fruit")  # the other tests need the processor
+
+
+def test_a_run_can_be_watched(service: Service) -> None:
+    """Its name, tags, log lines, progress of every stage, summary, and the dataset as an asset of its sources."""
+    run = until(lambda: next(iter(service.runs_tagged("dataset:fruit", "tokenizer:bytes")), None), "the first refresh")
+    run = service.ended(run["id"])
+    assert run["name"] == "refresh fruit with bytes"
+
+    artifacts = service.artifacts(run["id"])
+    assert {(key, one["type"]) for key, one in artifacts.items()} == {
+        ("fruit-download", "progress"),
+        ("fruit-tokenize", "progress"),
+        ("fruit-split", "progress"),
+        ("fruit-summary", "markdown"),
+        ("fruit-refresh", "markdown"),
+    }
+    assert [float(artifacts[f"fruit-{stage}"]["data"]) for stage in ("download", "tokenize", "split")] == [100.0] * 3
+    assert artifacts["fruit-tokenize"]["description"].startswith("Done: 9 documents, ")
+    text_bytes = sum(len(text) for documents in TEXTS.values() for _, text in documents)
+    assert f"| basket | 9 | 9 | 0 | {text_bytes} | {text_bytes} B | 1.00 |" in artifacts["fruit-summary"]["data"]
+
+    def logs() -> list[str]:
+        lines = service.logs(run["id"])
+        return lines if any("Finished in state" in line for line in lines) else []
+
+    lines = until(logs, "the log lines")
+    assert any(line.startswith("Worker 'builds' submitting flow run") for line in lines)
+    assert "Beginning flow run 'refresh fruit with bytes' for flow 'refresh-dataset'" in lines
+
+    made = until(lambda: service.events("prefect.asset.materialization.succeeded"), "the asset")[-1]
+    assert made["resource"]["prefect.resource.name"] == "fruit"
+    assert made["payload"]["documents"] == 9
+    assert [one["prefect.resource.id"] for one in made["related"] if one["prefect.resource.role"] == "asset"] == [
+        f"file://{service.home}/texts"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layuot": "mmap"},
+        {"layout": "columns"},
+        {"validation_fraction": 2},
+        {"sources": []},
+        {"tokenizer": None},
+        {"workers": 0},
+    ],
+)
+def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, settings: dict[str, Any]) -> None:
+    config = {"name": "wrong", "output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}, **settings}
+    refused = service.start_run("build", {"config": config}, ["wrong"])
+    assert refused.status_code in (409, 422), refused.text
+    assert next(iter(settings)) in refused.text
+    assert service.runs_tagged("wrong") == []
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Keeps what it is told."""
+
+    told: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.told.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def webhook() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Webhook)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path, webhook: str) -> None:
+    """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
+    with temporary_settings({PREFECT_API_URL: service.url}):
+        block = CustomWebhookNotificationBlock(
+            name="pager", url=webhook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
+        )
+        block.save("pager")
+    told = subprocess.run(
+        [sys.executable, "deployments/register.py", "--notify", "custom-webhook/pager"],
+        cwd=CHECKOUT,
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    (home / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n')
+    config = {"name": "bad", "output": f"{home}/bad", "sources": [{"path": f"{home}/bad.jsonl"}], "tokenizer": {"name": "bytes"}}
+
+    run = service.ended(service.start_run("build", {"config": config}).json()["id"])
+
+    assert run["state_type"] == "FAILED"
+    assert "bad.jsonl" in run["state"]["message"]
+    assert "row 1" in run["state"]["message"] or "line 2" in run["state"]["message"]
+    assert run["run_count"] == 1
+    heard = until(lambda: [one for one in Webhook.told if "bad" in one["subject"]], "the notification")
+    assert heard[0]["subject"] == "build bad with bytes: Failed"
+    assert "bad.jsonl" in heard[0]["body"]
+
+
+def test_an_unknown_block_is_told_before_anything_is_registered(service: Service) -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: service.url}),
+        get_client(sync_client=True) as client,
+        pytest.raises(ValueError, match="There is no block slack-webhook/nobody"),
+    ):
+        list(read_automations(client, "slack-webhook/nobody"))
+
+
+def test_a_run_whose_worker_died_is_marked_crashed_and_finishes_when_run_again(service: Service, home: Path) -> None:
+    """By the automation that is shipped, told to wait for 15 seconds instead of minutes."""
+    text = home / "long.txt"
+    text.write_text("".join(f"line {number} of a text that takes some time\n" for number in range(200_000)))
+    config = {
+        "name": "long",
+        "output": f"{home}/long",
+        "sources": [{"path": str(text), "document_separator": "\n"}],
+        "tokenizer": {"name": "bytes"},
+        "slice_bytes": 100_000,
+        "workers": 1,
+    }
+    (build,) = (one for one in read_deployments() if one["name"] == "build")
+    elsewhere = {**build, "name": "elsewhere", "work_pool": {**build["work_pool"], "name": "elsewhere"}}
+    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
+        create_pools(client, [elsewhere])
+        register(client, elsewhere)
+        (silent,) = (one for one in read_automations(client, None) if one.name == "flat-tokens-silent-runs")
+        trigger: Any = silent.trigger
+        trigger.within, trigger.match_related = timedelta(seconds=15), {"prefect.resource.id": "prefect.tag.short-of-patience"}
+        automate(client, silent.model_copy(update={"name": "short-of-patience"}))
+
+    run_id = service.start_run("elsewhere", {"config": config}, ["short-of-patience"]).json()["id"]
+    with worker(service, "elsewhere") as pid:
+        until(lambda: list((home / "long/_cache").glob("*/receipt.json")), "the first shard")
+        kill({pid} | descendants(pid))
+    done = {path.parent.name: path.stat().st_mtime_ns for path in (home / "long/_cache").glob("*/receipt.json")}
+
+    crashed = service.ended(run_id)
+    assert crashed["state_type"] == "CRASHED"
+    assert "Run it again" in crashed["state"]["message"]
+    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
+        for one in client.read_automations_by_name("short-of-patience"):  # heartbeats come every 30 seconds
+            client.delete_automation(one.id)
+
+    retry = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+    service.ask("POST", f"/flow_runs/{run_id}/set_state", {"state": retry, "force": True}).raise_for_status()
+    with worker(service, "elsewhere"):
+        again = service.ended(run_id)
+    assert (again["state_type"], again["run_count"]) == ("COMPLETED", 2)
+    now = {path.parent.name: path.stat().st_mtime_ns for path in (home / "long/_cache").glob("*/receipt.json")}
+    assert {key: now[key] for key in done} == done
+    assert flat_tokens.verify(home / "long", "quick").seq_count > 0
+
+
+def test_a_taken_port_is_refused(service: Service, home: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "deployments/serve.py", "--port", str(service.port)],
+        cwd=CHECKOUT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith(f"Port {service.port} cannot be had (Address already in use).")
+
+
+def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, home: Path) -> None:
+    """The last test of this service: it stops it. Nothing is there twice when it is back."""
+    names = sorted(one["name"] for one in service.get("/deployments/filter", {"limit": 200}))
+    automations = sorted(one["name"] for one in service.get("/automations/filter", {"limit": 200}))
+    pids = descendants(service.process.pid)
+    assert len(pids) >= 3  # a server and two workers
+    os.kill(service.process.pid, signal.SIGINT)
+    assert service.process.wait(60) == 0
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to end", 10)
+
+    again = start(home, service.port, str(home / "fruit.yaml"))
+    try:
+        assert sorted(one["name"] for one in again.get("/deployments/filter", {"limit": 200})) == names
+        assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
+        assert again.deployment("fruit")["schedules"] == []
+    finally:
+        end(again)
