@@ -195,6 +195,11 @@ def _place(whole: str, items: list[Any], text: str) -> int:
 
 def run_build(config: BuildConfig, options: argparse.Namespace) -> int:
     server = None if options.no_server else prefect_server()
+    if server is None and config.runner != "threads":
+        raise ValueError(
+            f"runner: {config.runner} needs a Prefect server. Set PREFECT_API_URL to that of one (make serve starts one), or "
+            "build on this machine alone: --set runner=threads."
+        )
     live = not options.quiet and sys.stderr.isatty()
     if server and not options.quiet:
         # The server gets every line of the tasks all the same; the terminal is for the display.
@@ -231,6 +236,8 @@ def prefect_server() -> str | None:
     url = os.environ.get("PREFECT_API_URL") or _profile_setting("PREFECT_API_URL")
     if not url:
         return None
+    # Where it goes away later, a run waits for it, up to four minutes: as with the deployments, see prefect.yaml.
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")
     try:
         if not url.startswith(("http://", "https://")):
             raise ValueError("it is no http URL")

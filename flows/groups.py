@@ -39,6 +39,7 @@ from flows.watching import flow_run, logged, tags_of
 from tasks.caching import attempt
 from tasks.download import fetch_file
 from tasks.groups import (
+    READERS,
     Fault,
     Group,
     Report,
@@ -48,6 +49,7 @@ from tasks.groups import (
     check_seen,
     check_tokenizer,
     forget,
+    is_kept,
     put_group,
     read_group,
     read_report,
@@ -68,7 +70,6 @@ SPANS = 8
 START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
 IDLE = 120.0
 
-READERS = 16
 RUNS_AT_ONCE = 200
 """Runs that the API tells of in one answer."""
 
@@ -309,10 +310,7 @@ class Groups:
         if report is not None and report != run.report:
             run.report, run.heard = report, now
             self._count(run, report.done)
-            results = report.shards if isinstance(run.group.work, Slices) else report.written
-            if results is not None and len(results) == len(run.group.items):
-                run.results = results
-                self._done.append(run)
+            if self._take(run, report):
                 return
             if report.fault is not None:
                 self._failed(run, report.fault)
@@ -327,6 +325,14 @@ class Groups:
             why = f"nothing was heard of it for {patience} s"
             self._ask(lambda: _set_state(run, Crashed(message=f"The build: {why}.")))
             self._lose(run, why)
+
+    def _take(self, run: _Run, report: Report) -> bool:
+        """Whether a report has a group's results."""
+        if report.results is None or len(report.results) != len(run.group.items):
+            return False
+        run.results = report.results
+        self._done.append(run)
+        return True
 
     def _failed(self, run: _Run, fault: Fault) -> None:
         if fault.may_pass:
@@ -358,10 +364,13 @@ class Groups:
         while self._queued and len(self._out) < self._policy.at_once:
             run = self._queued.popleft()
             self._begin(run)
-            self._out.append(run)
+            if run.results is None:
+                self._out.append(run)
 
     def _begin(self, run: _Run) -> None:
-        """Have a group's run created. One that was created before, by a build that died, is adopted while it lives."""
+        """Have a group's run created. One that was created before, by a build that died, is adopted while it lives; what one
+        that has ended has made is taken.
+        """
         mine = _own_tag()
         run.report, run.state = None, StateType.SCHEDULED
         while True:
@@ -370,6 +379,10 @@ class Groups:
             state = created.state
             if state is None or state.type not in ENDED | {StateType.CANCELLING}:
                 break
+            report = read_report(run.root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
+            if report is not None and is_kept(run.root, run.group, report) and self._take(run, report):
+                self._count(run, report.done)
+                return
             run.attempt += 1
         run.id, run.since = created.id, time.monotonic()
         run.heard = run.since

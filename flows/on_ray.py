@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.utilities.annotations import opaque
 
 from flows.groups import group_of
 from flows.order import Started, scratch_of
@@ -32,15 +31,18 @@ FORWARDED = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "TIKTOKEN_CACHE_DIR",
 
 @task(
     name="tokenize",
-    task_run_name="tokenize {group.label}",
+    task_run_name="tokenize {label}",
     cache_policy=NO_CACHE,
     persist_result=False,
     retries=3,
     retry_delay_seconds=[1, 5, 20],
     retry_condition_fn=storage_may_be_back,
 )
-def tokenize_there(group: Group) -> TokenShard:
-    """Tokenize a slice wherever this runs, and store it; what is stored already is not made again."""
+def tokenize_there(label: str, told: str) -> TokenShard:
+    """Tokenize a slice wherever this runs, and store it; what is stored already is not made again. *told*: the group as JSON,
+    in which Prefect looks for no futures.
+    """
+    group = Group.model_validate_json(told)
     work = group.work
     assert isinstance(work, Slices)
     with attempt(group.output, scratch_of(group), group.digest[:16]) as place:
@@ -51,15 +53,16 @@ def tokenize_there(group: Group) -> TokenShard:
 
 @task(
     name="split",
-    task_run_name="split {group.label}",
+    task_run_name="split {label}",
     cache_policy=NO_CACHE,
     persist_result=False,
     retries=3,
     retry_delay_seconds=[1, 5, 20],
     retry_condition_fn=storage_may_be_back,
 )
-def split_there(group: Group) -> Written:
-    """Write whole objects of the final arrays wherever this runs."""
+def split_there(label: str, told: str) -> Written:
+    """Write whole objects of the final arrays wherever this runs. *told*: the group as JSON."""
+    group = Group.model_validate_json(told)
     work = group.work
     assert isinstance(work, Spans)
     (span,) = work.spans
@@ -102,7 +105,7 @@ class RayTasks:
             return self._tasks.start(function, item, *shared)
         group = group_of(self._config, self._found, function, [item], *shared)
         there: Any = tokenize_there if function is make_shard else split_there
-        return _There(self._ray.submit(there, {"group": opaque(group)}), group)
+        return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), group)
 
     def __enter__(self) -> Self:
         try:

@@ -8,13 +8,14 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
-from tasks.caching import Recipe
+from tasks.caching import CACHE, RECEIPT, Recipe
 from tasks.documents import stamp
 from tasks.download import fetch_file
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, SourceFile, TokenShard, digest_of
@@ -23,8 +24,10 @@ from tasks.progress import Done, meter
 from tasks.sources import FoundFile
 from tasks.split import Span, SplitRule, Written
 from tasks.tokenizers import load_tokenizer
+from tasks.versions import VERSIONS
 
 GROUPS = "_groups"
+READERS = 16
 
 LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, ImportError, FileNotFoundError, PermissionError)
 """Errors that another try would meet again: bad input, faults of ours, files and packages that a machine does not have."""
@@ -93,6 +96,10 @@ class Report(Model):
     shards: tuple[TokenShard, ...] | None = None
     written: tuple[Written, ...] | None = None
 
+    @property
+    def results(self) -> tuple[TokenShard, ...] | tuple[Written, ...] | None:
+        return self.written if self.shards is None else self.shards
+
 
 def put_group(root: Store, group: Group) -> str:
     """Store a group under its digest, unless it is there; the digest."""
@@ -139,6 +146,15 @@ def read_report(root: Store, digest: str, run: str) -> Report | None:
         return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def is_kept(root: Store, group: Group, report: Report) -> bool:
+    """Whether the store has what a report says was made: garbage may have been collected since."""
+    keys = [f"{CACHE}/{shard.key}/{RECEIPT}" for shard in report.shards or ()]
+    if isinstance(group.work, Spans):
+        keys += [f"{VERSIONS}/{group.work.version}/{stored.key}" for one in report.written or () for stored in one.objects]
+    with ThreadPoolExecutor(READERS) as readers:
+        return all(readers.map(root.exists, keys))
 
 
 def forget(root: Store, digest: str) -> None:
