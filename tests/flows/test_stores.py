@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-import requests
 
 import flat_tokens
+from flat_tokens import LAYOUTS, LayoutName
 from flat_tokens.storage import Store
 from flows.order import BuildResult, build
 from flows.threads import Threads
 from tasks.models import BuildConfig
+from tests.faults.stores import BUCKETS
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 
@@ -34,23 +34,16 @@ def objects(store: Store) -> dict[str, bytes]:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket on an S3 server on loopback, reached by ambient credentials."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():
-        monkeypatch.setenv(name, value)
-    fs = fsspec.filesystem("s3", skip_instance_cache=True)
-    fs.mkdir("bucket")
-    yield "s3://bucket"
-    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10)  # another server in this process would find the bucket
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    server.stop()
+    """The URL of a bucket on an S3 server on loopback."""
+    with BUCKETS["s3"](monkeypatch) as bucket:
+        yield bucket.url
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URLs of buckets on loopback, one of every kind."""
+    with BUCKETS[request.param](monkeypatch) as found:
+        yield found.url
 
 
 def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
@@ -67,18 +60,25 @@ def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_s3_as_output_and_source_gives_the_same_objects_as_a_disk(tmp_path: Path, s3: str) -> None:
-    fs, _ = fsspec.core.url_to_fs(s3)
-    fs.put_file(str(DEMO / "stories.parquet"), "bucket/text/stories.parquet")
-    source = {"path": f"{s3}/text/*.parquet", "id_column": "id"}
-    there = run(f"{s3}/out", tmp_path / "scratch", source=source)
-    here = run(str(tmp_path / "out"), tmp_path / "scratch2", layout="compact")
-    mine, theirs = objects(Store.at(here.path)), objects(Store.at(there.path))
-    named = {"manifest.json", "README.md"}  # these two name the source: a file here, a URL there
-    assert {key: data for key, data in mine.items() if key not in named} == {
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
+    tmp_path: Path, bucket: str, layout: LayoutName
+) -> None:
+    """Only the manifest and the card name where the text came from."""
+    Store.at(bucket).upload("text/stories.parquet", DEMO / "stories.parquet")
+    settings: dict[str, Any] = {"layout": layout, "slice_bytes": 60_000}
+    source = {"path": f"{bucket}/text/*.parquet", "id_column": "id"}
+    there = run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings)
+    here = run(str(tmp_path / "here"), tmp_path / "scratch", source=source, **settings)
+    assert there.version == here.version
+    theirs = objects(Store.at(there.path))
+    assert theirs == objects(Store.at(here.path))
+    local = objects(Store.at(run(str(tmp_path / "local"), tmp_path / "scratch2", **settings).path))
+    named = {"manifest.json", "README.md"}
+    assert {key: data for key, data in local.items() if key not in named} == {
         key: data for key, data in theirs.items() if key not in named
     }
-    assert json.loads(theirs["manifest.json"])["provenance"]["sources"][0]["from"] == f"{s3}/text/*.parquet"
-    assert flat_tokens.verify(f"{s3}/out", "full").seq_count == 189
-    assert run(f"{s3}/out", tmp_path / "scratch", source=source).was_published
+    assert json.loads(theirs["manifest.json"])["provenance"]["sources"][0]["from"] == f"{bucket}/text/*.parquet"
+    assert flat_tokens.verify(f"{bucket}/out", "full").seq_count == 189
+    assert run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings).was_published
     assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 1
