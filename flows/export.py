@@ -14,8 +14,7 @@ from flat_tokens.reader import SPLITS
 from flows.exchange import ExportResult, export
 from flows.stages import PrefectTasks
 from flows.surgery import as_task
-from tasks.derivations import Output
-from tasks.models import Location, Split
+from tasks.models import Location, Output, Split
 
 FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
 

@@ -56,7 +56,7 @@ from tasks.groups import (
     reporting,
 )
 from tasks.leases import building
-from tasks.models import BuildConfig, Location
+from tasks.models import BuildConfig, Output
 from tasks.progress import Done, meter
 from tasks.shards import make_shard
 from tasks.sources import FoundFile
@@ -85,7 +85,7 @@ logger = logging.getLogger(__name__)
 
 
 @flow(name="tokenize-group", persist_result=False)
-def tokenize_group(output: Location, group: str) -> None:
+def tokenize_group(output: Output, group: str) -> None:
     """Tokenize a group of slices of a build. Builds start this by themselves; nobody else need.
 
     Args:
@@ -96,7 +96,7 @@ def tokenize_group(output: Location, group: str) -> None:
 
 
 @flow(name="write-group", persist_result=False)
-def write_group(output: Location, group: str) -> None:
+def write_group(output: Output, group: str) -> None:
     """Write some objects of a build's final arrays. Builds start this by themselves; nobody else need.
 
     Args:

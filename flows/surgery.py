@@ -12,9 +12,9 @@ from pydantic import Field
 from flat_tokens.arrays import LayoutName
 from flows.derive import DerivedResult, conclude, derive
 from flows.stages import PrefectTasks, storage_may_be_back
-from tasks.derivations import Derivation, Merge, Output, Relayout, Shuffle, Subset
+from tasks.derivations import Derivation, Merge, Relayout, Shuffle, Subset
 from tasks.inputs import examine
-from tasks.models import Location, Split
+from tasks.models import Location, Output, Split
 from tasks.pieces import count_hashes, count_piece, make_keys
 from tasks.rewriting import write_stretch
 from tasks.shuffling import scatter
@@ -61,7 +61,7 @@ def merge_datasets(
     layout: Literal["auto"] | LayoutName = "auto",
     allow_different_tokenizers: bool = False,
     workers: Workers = None,
-    scratch: Location | None = None,
+    scratch: Output | None = None,
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish the documents of several datasets, one behind the other: train with train, validation with validation.
@@ -92,7 +92,7 @@ def subset_dataset(
     name: str | None = None,
     layout: Literal["auto"] | LayoutName = "auto",
     workers: Workers = None,
-    scratch: Location | None = None,
+    scratch: Output | None = None,
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
@@ -119,7 +119,7 @@ def shuffle_dataset(
     name: str | None = None,
     layout: Literal["auto"] | LayoutName = "auto",
     workers: Workers = None,
-    scratch: Location | None = None,
+    scratch: Output | None = None,
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish the documents of a dataset in an order that the seed decides. It takes as much disk again while it runs.
@@ -147,7 +147,7 @@ def relayout_dataset(
     layout: LayoutName,
     name: str | None = None,
     workers: Workers = None,
-    scratch: Location | None = None,
+    scratch: Output | None = None,
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.reader import SPLITS
 from tasks.finalize import card_head, card_sources, card_tokenizer, counts_text
 from tasks.inputs import Input
-from tasks.models import FORMAT_SEMANTICS, Location, Model, Split, Whole, digest_of, number
+from tasks.models import FORMAT_SEMANTICS, Location, Model, Output, Split, Whole, digest_of, number
 
-
-def writable(output: str) -> str:
-    if output.startswith(("http://", "https://")):
-        raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
-    return output
-
-
-Output = Annotated[Location, AfterValidator(writable)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
 
@@ -95,7 +87,7 @@ class Derivation(Model):
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the first input")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's")
     workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
-    scratch: Location | None = Field(None, description="Local directory for staging, where the output is remote")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="after")

@@ -25,9 +25,9 @@ from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store, StoredObject
 from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import Place, load_shard
-from tasks.derivations import Output, Seed
+from tasks.derivations import Seed
 from tasks.finalize import Provenance
-from tasks.models import FORMAT_SEMANTICS, Location, Model, Split, TokenizerConfig, TokenShard, Whole, digest_of, number
+from tasks.models import FORMAT_SEMANTICS, Location, Model, Output, Split, TokenizerConfig, TokenShard, Whole, digest_of, number
 from tasks.progress import meter
 from tasks.shards import SHARD_LAYOUT, DocumentArrays, document_spec, write_shard
 from tasks.tokenizers import Tokenizer
@@ -52,7 +52,7 @@ class Import(Model):
     split_seed: Seed = Field(0, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
     workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
-    scratch: Location | None = Field(None, description="Local directory for staging, where the output is remote")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="after")

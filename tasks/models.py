@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.reader import SplitName
@@ -63,7 +72,44 @@ def plain_location(location: str) -> str:
     return location
 
 
-Location = Annotated[str, BeforeValidator(lambda v: plain_location(os.fspath(v)) if isinstance(v, str | os.PathLike) else v)]
+INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS"
+"""Environment variables of the workers: who may only start runs can have them read and write below these paths and URLs alone,
+which stand with commas between them. What may be written may be read. Without a variable there is no such bound.
+"""
+
+
+def readable(location: str) -> str:
+    """Refuse what lies outside of the roots for input, where the operator has set any."""
+    return _within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
+
+
+def writable(location: str) -> str:
+    """Refuse what cannot be written, and what lies outside of the roots for output, where the operator has set any."""
+    if location.startswith(("http://", "https://")):
+        raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
+    return _within(location, "written", OUTPUT_ROOTS)
+
+
+def _within(location: str, verb: str, variable: str, *more: str) -> str:
+    if not os.environ.get(variable):
+        return location
+    listed = ",".join(os.environ.get(name, "") for name in (variable, *more))
+    roots = [root.strip() for root in listed.split(",") if root.strip()]
+    store, path = _place(location)
+    for root in map(_place, roots):
+        if root[0] == store and os.path.commonpath([root[1], path]) == root[1]:
+            return location
+    raise ValueError(
+        f"{location} may not be {verb} here: {variable} allows {', '.join(roots)}. Ask who runs the workers for more."
+    )
+
+
+def _path(value: Any) -> Any:
+    return plain_location(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+
+
+Location = Annotated[str, BeforeValidator(_path), AfterValidator(readable)]
+Output = Annotated[str, BeforeValidator(_path), AfterValidator(writable)]
 
 
 def number(value: Any) -> Any:
@@ -84,6 +130,12 @@ class HubDataset(Model):
     name: str | None = Field(None, description="Configuration (subset), such as sample-10BT")
     split: str = Field("train", min_length=1, description="The split that is read")
     revision: str = Field("main", min_length=1, description="Branch, tag or commit; a build pins it to the commit")
+
+    @field_validator("path")
+    @classmethod
+    def within_roots(cls, path: str) -> str:
+        readable(f"hf://datasets/{path}")
+        return path
 
 
 class Source(Model):
@@ -133,8 +185,14 @@ class TokenizerConfig(Model):
     pattern: str | None = Field(None, description=".tiktoken files: the split pattern, or the encoding whose it is")
     revision: str | None = Field(None, description="Hub repositories: branch, tag or commit")
     engine: Literal["auto", "reference"] = Field(
-        "auto", description="'auto' takes the fast engine where it gives exactly the reference engine's tokens"
+        "auto", description="auto: the fast engine, where it gives exactly the reference engine's tokens"
     )
+
+    @field_validator("name")
+    @classmethod
+    def within_roots(cls, name: str) -> str:
+        is_file = name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or os.path.isdir(name)
+        return readable(name) if is_file else name
 
 
 class DocumentPolicy(Model):
@@ -162,7 +220,7 @@ class GroupPolicy(Model):
 class BuildConfig(Model):
     """Everything a build is told."""
 
-    output: Location = Field(description="Directory or URL: versions, token shards and the pointer live below it")
+    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
     name: str = Field(
         "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
     )
@@ -183,7 +241,7 @@ class BuildConfig(Model):
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
     )
     groups: GroupPolicy = Field(GroupPolicy(), description="With runner groups: how much work is a run")
-    scratch: Location | None = Field(None, description="Local directory for downloads and staging")
+    scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="before")
@@ -213,13 +271,6 @@ class BuildConfig(Model):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two sources are named {repeated[0]!r}; give each a name of its own")
         return sources
-
-    @field_validator("output")
-    @classmethod
-    def writable(cls, output: str) -> str:
-        if output.startswith(("http://", "https://")):
-            raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
-        return output
 
     @field_validator("scratch")
     @classmethod
