@@ -91,7 +91,9 @@ def status_of(error: BaseException) -> int | None:
         if isinstance(response, dict):  # of botocore
             found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         else:
-            found = getattr(response, "status_code", None) or getattr(cause, "status", None) or getattr(cause, "code", None)
+            # Others than gcsfs call a code what their parser thinks of half an answer.
+            code = getattr(cause, "code", None) if type(cause).__module__.startswith("gcsfs.") else None
+            found = getattr(response, "status_code", None) or getattr(cause, "status", None) or code
         if isinstance(found, int | str) and str(found).isdigit() and 100 <= int(found) < 600:
             return int(found)
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -276,6 +277,18 @@ def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest
     monkeypatch.setattr("tasks.pointer._write_if", lose)
     assert not swap(root, "latest.json", look(root, "latest.json"), b"mine")
     assert root.read("latest.json") == b"theirs"
+
+
+def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a listing does not show yet is asked for by its name, and what was never there is missed."""
+    url = f"memory://{uuid.uuid4().hex}"
+    flat_tokens.write_dataset(url, [flat_tokens.TokenBatch.from_sequences([np.arange(5, dtype=np.uint32)])])
+    hidden, real = "train/seq_starts/zarr.json", Store.listing
+    monkeypatch.setattr(Store, "listing", lambda store: (item for item in real(store) if item[0] != hidden))
+    assert flat_tokens.verify(url, "full").seq_count == 1
+    Store.at(url).remove(hidden)
+    with pytest.raises(ValueError, match=f"{hidden} is missing"):
+        flat_tokens.verify(url)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 import requests
+from aiohttp.http_exceptions import ContentLengthError
 
 import flat_tokens.patience
 from flat_tokens.patience import FIRST_WAIT, LONGEST_WAIT, brief, may_pass, persist, status_of
@@ -121,7 +122,7 @@ PASSING: dict[str, Callable[[], Exception]] = {
     "requests 503": lambda: answered(503),
     "requests 429": lambda: answered(429),
     "requests cut": lambda: requests.exceptions.ChunkedEncodingError("cut"),
-    "aiohttp cut": lambda: aiohttp.ClientPayloadError("cut"),
+    "aiohttp cut": lambda: caused(aiohttp.ClientPayloadError("cut"), ContentLengthError("12 of 24 bytes")),
     "aiohttp gone": lambda: aiohttp.ServerDisconnectedError(),
     "aiohttp silent": lambda: aiohttp.SocketTimeoutError(),
     "botocore 503": lambda: of_botocore(503, "SlowDown"),

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flat_tokens.storage import DIRECT_ALIGNMENT, DIRECT_READ_BYTES, WRITE_BUFFER_BYTES, Store, StoredObject
+from flat_tokens.storage import DIRECT_ALIGNMENT, DIRECT_READ_BYTES, PART_BYTES, WRITE_BUFFER_BYTES, Store, StoredObject
 
 MEBIBYTE = 1 << 20
 SIZES = [0, 1, 4095, 4096, 4097, WRITE_BUFFER_BYTES - 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 9_999_991, 12 * MEBIBYTE]
@@ -383,6 +383,55 @@ def test_a_failed_upload_leaves_nothing_in_an_object_store(size: int) -> None:
     assert fs.objects == {}
     Store("bucket", fs).put("object", b"whole")
     assert fs.objects == {"bucket/object": b"whole"}
+
+
+@pytest.mark.parametrize("size", [10, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 3 * WRITE_BUFFER_BYTES])
+@pytest.mark.parametrize("fails", [False, True])
+def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_path: Path, size: int, fails: bool) -> None:
+    """Until they are whole; nothing is left there, and nothing of them is seen before."""
+    staging = tmp_path / "made" / "when needed"
+    store = Store.at(f"memory://{uuid.uuid4().hex}", staging=str(staging))
+
+    def write() -> None:
+        with store.create("object") as writer:
+            for start in range(0, size, 1_000_003):
+                writer.write(some_bytes(size)[start : start + 1_000_003])
+            assert sum(path.stat().st_size for path in staging.rglob("*")) + WRITE_BUFFER_BYTES >= size
+            assert not store.exists("object")
+            if fails:
+                raise InterruptedError
+
+    if fails:
+        with pytest.raises(InterruptedError):
+            write()
+        assert not store.exists("object")
+    else:
+        write()
+        assert store.read("object") == some_bytes(size)
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("size", [0, 10, PART_BYTES, 2 * PART_BYTES + 5])
+def test_files_are_uploaded_and_read_in_blocks(tmp_path: Path, size: int) -> None:
+    data = some_bytes(size)
+    (tmp_path / "file").write_bytes(data)
+    store = Store.at(f"memory://{uuid.uuid4().hex}")
+    store.upload("below/object", tmp_path / "file")
+    assert b"".join(store.blocks("below/object")) == data == b"".join(Store.at(tmp_path).blocks("file"))
+    assert b"".join(store.blocks("below/object", 7)) == data[7:] == b"".join(Store.at(tmp_path).blocks("file", 7))
+    assert store.digest("below/object").sha256 == hashlib.sha256(data).hexdigest()
+
+
+class Forbidding(ObjectStore):
+    """A store that answers nothing."""
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        raise PermissionError(path)
+
+
+def test_no_answer_is_not_taken_for_an_absence() -> None:
+    with pytest.raises(PermissionError):
+        Store("bucket", Forbidding()).exists("object")
 
 
 def test_a_root_is_written_one_way(tmp_path: Path) -> None:
