@@ -1,0 +1,280 @@
+"""What people see of a run: progress that moves, log lines, a summary with links; none of it from what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+import flows.stages
+from flows.build import build_dataset
+from flows.order import BuildResult
+from flows.watching import _Shown, asset_key, describe, flow_run, link, logged, origin, percent, slug, summary, watched
+from tasks.models import BuildConfig, Source
+from tasks.progress import Done, Meter, Progress, meter
+from tasks.shards import write_shard
+
+
+def config(output: Path | str, **settings: Any) -> BuildConfig:
+    sources = [
+        {"name": "web", "hub": {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}},
+        {"name": "notes", "path": "/notes"},
+    ]
+    return BuildConfig.model_validate(
+        {"output": str(output), "name": "Seen_By.People", "sources": sources, "tokenizer": "gpt2", **settings}
+    )
+
+
+async def _ask(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with get_client() as client:
+        answer = await client._client.post(path, json=body)
+        answer.raise_for_status()
+        return list(answer.json())
+
+
+def ask(path: str, **body: Any) -> list[dict[str, Any]]:
+    return asyncio.run(_ask(path, body))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(600):
+        if answer := condition():
+            return answer
+        time.sleep(0.2)
+    raise TimeoutError
+
+
+def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
+    found = ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [str(run_id)]}}, limit=200)
+    return {one["key"]: (float(one["data"]), one["description"]) for one in found}
+
+
+def test_progress_says_first_how_much_is_done_and_left() -> None:
+    """The card that it stands on shows how it begins."""
+    now = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000))
+    assert describe(now) == "**25%**, 0:30 left: 1,234 documents, 300,000,000 tokens, 1.0 GB at 100.0 MB/s"
+    assert describe(Progress("download", 3.0, 0, Done())) == "**0%**: begun"
+    assert percent(Progress("split", 1.0, 100, Done(250))) == 100.0
+
+
+def test_what_was_done_before_a_stage_began_is_no_speed() -> None:
+    """Objects of the final arrays are written while slices are still tokenized."""
+    now = Progress("split", 2.0, 1000, Done(900), before=700)
+    assert (now.rate, now.left) == (100.0, 1.0)
+    assert Progress("split", 2.0, 1000, Done(700), before=700).left is None
+
+
+def test_a_meter_remembers_the_stages_that_have_ended() -> None:
+    counted = Meter()
+    counted.reset()
+    counted.begin("download", 10)
+    counted.add("download", 10)
+    counted.begin("tokenize", 100)
+    counted.add("split", 5)
+    counted.begin("split", 50)
+    assert [(one.stage, one.total, one.done.bytes, one.before) for one in counted.stages()] == [
+        ("start", 0, 0, 0),
+        ("download", 10, 10, 0),
+        ("tokenize", 100, 0, 0),
+        ("split", 50, 5, 5),
+    ]
+    assert counted.read().stage == "split"
+    counted.reset()
+    assert [one.stage for one in counted.stages()] == ["start"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_every_stage_is_an_artifact_that_moves() -> None:
+    """However short it was, and at its end with all that was done."""
+    seen: list[dict[str, tuple[float, str]]] = []
+
+    @flow
+    def moving() -> None:
+        run = flow_run()
+        shown = _Shown(run.id, "Seen_By.People")
+        meter.reset()
+        shown.update()
+        seen.append(artifacts(run.id))
+        meter.begin("download", 10)
+        meter.add("download", 10)
+        meter.begin("tokenize", 1000)
+        for _ in range(2):
+            meter.add("tokenize", 250, 3, 40)
+            shown.update()
+            seen.append(artifacts(run.id))
+        meter.add("tokenize", 500, 6, 80)
+        meter.begin("split")
+        meter.begin("done")
+        shown.finish()
+        seen.append(artifacts(run.id))
+
+    moving()
+    assert seen[0] == {}
+    assert [one["seen-by-people-download"][0] for one in seen[1:]] == [100.0, 100.0, 100.0]
+    assert [one["seen-by-people-tokenize"][0] for one in seen[1:]] == [25.0, 50.0, 100.0]
+    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**, ")
+    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ")
+    assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
+    assert seen[3]["seen-by-people-split"] == (100.0, "Done: there was nothing to do")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Path) -> None:
+    ours = logging.getLogger("tasks.download")
+    ids: list[UUID] = []
+
+    @flow
+    def talking() -> None:
+        ids.append(flow_run().id)
+        with logged():
+            ours.info("said by the flow")
+            thread = threading.Thread(target=ours.warning, args=("said by a thread",))
+            thread.start()
+            thread.join()
+        ours.warning("said behind it")
+
+    talking()
+    wanted = {"flow_run_id": {"any_": [str(ids[0])]}}
+    lines = until(
+        lambda: (
+            found
+            if len(
+                found := [line["message"] for line in ask("/logs/filter", logs=wanted, limit=200) if "said" in line["message"]]
+            )
+            > 1
+            else None
+        )
+    )
+    assert sorted(lines) == ["said by a thread", "said by the flow"]
+    assert ours.getEffectiveLevel() == logging.WARNING
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_ids: list[UUID] = []
+
+    def refuse(**_: Any) -> Any:
+        raise ConnectionError("nobody answers")
+
+    @flow
+    def seen() -> str:
+        run_ids.append(flow_run().id)
+        with watched(config(tmp_path)):
+            return "done"
+
+    assert seen() == "done"
+    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:Seen_By.People", "tokenizer:gpt2"]}}, limit=2)
+    assert run["id"] == str(run_ids[0])
+    monkeypatch.setattr("flows.watching.get_client", refuse)
+    with caplog.at_level(logging.WARNING, "flows.watching"):
+        assert seen() == "done"
+    assert "The tags could not be shown: nobody answers" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(("error", "tries"), [(OSError(errno.EIO, "Input/output error"), 2), (ValueError("bad input"), 1)])
+def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, tries: int
+) -> None:
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": f"a note for {tries}"}) + "\n")
+    asked = []
+
+    def once_broken(*arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise error
+        return write_shard(*arguments)
+
+    monkeypatch.setattr(flows.stages, "write_shard", once_broken)
+    notes = config(tmp_path / "out", name=f"tries-{tries}", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    if tries > 1:
+        assert build_dataset(notes).totals["documents"]["written"] == 1
+    else:
+        with pytest.raises(ValueError, match="bad input"):
+            build_dataset(notes)
+    assert len(asked) == tries
+
+
+def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
+    counts = {"read": 1200, "written": 1000, "text_bytes": 4_000_000, "token_count": 1_000_000}
+    result = BuildResult(
+        path="gs://bucket/out/versions/abc",
+        version="abc",
+        sequence=3,
+        was_published=False,
+        layout="compact",
+        totals={
+            "train": {"seq_count": 1990, "token_count": 999_000, "max_token_id": 50_255},
+            "validation": {"seq_count": 10, "token_count": 1_000, "max_token_id": 50_000},
+            "documents": {
+                "by_source": [
+                    {"name": "web", "skipped": {"null": 150, "too_long": 50}, **counts},
+                    {"name": "notes", "skipped": {}, **counts, "read": 1000, "text_bytes": 0, "token_count": 0},
+                ],
+                "skipped": {"null": 150, "too_long": 50},
+                "replaced": {"lone_surrogate": 2},
+                "repeated_keys": 7,
+            },
+        },
+        byte_count=1_300_000,
+        slices=12,
+        slices_reused=5,
+        seconds={"tokenize": 3.21},
+    )
+    text = summary(config("gs://bucket/out"), result)
+    for line in (
+        "| web | 1,200 | 1,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
+        "| notes | 1,000 | 1,000 | 0 | 0 | 0 B | – |",
+        "| **all** | 2,200 | 2,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
+        "| train | 1,990 | 999,000 | 50,255 |",
+        "- web: [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
+        "- notes: `/notes`",
+        "Mended: 2 lone_surrogate.",
+        "7 documents have the key of another.",
+        "5 of 12 slices were taken from earlier builds.",
+        "| tokenize | 3.2 |",
+    ):
+        assert line in text.splitlines()
+    assert "[gs://bucket/out/versions/abc](https://console.cloud.google.com/storage/browser/bucket/out/versions/abc)" in text
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("/data/text", "`/data/text`"),
+        ("https://example.org/a.jsonl", "[https://example.org/a.jsonl](https://example.org/a.jsonl)"),
+        ("s3://bucket/a/b", "[s3://bucket/a/b](https://s3.console.aws.amazon.com/s3/buckets/bucket?prefix=a/b/)"),
+        (
+            "hf://datasets/org/name@main/a.parquet",
+            "[hf://datasets/org/name@main/a.parquet](https://huggingface.co/datasets/org/name)",
+        ),
+        ("hf://spaces", "`hf://spaces`"),
+        ("memory://a", "`memory://a`"),
+    ],
+)
+def test_places_are_links_where_a_browser_can_follow_them(location: str, shown: str) -> None:
+    assert link(location) == shown
+
+
+def test_names_that_prefect_accepts() -> None:
+    assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
+    assert asset_key("/data/my text/ä.jsonl") == "file:///data/my-text/-.jsonl"
+    assert asset_key("GS://bucket/x") == "gs://bucket/x"
+    assert origin(Source.model_validate({"hub": {"path": "a/b", "name": "c"}})) == "hf://datasets/a/b/c/train"
