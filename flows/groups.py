@@ -183,7 +183,7 @@ class _Item:
         if self.here is not None:
             return self.here.result()
         assert self.run is not None
-        return self._groups.results_of(self.run)[self.place]
+        return self._groups.results_of(self.run, self._queue)[self.place]
 
     def cancel(self) -> bool:
         """Whether nothing of it is done in this process: nobody here need wait for a group that has been given up."""
@@ -264,11 +264,15 @@ class Groups:
         if self._failure is not None:
             raise self._failure
 
-    def results_of(self, run: _Run) -> tuple[Any, ...]:
-        """Wait for a group's results. Where one fails for good, or the wait is interrupted, all that ask are told."""
+    def results_of(self, run: _Run, queue: _Queue) -> tuple[Any, ...]:
+        """Wait for the results of a group of a queue. Where one fails for good, or the wait is interrupted, all that ask are
+        told.
+        """
         self.check()
         try:
             while run.results is None:
+                if queue.waiting and not self._queued and len(self._out) < self._policy.at_once:
+                    self.settle(queue)  # no more comes to it while this waits, and there is room
                 self._look()
                 if run.results is None:
                     time.sleep(max(0.0, self._looked + self._interval - time.monotonic()))

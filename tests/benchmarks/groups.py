@@ -1,0 +1,220 @@
+"""What spreading a build costs: 100,000 slices in 1,000 groups, taken by workers that store reports instead of tokenizing.
+
+    python tests/benchmarks/groups.py --scratch $BENCH [--groups 100 1000] [--slices 100] [--workers 8]
+
+The server is one of its own on a fresh database; parent and workers are processes of their own. Prints a Markdown table: what
+a group costs the parent, in requests and in time, what it costs the server, and how long the whole takes.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+TICKS = os.sysconf("SC_CLK_TCK")
+MARK = "measured: "
+
+
+def parent(output: str, groups: int, slices: int) -> None:
+    """Hand out slices that only have names, as a build does, and wait for all of them."""
+    import httpx
+    from prefect import flow
+
+    import flows.groups
+    from flows.groups import Groups
+    from flows.order import in_order
+    from tasks.caching import Place, Recipe
+    from tasks.models import BuildConfig, DocumentPolicy, Slice, SourceFile
+    from tasks.shards import make_shard
+
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+
+    def timed(owner: Any, name: str, what: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent[what] += time.perf_counter() - begin
+                calls[what] += 1
+
+        setattr(owner, name, call)
+
+    timed(flows.groups, "put_group", "put")
+    timed(Groups, "_create", "create")
+    timed(Groups, "_look", "look")
+    timed(httpx.Client, "send", "requests")
+    policy = {"threshold": 1, "slices": slices}
+    config = BuildConfig.model_validate(
+        {
+            "output": output,
+            "name": f"simulated-{groups}",
+            "source": {"path": "/nowhere"},
+            "tokenizer": "bytes",
+            "runner": "groups",
+            "groups": policy,
+        }
+    )
+    recipe = Recipe(
+        place=Place(output=output, staging=""),
+        sources=config.sources,
+        tokenizer=config.tokenizer,
+        tokenizer_digest="0" * 64,
+        fast=True,
+        documents=DocumentPolicy(),
+    )
+    files = [
+        SourceFile(
+            source=0, name=f"{i:05}.parquet", location=f"/nowhere/{i:05}.parquet", size=1, sha256=f"{i:064x}", format="parquet"
+        )
+        for i in range(groups)
+    ]
+    parts = [Slice(file=file, start=i, stop=i + 1, text_bytes=128_000_000) for file in files for i in range(slices)]
+
+    @flow(name="simulated-build", persist_result=False)
+    def simulated() -> int:
+        with Groups(config) as runner:
+            return sum(shard.written for shard in in_order(runner, make_shard, parts, recipe))
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    done = simulated()
+    seconds = time.perf_counter() - begin
+    if done != groups * slices:
+        raise SystemExit(f"{done} documents instead of {groups * slices}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(MARK + json.dumps({"seconds": seconds, "before": before, "peak": peak, "spent": spent, "calls": calls}))
+
+
+def workers(output: str, count: int) -> None:
+    """Take runs from the pool as workers do, and report each group as done."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Completed, Pending, Running
+
+    from flat_tokens.storage import Store, StoredObject
+    from tasks.groups import Report, Slices, put_report, read_group
+    from tasks.models import TokenShard
+    from tasks.progress import Done
+
+    root = Store.at(output)
+    objects = tuple(StoredObject(f"encoded_tokens/c/{i}", 1, "0" * 64) for i in range(9))
+
+    def work(run: Any) -> None:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(run.id, Pending())
+            client.set_flow_run_state(run.id, Running())
+            group = read_group(root, run.parameters["group"])
+            assert isinstance(group.work, Slices)
+            recipe = group.work.recipe
+            shards = [
+                TokenShard(
+                    key=recipe.key(part),
+                    inputs=dict(recipe.key_inputs(part)),
+                    objects=objects,
+                    text_bytes=1,
+                    rows=1,
+                    read=1,
+                    written=1,
+                    skipped={},
+                    replaced={},
+                    token_count=1,
+                    max_token_id=1,
+                )
+                for part in group.work.slices
+            ]
+            report = Report(host="here", process=1, number=1, done=Done(1, 1, 1), under_way=(), shards=tuple(shards))
+            put_report(root, group.digest, str(run.id), report)
+            client.set_flow_run_state(run.id, Completed())
+
+    taken = set()
+    with ThreadPoolExecutor(count) as pool, get_client(sync_client=True) as client:
+        while True:
+            found = client.request(
+                "POST",
+                "/work_pools/{name}/get_scheduled_flow_runs",
+                path_params={"name": "flat-tokens-groups"},
+                json={"limit": 50},
+            ).json()
+            fresh = [one["flow_run"] for one in found if one["flow_run"]["id"] not in taken]
+            from prefect.client.schemas.objects import FlowRun
+
+            for one in fresh:
+                taken.add(one["id"])
+            list(pool.map(work, [FlowRun.model_validate(one) for one in fresh]))
+            if not fresh:
+                time.sleep(0.5)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure(scratch: Path, groups: int, slices: int, count: int) -> str:
+    from tests.flows.pool import pool
+
+    home = scratch / f"home-{groups}"
+    home.mkdir(parents=True)
+    output = str(scratch / f"out-{groups}")
+    with pool(home) as started:
+        server = started.running[0]
+        here = str(Path(__file__))
+        taking = started.start(here, "--as", "workers", "--scratch", output, "--workers", str(count))
+        before = cpu_seconds(server.pid)
+        build = started.start(
+            here, "--as", "parent", "--scratch", output, "--groups", str(groups), "--slices", str(slices), stdout=subprocess.PIPE
+        )
+        out, _ = build.communicate()
+        used = cpu_seconds(server.pid) - before
+        database = sum(path.stat().st_size for path in home.glob("prefect.db*")) / 1e6
+        started.stop([taking])
+    lines = [line for line in out.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise SystemExit("the build failed")
+    facts = json.loads(lines[0].removeprefix(MARK))
+    spent, calls = facts["spent"], facts["calls"]
+    return (
+        f"| {groups * slices:,} | {groups:,} | {facts['seconds']:,.0f} | {spent['put'] / groups * 1e3:.1f} "
+        f"| {spent['create'] / groups * 1e3:.0f} | {spent['look']:.1f} in {calls['look']:,} | {calls['requests'] / groups:.1f} "
+        f"| {facts['peak'] / 1e3:.0f} ({facts['before'] / 1e3:.0f}) | {used / groups * 1e3:.0f} | {database:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", required=True, help="a directory that does not hold anything else")
+    parser.add_argument("--groups", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--slices", type=int, default=100, help="in a group (100)")
+    parser.add_argument("--workers", type=int, default=8, help="simulated (8)")
+    parser.add_argument("--as", dest="part", choices=["parent", "workers"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "parent":
+        parent(options.scratch, options.groups[0], options.slices)
+        return
+    if options.part == "workers":
+        workers(options.scratch, options.workers)
+        return
+    print(
+        "| slices | groups | seconds | storing a group, ms | creating its run, ms | looks at all, s | parent's requests a group "
+        "| parent's memory, MB (before) | server's processor, ms a group | its database, MB |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for groups in options.groups:
+        print(measure(Path(options.scratch), groups, options.slices, options.workers), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A Prefect server and workers of a pool as processes of their own, to be stopped, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 180.0
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+T = TypeVar("T")
+Process = subprocess.Popen[str]
+
+
+def until(question: Callable[[], T], what: str) -> T:
+    """Wait for an answer that is true."""
+    end = time.monotonic() + DEADLINE
+    while not (answer := question()):
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+    return answer
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and these, as far as they live."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@dataclass
+class Pool:
+    """A server on loopback with the deployments of this checkout, and whoever works for it."""
+
+    home: Path
+    port: int
+    running: list[Process] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PREFECT_HOME": str(self.home),
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.port}/api",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+        }
+
+    def start(self, *command: str, **options: Any) -> Process:
+        """A Python program with the settings of this server, in a session of its own."""
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=self.environment, text=True, start_new_session=True, **options
+        )
+        self.running.append(process)
+        return process
+
+    def serve(self) -> Process:
+        """The server, once it answers."""
+        with (self.home / "server.log").open("a") as log:
+            server = self.start(
+                "deployments/server.py",
+                "server",
+                "start",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                stdout=log,
+                stderr=log,
+            )
+        until(lambda: self.answers() or server.poll() is not None, "the server does not answer")
+        assert server.poll() is None, (self.home / "server.log").read_text()[-5000:]
+        return server
+
+    def answers(self) -> bool:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            self.ask("GET", "/health")
+            return True
+        return False
+
+    def work(self, name: str, pool: str = "flat-tokens-groups") -> Process:
+        """A worker, which takes a run at a time."""
+        with (self.home / f"worker-{name}.log").open("a") as log:
+            return self.start(
+                "-m", "prefect", "worker", "start", "--pool", pool, "--name", name, "--limit", "1", stdout=log, stderr=log
+            )
+
+    def build(self, config: Path, *arguments: str) -> Process:
+        """The build as a command, which reports to the server."""
+        return self.start(
+            "-m", "flows", "build", str(config), "--json", "--quiet", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/api{path}", data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def runs(self, *tags: str) -> list[dict[str, Any]]:
+        """The newest flow runs with these tags."""
+        some = {"sort": "EXPECTED_START_TIME_DESC", "limit": 200, "flow_runs": {"tags": {"all_": list(tags)}}}
+        found: list[dict[str, Any]] = self.ask("POST", "/flow_runs/filter", some)
+        return found
+
+    def run_deployment(self, name: str, parameters: dict[str, Any]) -> str:
+        """Start a run as the form of the UI does; its id."""
+        deployment = self.ask("GET", f"/deployments/name/{name}")
+        return str(self.ask("POST", f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})["id"])
+
+    def ended(self, run: str) -> dict[str, Any]:
+        """A run, when it has ended."""
+
+        def end() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.ask("GET", f"/flow_runs/{run}")
+            return found if found["state"]["type"] in ENDED else None
+
+        return until(end, f"run {run} does not end") or {}
+
+    def stop(self, processes: Sequence[Process]) -> None:
+        for process in processes:
+            kill(*family(process.pid))
+        for process in processes:
+            process.communicate(timeout=60)
+            self.running.remove(process)
+
+
+@contextlib.contextmanager
+def pool(home: Path) -> Iterator[Pool]:
+    """A server of its own with the deployments of this checkout; at the end nothing that was started lives."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        made = Pool(home, probe.getsockname()[1])
+    try:
+        made.serve()
+        done = made.start("deployments/register.py", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said, _ = done.communicate(timeout=DEADLINE)
+        assert done.returncode == 0, said
+        yield made
+    finally:
+        made.stop(list(made.running))
+
+
+def finished(build: Process) -> dict[str, Any]:
+    """What a build came to that must not fail."""
+    out, err = build.communicate(timeout=DEADLINE)
+    assert build.returncode == 0, err
+    result: dict[str, Any] = json.loads(out)
+    return result
