@@ -4,6 +4,7 @@
 # not resolve the names of the parameters' types.
 from prefect import flow
 
+from flows.credentials import credentials
 from flows.groups import cancel_groups
 from flows.order import BuildResult, build
 from flows.receipts import results_from_receipts
@@ -26,7 +27,7 @@ def build_dataset(config: BuildConfig) -> BuildResult:
     Args:
         config: What is made of which text, and where it goes.
     """
-    with watched(config), results_from_receipts(config.output), runner_of(config) as runner:
+    with credentials(), watched(config), results_from_receipts(config.output), runner_of(config) as runner:
         result = build(config, runner)
     show(config, result)
     return result

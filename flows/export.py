@@ -11,6 +11,7 @@ from pydantic import Field
 from flat_tokens.exporting import export_of, finish, write_part
 from flat_tokens.formats import FORMATS
 from flat_tokens.reader import SPLITS
+from flows.credentials import credentials
 from flows.exchange import ExportResult, export
 from flows.stages import PrefectTasks
 from flows.surgery import as_task
@@ -43,6 +44,6 @@ def export_dataset(
         split: This split alone; both without it.
         workers: Files at a time; the number of cores without it.
     """
-    order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,))
-    with PrefectTasks(workers, TASKS) as runner:
+    with credentials(), PrefectTasks(workers, TASKS) as runner:
+        order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,))
         return export(order, output, runner)

@@ -32,6 +32,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
 
 from flat_tokens.storage import Store
+from flows.credentials import credentials
 from flows.order import Started, in_order, scratch_of
 from flows.receipts import results_from_receipts
 from flows.stages import PrefectTasks
@@ -110,10 +111,11 @@ DEPLOYMENTS = {"tokenize": "tokenize-group/tokenize-group", "write": "write-grou
 
 
 def _work_on(output: str, digest: str) -> None:
-    root = Store.at(output)
     meter.reset()
     with contextlib.ExitStack() as held:
+        held.enter_context(credentials())
         held.enter_context(logged())
+        root = Store.at(output)
         try:
             group = read_group(root, digest)
         except FileNotFoundError:

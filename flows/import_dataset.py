@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import Task, flow
 
+from flows.credentials import credentials
 from flows.exchange import ImportResult, conclude_import, import_files
 from flows.stages import PrefectTasks
 from flows.surgery import as_task
@@ -24,5 +25,5 @@ TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
 @flow(name="import-dataset", flow_run_name="import {order.path}", persist_result=False)
 def import_dataset(order: Import) -> ImportResult:
     """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
-    with PrefectTasks(order.workers, TASKS) as runner:
+    with credentials(), PrefectTasks(order.workers, TASKS) as runner:
         return import_files(order, runner)

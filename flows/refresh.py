@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
+from flows.credentials import credentials
 from flows.groups import cancel_groups
 from flows.receipts import results_from_receipts
 from flows.reruns import RefreshResult, refresh
@@ -38,7 +39,7 @@ def refresh_dataset(
         grace_days: Days for which a version that was in use is kept all the same.
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
-    with watched(config), results_from_receipts(config.output), runner_of(config) as runner:
+    with credentials(), watched(config), results_from_receipts(config.output), runner_of(config) as runner:
         result = refresh(config, runner, policy)
     create_markdown_artifact(
         key=slug(f"{config.name}-refresh"),

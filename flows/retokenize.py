@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from flows.credentials import credentials
 from flows.groups import cancel_groups
 from flows.order import BuildResult, scratch_of
 from flows.receipts import results_from_receipts
@@ -38,13 +39,14 @@ def retokenize_dataset(
         tokenizers: Their names; or name, pattern, revision and engine as in a configuration.
         output: Where each is published. {output} stands for where the dataset is, {tokenizer} for a tokenizer's short name.
     """
-    base = base_of(dataset)
-    configs = reruns_of(base, tokenizers, output)
-    results = []
-    with sharing(scratch_of(configs[0])), runner_of(base.config) as runner:
-        text = read_text(base, configs[0], runner)
-        for config in configs:
-            with watched(config), results_from_receipts(config.output):
-                results.append(rerun(config, text, runner))
-            show(config, results[-1])
-    return results
+    with credentials():
+        base = base_of(dataset)
+        configs = reruns_of(base, tokenizers, output)
+        results = []
+        with sharing(scratch_of(configs[0])), runner_of(base.config) as runner:
+            text = read_text(base, configs[0], runner)
+            for config in configs:
+                with watched(config), results_from_receipts(config.output):
+                    results.append(rerun(config, text, runner))
+                show(config, results[-1])
+        return results

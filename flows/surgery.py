@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from pydantic import Field
 
 from flat_tokens.arrays import LayoutName
+from flows.credentials import credentials
 from flows.derive import DerivedResult, conclude, derive
 from flows.stages import PrefectTasks, storage_may_be_back
 from tasks.derivations import Derivation, Merge, Relayout, Shuffle, Subset
@@ -49,7 +50,7 @@ Level = Literal["quick", "full"]
 
 
 def run(order: Derivation) -> DerivedResult:
-    with PrefectTasks(order.workers, TASKS) as runner:
+    with credentials(), PrefectTasks(order.workers, TASKS) as runner:
         return derive(order, runner)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from prefect import flow
 
 import flat_tokens
+from flows.credentials import credentials
 from tasks.models import Location
 
 
@@ -18,4 +19,5 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
         dataset: Path or URL of an output, whose latest version is checked, or of a version.
         level: quick compares names and sizes; full checks every byte and every sentence of the format.
     """
-    return flat_tokens.verify(dataset, level)._asdict()
+    with credentials():
+        return flat_tokens.verify(dataset, level)._asdict()

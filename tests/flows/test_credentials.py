@@ -1,0 +1,106 @@
+"""Stores whose credentials are in a block: runs know its name, and what it holds stays in their process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+
+import flat_tokens
+from flat_tokens.storage import Store
+from flows.build import build_dataset
+from flows.credentials import VARIABLE, credentials
+from flows.verify import verify_dataset
+from tasks.models import BuildConfig
+from tests.faults.stores import BUCKETS
+
+HIDDEN = "hidden-in-the-block-7Qz"
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a bucket that is reached by what the block secret/buckets holds, and by nothing ambient."""
+    with BUCKETS["s3"](monkeypatch) as found:
+        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(variable)
+        client = {"endpoint_url": found.proxy.url, "region_name": "us-east-1"}
+        options = {"s3": {"key": "AKIABLOCK", "secret": HIDDEN, "client_kwargs": client}}
+        Secret(value=json.dumps(options)).save("buckets", overwrite=True)
+        monkeypatch.setenv(VARIABLE, "secret/buckets")
+        yield found.url
+
+
+async def told() -> str:
+    """All that the server tells of runs: parameters, log lines, artifacts, events."""
+    async with get_client() as client:
+        answers = [
+            await client._client.post(path, json=body)
+            for path, body in (
+                ("/flow_runs/filter", {"limit": 200}),
+                ("/logs/filter", {"limit": 200}),
+                ("/artifacts/filter", {"limit": 200}),
+                ("/events/filter", {"limit": 50}),
+            )
+        ]
+    return "\n".join(answer.raise_for_status().text for answer in answers)
+
+
+def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
+    settings = {"output": f"{bucket}/out", "scratch": f"{tmp_path}/scratch", "tokenizer": "bytes", "name": "by-block"}
+    config = BuildConfig.model_validate({**settings, "source": {"path": f"{tmp_path}/notes.jsonl"}})
+
+    result = build_dataset(config)
+    assert verify_dataset(f"{bucket}/out", "full")["seq_count"] == 1
+    assert "s3" not in fsspec.config.conf  # nothing of it is left
+
+    with credentials():
+        root = Store.at(bucket)
+        stored = {key: root.read(key) for key, _ in root.listing()}
+        assert flat_tokens.verify(result.path, "full").seq_count == 1
+    assert len(stored) > 10
+    assert [key for key, content in stored.items() if HIDDEN.encode() in content] == []
+    everything = asyncio.run(told())
+    assert "build by-block with bytes" in everything
+    assert HIDDEN not in everything
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("buckets", {}, "names a Secret block of Prefect's, such as secret/buckets"),
+        ("s3-bucket/mine", {}, "names a Secret block of Prefect's, such as secret/buckets"),
+        ("secret/nobody", None, "there is no block secret/nobody"),
+        ("secret/odd", HIDDEN, "does not hold a JSON object"),
+        ("secret/odd", [HIDDEN], "does not hold a JSON object"),
+        ("secret/odd", {"s3": HIDDEN}, "does not hold a JSON object"),
+        ("secret/odd", {"ftp": {"password": HIDDEN}}, "the block secret/odd has options for ftp; known are gs, "),
+    ],
+)
+def test_what_is_no_such_block_is_told_without_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any, message: str
+) -> None:
+    if value is not None:
+        Secret(value=value).save("odd", overwrite=True)
+    monkeypatch.setenv(VARIABLE, name)
+    with pytest.raises(ValueError, match=message) as refused, credentials():
+        pass
+    assert HIDDEN not in str(refused.value)
+
+
+def test_options_that_were_there_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Secret(value={"s3": {"key": "b"}}).save("odd", overwrite=True)
+    monkeypatch.setenv(VARIABLE, "secret/odd")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "a", "anon": False})
+    with credentials():
+        assert fsspec.config.conf["s3"] == {"key": "b", "anon": False}
+    assert fsspec.config.conf["s3"] == {"key": "a", "anon": False}
