@@ -11,6 +11,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -36,6 +37,8 @@ from tasks.versions import remember_origin
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
+FIRST_CONTACT_SECONDS = 10.0
+"""A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
 
 
 class Started(Protocol):
@@ -307,10 +310,10 @@ def check_output(config: Destination) -> Store:
     if root.is_local:
         _check_directory(Path(root.root), f"output {config.output}")
     else:
-        probe = f".probe-{uuid.uuid4().hex}"
+        probe, store = f".probe-{uuid.uuid4().hex}", replace(root, patience=FIRST_CONTACT_SECONDS)
         try:
-            root.put(probe, b"")
-            root.remove(probe)
+            store.put(probe, b"")
+            store.remove(probe)
         except Exception as error:
             # Every store has errors of its own, and few of them are an OSError.
             raise ValueError(f"cannot write to output {config.output} ({brief(error)}). {CHECK_ACCESS}") from error

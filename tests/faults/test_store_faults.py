@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -234,6 +236,26 @@ def test_what_does_not_pass_is_told_at_once(bucket: Bucket, tmp_path: Path, trou
         build(config, runner)
     assert len(bucket.proxy.requests) <= 4
     assert SECRET not in str(raised.value)
+
+
+def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a wrong address as long as for a busy store."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        hurry(monkeypatch)
+        monkeypatch.setattr("flows.order.FIRST_CONTACT_SECONDS", 0.1)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        source = {"path": str(write_notes(tmp_path / "notes.jsonl", 3))}
+        config = BuildConfig.model_validate({"output": "s3://bucket/out", "source": source, "tokenizer": "bytes"})
+        with (
+            pytest.raises(ValueError, match=r"^cannot write to output s3://bucket/out \(.+\)\. Check the address"),
+            Threads(1) as runner,
+        ):
+            build(config, runner)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
