@@ -1,8 +1,9 @@
 """Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL; done again, they are updated.
 
-``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]``: each
-dataset gets a deployment of its own that refreshes it, one run at a time; TYPE/NAME is a notification block that hears of runs
-that failed or crashed.
+``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
+[--credentials secret/NAME]``: each dataset gets a deployment of its own that refreshes it, one run at a time; TYPE/NAME is a
+notification block that hears of runs that failed or crashed; secret/NAME is a block with the credentials of stores
+(flows/credentials.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
 from serve import arguments  # noqa: E402
 
 from flows.cli import read_config  # noqa: E402
+from flows.credentials import VARIABLE  # noqa: E402
 from flows.watching import tags_of  # noqa: E402
 
 
@@ -137,12 +139,12 @@ def read_automations(client: SyncPrefectClient, notify: str | None) -> Iterator[
             yield AutomationCore.model_validate(listed)
 
 
-def _block_id(client: SyncPrefectClient, notify: str) -> str:
-    kind, _, name = notify.partition("/")
+def _block_id(client: SyncPrefectClient, named: str) -> str:
+    kind, _, name = named.partition("/")
     try:
         return str(client.read_block_document_by_name(name, kind, include_secrets=False).id)
     except ObjectNotFound as error:
-        raise ValueError(f"There is no block {notify}. Create it in the UI under Blocks; --notify takes TYPE/NAME.") from error
+        raise ValueError(f"There is no block {named}. Create it in the UI under Blocks; it is named TYPE/NAME here.") from error
 
 
 def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
@@ -164,13 +166,23 @@ def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
     names = [one["name"] for one in of_datasets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two of the datasets are named {repeated[0]!r}; give each a name of its own")
-    return [*read_deployments(), *of_datasets]
+    return [_with_credentials(one, options.credentials) for one in [*read_deployments(), *of_datasets]]
 
 
-def register_all(deployments: list[dict[str, Any]], notify: str | None) -> None:
+def _with_credentials(deployment: dict[str, Any], name: str | None) -> dict[str, Any]:
+    if name is None:
+        return deployment
+    pool = deployment["work_pool"]
+    settings = {**pool["job_variables"], "env": {**pool["job_variables"]["env"], VARIABLE: name}}
+    return {**deployment, "work_pool": {**pool, "job_variables": settings}}
+
+
+def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Register deployments, the pools that they go to, and the automations."""
     with get_client(sync_client=True) as client:
-        automations = list(read_automations(client, notify))
+        if options.credentials:
+            _block_id(client, options.credentials)
+        automations = list(read_automations(client, options.notify))
         create_pools(client, deployments)
         for deployment in deployments:
             print(f"registered {register(client, deployment)}", flush=True)
@@ -181,6 +193,6 @@ def register_all(deployments: list[dict[str, Any]], notify: str | None) -> None:
 if __name__ == "__main__":
     options = arguments(str(__doc__)).parse_args()
     try:
-        register_all(wanted(options), options.notify)
+        register_all(wanted(options), options)
     except ValueError as error:
         sys.exit(str(error))

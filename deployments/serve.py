@@ -1,8 +1,8 @@
 """Everything on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C stops it.
 
 ``serve.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
-[--port 4200]``: each dataset gets a deployment that refreshes it, on the schedule if one is given; the others are those of
-prefect.yaml.
+[--credentials secret/NAME] [--port 4200]``: each dataset gets a deployment that refreshes it, on the schedule if one is given;
+the others are those of prefect.yaml.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
     parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
     parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
+    parser.add_argument("--credentials", metavar="secret/NAME", help="a block with credentials of stores (flows/credentials.py)")
     parser.add_argument("--notify", metavar="TYPE/NAME", help="a notification block, such as slack-webhook/alerts")
     return parser
 
@@ -80,7 +81,7 @@ def main() -> int:
         running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port), program=(SERVER,))
         _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
         _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
-        register_all(deployments, options.notify)
+        register_all(deployments, options)
         # Builds wait for their groups, so they must not take the room of these.
         running["builds"] = _start("worker", "start", "--pool", "flat-tokens", "--name", "builds", "--limit", "8")
         running["groups"] = _start("worker", "start", "--pool", "flat-tokens-groups", "--name", "groups", "--limit", "1")

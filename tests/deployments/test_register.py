@@ -31,7 +31,7 @@ print(json.dumps([load_flow_from_entrypoint(one, use_placeholder_flow=False).nam
 
 
 def options(*datasets: Path, **given: Any) -> argparse.Namespace:
-    settings: dict[str, Any] = {"cron": None, "every": None, "timezone": "UTC", "keep": None, **given}
+    settings: dict[str, Any] = {"cron": None, "every": None, "timezone": "UTC", "keep": None, "credentials": None, **given}
     return argparse.Namespace(datasets=list(datasets), **settings)
 
 
@@ -165,6 +165,14 @@ def test_each_dataset_gets_a_refresh_of_its_own() -> None:
 def test_what_is_no_time_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wanted(options(DATASETS[0], **given))
+
+
+def test_every_run_knows_the_name_of_the_credentials() -> None:
+    for deployment in wanted(options(DATASETS[0], credentials="secret/buckets")):
+        variables = deployment["work_pool"]["job_variables"]["env"]
+        assert variables["FLAT_TOKENS_CREDENTIALS"] == "secret/buckets"
+        assert variables["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert all("FLAT_TOKENS_CREDENTIALS" not in str(deployment) for deployment in wanted(options()))
 
 
 def test_two_datasets_of_one_name_are_refused() -> None:
