@@ -277,24 +277,29 @@ class Store:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What the client of a store is told: to be silent about none for ever, to try again a few times by itself, and to
-    remember no listing, which others' writes would make wrong.
+    """What the client of a store is told, where fsspec's configuration says nothing else: to bear no silence for ever, to try
+    again a few times by itself, and to remember no listing, which others' writes would make wrong.
     """
-    protocol = url.partition("://")[0]
+    protocol, options = url.partition("://")[0], dict[str, Any]()
     if protocol in ("s3", "s3a"):
         waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS}
         retries = {"mode": "standard", "total_max_attempts": 3}
         # Its client would ask for ten ranges at a time.
         config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
-        return {"config_kwargs": config, "use_listings_cache": False}
-    if protocol in ("gs", "gcs", "http", "https"):
+        options = {"config_kwargs": config, "use_listings_cache": False}
+    elif protocol in ("gs", "gcs", "http", "https"):
         import aiohttp
 
         waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         if protocol in ("http", "https"):
-            return {"client_kwargs": {"timeout": waiting}}
-        return {"requests_timeout": waiting, "use_listings_cache": False}
-    return {}
+            options = {"client_kwargs": {"timeout": waiting}}
+        else:
+            options = {"requests_timeout": waiting, "use_listings_cache": False}
+    configured = fsspec.config.conf.get(protocol, {})
+    return {
+        name: {**ours, **configured.get(name, {})} if isinstance(ours, dict) else configured.get(name, ours)
+        for name, ours in options.items()
+    }
 
 
 def _checked(part: Any, start: int, stop: int | None) -> bytes:

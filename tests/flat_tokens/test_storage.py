@@ -22,6 +22,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flat_tokens.patience import SILENCE_SECONDS
 from flat_tokens.storage import DIRECT_ALIGNMENT, DIRECT_READ_BYTES, PART_BYTES, WRITE_BUFFER_BYTES, Store, StoredObject
 
 MEBIBYTE = 1 << 20
@@ -420,6 +421,24 @@ def test_files_are_uploaded_and_read_in_blocks(tmp_path: Path, size: int) -> Non
     assert b"".join(store.blocks("below/object")) == data == b"".join(Store.at(tmp_path).blocks("file"))
     assert b"".join(store.blocks("below/object", 7)) == data[7:] == b"".join(Store.at(tmp_path).blocks("file", 7))
     assert store.digest("below/object").sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_what_a_person_has_configured_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are told how long to wait; credentials and other settings of theirs come from fsspec's configuration."""
+    pytest.importorskip("s3fs")
+    settings = {
+        "http": {"client_kwargs": {"headers": {"Authorization": "Bearer x"}}},
+        "s3": {"key": "k", "secret": "s", "config_kwargs": {"read_timeout": 7}},
+    }
+    monkeypatch.setattr(fsspec.config, "conf", settings)
+    client = Store.at("http://127.0.0.1:9/out").fs.client_kwargs
+    assert client["headers"] == {"Authorization": "Bearer x"}
+    assert client["timeout"].sock_read == SILENCE_SECONDS
+    s3 = Store.at("s3://bucket/out").fs
+    assert (s3.key, s3.secret, s3.config_kwargs["read_timeout"]) == ("k", "s", 7)
+    assert s3.config_kwargs["retries"]["mode"] == "standard"
+    for protocol in settings:
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
 
 
 class Forbidding(ObjectStore):
