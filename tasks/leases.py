@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +28,7 @@ RENEW_SECONDS = 60.0
 EXPIRY_SECONDS = 600.0
 """A lease that was not renewed for so long is that of a dead process, or of a clock that is wrong by as much."""
 
+LEAVING_SECONDS = 10.0
 WAIT_SECONDS = 1.0
 WAITING = "Waiting until the collection of garbage in %s ends"
 
@@ -146,7 +148,10 @@ def _lease(root: Store, what: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        root.remove(key)
+        try:
+            replace(root, patience=LEAVING_SECONDS).remove(key)
+        except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told
+            logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), error)
 
 
 def _is_live(root: Store, key: str) -> bool:

@@ -135,6 +135,7 @@ def test_builds_on_a_spoiled_store_are_those_on_a_disk(
                 print(f"\n{url} {layout}: {asked} requests, {spoiled} spoiled, {seconds:.1f} s", end="")
 
 
+@pytest.mark.slow
 def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They go up in parts, of which each may be lost, and the last acknowledgement too."""
     monkeypatch.setattr(flat_tokens.storage, "PART_BYTES", 5 << 20)  # the least that S3 takes
@@ -198,6 +199,7 @@ def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
             assert act() == expected
 
 
+@pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call hangs. The error names the object, and is one of those that another try may mend."""
     monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 0.2)

@@ -135,3 +135,23 @@ def test_a_lease_is_renewed_while_the_build_runs(scratch: Path, monkeypatch: pyt
         assert renewed.wait(20)
     assert len(set(writes)) == 1
     assert list(root.listing()) == []
+
+
+def test_a_lease_that_cannot_be_removed_hides_nothing(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is gone: what went wrong is told, not that; and where nothing went wrong, nothing did."""
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+
+    def refuse(path: str, **_: object) -> None:
+        raise PermissionError("read only from now on")
+
+    def go_wrong() -> None:
+        raise InterruptedError("what went wrong")
+
+    monkeypatch.setattr(root.fs, "rm", refuse)
+    with pytest.raises(InterruptedError, match="what went wrong"), building(root, scratch):
+        go_wrong()
+    with building(root, scratch):
+        pass
+    assert [message for message in caplog.messages if "could not be removed, and expires: read only" in message]
