@@ -13,6 +13,7 @@ from tests.docker.dockerfile import read_stages
 
 SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
 ONCE = {"migrate", "register"}
+REDIS = {"PREFECT_REDIS_MESSAGING_URL", "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL"}  # prefect-redis reads these
 OURS = {"migrate", "server", "services", "register", "builds", "groups"}
 
 
@@ -79,6 +80,14 @@ def test_workers_reach_neither_database_nor_redis_nor_their_passwords(services: 
         assert services[name]["networks"] == ["database"]
 
 
+def test_runs_read_and_write_where_the_operator_says(services: dict[str, Service]) -> None:
+    for name in ("builds", "groups"):
+        assert services[name]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "/data"
+        assert "/data" in services[name]["environment"]["FLAT_TOKENS_INPUT_ROOTS"].split(",")
+    chosen = read_services({**SECRETS, "OUTPUT_ROOTS": "gs://bucket/tokens"})
+    assert chosen["groups"]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "gs://bucket/tokens"
+
+
 def test_every_container_is_confined(services: dict[str, Service]) -> None:
     for name, service in services.items():
         assert service["read_only"] is True, name
@@ -134,13 +143,18 @@ def test_pools_and_limits_are_those_of_the_deployments(services: dict[str, Servi
 
 def test_settings_are_ones_that_this_prefect_knows(services: dict[str, Service]) -> None:
     """A setting with a typing error is ignored without a word."""
-    from prefect.settings import get_current_settings
-
-    known = _names(type(get_current_settings()))
+    known = names_of_settings()
     for name in OURS:
         for setting in services[name]["environment"]:
-            if setting.startswith("PREFECT_") and not setting.startswith("PREFECT_REDIS_"):
-                assert setting.lower() in known, setting
+            if setting.startswith("PREFECT_"):
+                assert setting.lower() in known or setting in REDIS, setting
+
+
+def names_of_settings() -> set[str]:
+    """Every setting's name in the environment, in lower case, aliases included."""
+    from prefect.settings import get_current_settings
+
+    return _names(type(get_current_settings()))
 
 
 def _names(model: Any, prefix: str = "prefect_") -> set[str]:

@@ -29,7 +29,7 @@ from tests.docker.dockerfile import Stage, read_stages
 from tests.docker.rehearse import Image, copy
 
 SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
-DEADLINE = 120.0
+DEADLINE = 300.0
 NOBODY = 65534
 
 # Debian keeps these off the PATH.
@@ -72,7 +72,7 @@ class Stack:
             text = str(self.ports[name]) if text == port else text
         text = re.sub(r"(?<=127\.0\.0\.1:)8080\b", str(self.ports.get(f"{service} health", 0)), text)
         text = "127.0.0.1" if text == "0.0.0.0" else text
-        return re.sub(r"^/(data|scratch|tmp|opt/flat-tokens)(?=/|$)", f"{self.root}/\\1", text)
+        return re.sub(r"(?:^|(?<=,))/(data|scratch|tmp|opt/flat-tokens)(?=[/,]|$)", f"{self.root}/\\1", text)
 
     def environment(self, name: str) -> dict[str, str]:
         """The image's settings and the service's own; nothing of this process's, but where programs are."""

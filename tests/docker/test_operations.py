@@ -1,0 +1,76 @@
+"""docs/operations.md: what it names exists, and its sums are right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.docker.compose import COMPOSE, ROOT
+from tests.docker.test_compose import names_of_settings
+
+TEXT = (ROOT / "docs" / "operations.md").read_text("utf-8")
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_links_lead_somewhere() -> None:
+    anchors = {anchor(heading) for heading in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        else:
+            assert (ROOT / "docs" / target).exists(), target
+
+
+def test_files_that_are_named_are_there() -> None:
+    named = set(re.findall(r"(?:docker|deployments|tests|tasks)/[\w./-]*\w\.(?:py|yaml|json|md)", TEXT))
+    assert len(named) > 5
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_settings_are_ones_that_prefect_and_the_compose_file_know() -> None:
+    known = names_of_settings()
+    of_kubernetes = "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_"  # of a package that the lock does not hold
+    for setting in re.findall(r"\bPREFECT_[A-Z_]+[A-Z]\b", TEXT):
+        assert setting.lower() in known or setting.startswith(of_kubernetes), setting
+    compose = COMPOSE.read_text("utf-8")
+    for variable in ("AUTH_STRING", "SERVERS", "PORT", "GROUP_CPUS", "KEEP_EVENTS", "KEEP_RUNS_SECONDS", "PUBLIC_URL"):
+        assert variable in TEXT
+        assert f"${{{variable}:" in compose
+    services = yaml.safe_load(compose)["services"]
+    for row in re.findall(r"^\| (`[a-z`, ]+`) \| .* \| .* \|$", TEXT[TEXT.index("## Containers") :], re.MULTILINE)[:6]:
+        assert set(re.findall(r"`([a-z]+)`", row)) <= set(services)
+
+
+BYTES_A_TOKEN, PACKED, RATE, NETWORK = 4.6, 0.61, 70e6, 1e9
+UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "formula"),
+    [
+        ("text", lambda tokens: tokens * BYTES_A_TOKEN),
+        ("files to fetch", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
+        ("core hours", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 3600),
+        ("cores' price", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 3600 * 0.04),
+        ("tokenizing, 8 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 8),
+        ("tokenizing, 64 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 64),
+        ("fetching, one machine", lambda tokens: tokens * BYTES_A_TOKEN * PACKED / NETWORK),
+        ("slices of 128 MB", lambda tokens: tokens * BYTES_A_TOKEN / 128e6),
+        ("slices of 1 GB", lambda tokens: tokens * BYTES_A_TOKEN / 1e9),
+        ("token shards (`_cache`), until collected", lambda tokens: tokens * 4),
+        ("downloads (`scratch`), until collected", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
+    ],
+)
+def test_sums_follow_from_the_rates(row: str, formula: object) -> None:
+    """To the precision that they are printed with."""
+    assert callable(formula)
+    (line,) = [one for one in TEXT.splitlines() if one.startswith(f"| {row} |")]
+    for cell, tokens in zip(line.strip("| ").split(" | ")[2:], (10e9, 350e9, 15e12), strict=True):
+        number, _, unit = cell.strip().partition(" ")
+        value = float(number.replace(",", "")) * UNITS[unit]
+        assert value == pytest.approx(formula(tokens), rel=0.16 if len(number.strip("0.")) == 1 else 0.05), (row, cell)
