@@ -208,7 +208,7 @@ class Groups:
         self._slices, self._spans = _Queue(self._policy.slices), _Queue(SPANS)
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
-        self._done: list[_Run] = []
+        self._done: list[tuple[Store, str]] = []
         self._looked = self._read = 0.0
         self._moved = time.monotonic()
         self._failure: BaseException | None = None
@@ -336,8 +336,8 @@ class Groups:
         """Whether a report has a group's results."""
         if report.results is None or len(report.results) != len(run.group.items):
             return False
-        run.results = report.results
-        self._done.append(run)
+        run.results, run.report = report.results, None
+        self._done.append((run.root, run.digest))
         return True
 
     def _failed(self, run: _Run, fault: Fault) -> None:
@@ -460,8 +460,8 @@ class Groups:
             with contextlib.suppress(*_AWAY), get_client(sync_client=True) as client:
                 cancel_runs(client, _own_tag())
         if error is None:
-            for run in self._done:
-                forget(run.root, run.digest)
+            with ThreadPoolExecutor(READERS) as cleaners:
+                list(cleaners.map(lambda done: forget(*done), self._done))
         self._tasks.__exit__(kind, error, trace)
 
 

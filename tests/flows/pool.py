@@ -62,6 +62,11 @@ class Pool:
     running: list[Process] = field(default_factory=list)
 
     @property
+    def server(self) -> Process:
+        """The one that was started last."""
+        return next(process for process in reversed(self.running) if "deployments/server.py" in list(process.args))  # type: ignore[arg-type]
+
+    @property
     def environment(self) -> dict[str, str]:
         return {
             **os.environ,
@@ -79,7 +84,7 @@ class Pool:
         self.running.append(process)
         return process
 
-    def serve(self) -> Process:
+    def serve(self) -> None:
         """The server, once it answers."""
         with (self.home / "server.log").open("a") as log:
             server = self.start(
@@ -95,7 +100,6 @@ class Pool:
             )
         until(lambda: self.answers() or server.poll() is not None, "the server does not answer")
         assert server.poll() is None, (self.home / "server.log").read_text()[-5000:]
-        return server
 
     def answers(self) -> bool:
         with contextlib.suppress(urllib.error.URLError, OSError):

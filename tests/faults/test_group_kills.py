@@ -1,0 +1,146 @@
+"""Workers, groups, builds and the server itself are killed; what was finished is not made again, and the bytes are the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.models import BuildConfig
+from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
+from tests.flows.pool import Pool, Process, family, finished, kill, pool, until
+
+pytestmark = pytest.mark.slow
+
+Receipts = dict[Path, int]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    with pool(tmp_path_factory.mktemp("pool")) as started:
+        yield started
+
+
+@pytest.fixture
+def workers(service: Pool) -> Iterator[dict[str, Process]]:
+    """Workers for groups, as on two machines."""
+    started = {name: service.work(name) for name in ("a", "b")}
+    yield started
+    service.stop([process for process in started.values() if process in service.running])
+
+
+def told(tmp_path: Path, name: str, **settings: Any) -> dict[str, Any]:
+    """A build of some 20 slices in 5 groups."""
+    notes = write_notes(tmp_path / "in" / f"{name}.jsonl", 100)
+    groups = {"threshold": 2, "slices": 4, "lost_after": 8}
+    made = settings_of(tmp_path / "out", notes, name=name, slice_bytes=1000, runner="groups", groups=groups, **settings)
+    (tmp_path / "build.yaml").write_text(json.dumps(made))
+    return made
+
+
+def receipts(tmp_path: Path) -> Receipts:
+    """When each finished slice was finished."""
+    found = {}
+    for path in (tmp_path / "out" / "_cache").glob("*/receipt.json"):
+        found[path] = path.stat().st_mtime_ns
+    return found
+
+
+def wait_for_more(tmp_path: Path, build: Process, seen: Receipts) -> Receipts:
+    """The receipts when there are more than those, while a build is under way."""
+
+    def more() -> Receipts:
+        assert build.poll() is None, build.communicate()
+        now = receipts(tmp_path)
+        return now if len(now) > len(seen) else {}
+
+    return until(more, "nothing is tokenized")
+
+
+def as_on_threads(tmp_path: Path, version: str) -> bool:
+    settings = json.loads((tmp_path / "build.yaml").read_text())
+    alone = build_here({**settings, "output": str(tmp_path / "alone"), "runner": "threads"})
+    same = version_digests(tmp_path / "alone", alone.version) == version_digests(tmp_path / "out", version)
+    return same and version == alone.version
+
+
+def test_a_run_a_worker_and_both_together_are_killed(service: Pool, workers: dict[str, Process], tmp_path: Path) -> None:
+    """The run alone, the worker alone, whose run lives on, and a worker with its run, while another one takes over."""
+    told(tmp_path, "killed")
+    build = service.build(tmp_path / "build.yaml")
+    seen: Receipts = {}
+
+    for name, disturb in (("a", "run"), ("b", "worker"), ("a", "both")):
+        seen = wait_for_more(tmp_path, build, seen)
+        worker = workers[name]
+        running = until(lambda worker=worker: family(worker.pid)[1:], "a worker has nothing to do")  # type: ignore[misc]
+        if disturb == "run":
+            kill(*running)
+            continue
+        kill(worker.pid, *(running if disturb == "both" else ()))
+        workers[f"{name}, again"] = service.work(f"{name}-again")
+    result = finished(build)
+
+    assert {path: at for path, at in receipts(tmp_path).items() if path in seen} == seen
+    assert as_on_threads(tmp_path, result["version"])
+    assert not (tmp_path / "out" / "_groups").exists()
+
+
+def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
+    service: Pool, workers: dict[str, Process], tmp_path: Path
+) -> None:
+    """Run again as a command, terminated, and then run as a deployment."""
+    settings = told(tmp_path, "orphans")
+    seen: Receipts = {}
+    for how, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
+        build = service.build(tmp_path / "build.yaml")
+        now = wait_for_more(tmp_path, build, seen)
+        build.send_signal(how)
+        assert build.wait(10) == status
+        assert {path: now[path] for path in seen} == seen
+        seen = now
+    workers["builds"] = service.work("builds", "flat-tokens")
+    config = BuildConfig.model_validate(settings).model_dump(mode="json", exclude_unset=True)
+    run = service.ended(service.run_deployment("build-dataset/build", {"config": config}))
+
+    assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    assert {path: at for path, at in receipts(tmp_path).items() if path in seen} == seen
+    version = json.loads((tmp_path / "out" / "latest.json").read_bytes())["version"]
+    assert as_on_threads(tmp_path, version)
+    groups = [run["parameters"]["group"] for run in service.runs("dataset:orphans") if "group" in run["parameters"]]
+    assert len(set(groups)) == len(groups)  # adopted, not begun again
+    assert not (tmp_path / "out" / "_groups").exists()
+    assert staged(tmp_path / "out") == []
+
+
+AWAY_SECONDS = 10.0
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_server_dies_and_comes_back(service: Pool, tmp_path: Path) -> None:
+    """Builds on groups and on threads both end well, and running them again makes nothing again."""
+    settings = told(tmp_path, "away")
+    threads = {**settings, "output": str(tmp_path / "threads"), "runner": "threads"}
+    (tmp_path / "threads.yaml").write_text(json.dumps(threads))
+    spread = service.build(tmp_path / "build.yaml")
+    wait_for_more(tmp_path, spread, {})
+    alone = service.build(tmp_path / "threads.yaml")
+    until(lambda: list((tmp_path / "threads" / "_cache").glob("*/receipt.json")), "nothing is tokenized on threads")
+    service.stop([service.server])
+    time.sleep(AWAY_SECONDS)
+    service.serve()
+    results = [finished(spread), finished(alone)]
+
+    assert results[0]["version"] == results[1]["version"]
+    assert version_digests(tmp_path / "threads", results[0]["version"]) == version_digests(
+        tmp_path / "out", results[0]["version"]
+    )
+    made = receipts(tmp_path)
+    again = finished(service.build(tmp_path / "build.yaml"))
+    assert again["was_published"]
+    assert receipts(tmp_path) == made
