@@ -28,14 +28,14 @@ def run_name() -> str:
 
 @flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False, on_cancellation=[cancel_groups])
 def retokenize_dataset(
-    dataset: BuildConfig | Location,
-    tokenizers: Annotated[list[TokenizerConfig | str], Field(min_length=1)],
+    dataset: Location | BuildConfig,
+    tokenizers: Annotated[list[str | TokenizerConfig], Field(min_length=1)],
     output: str = BESIDE,
 ) -> list[BuildResult]:
     """Publish the text of a dataset for each of several tokenizers, each at an output of its own, its download used again.
 
     Args:
-        dataset: The configuration that builds the dataset, or its path or URL.
+        dataset: Path or URL of the dataset, or the configuration that builds it.
         tokenizers: Their names; or name, pattern, revision and engine as in a configuration.
         output: Where each is published. {output} stands for where the dataset is, {tokenizer} for a tokenizer's short name.
     """
