@@ -20,6 +20,7 @@ from pydantic import PrivateAttr
 
 from flat_tokens.storage import Store
 from tasks.caching import load_shard
+from tasks.progress import Done, meter
 
 KEY_SEPARATOR = "+"
 """Between the keys of a task's shards in its own."""
@@ -29,21 +30,26 @@ class ReceiptStorage(WritableFileSystem):
     """A result storage whose records are the receipts below *output*."""
 
     output: str
-    _checked: dict[str, bytes] = PrivateAttr(default_factory=dict)
+    _checked: dict[str, tuple[bytes, Done]] = PrivateAttr(default_factory=dict)
 
     def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
         """The record of a task's shards. ValueError, which Prefect takes for a miss, where one is not there or is damaged."""
         # Prefect asks whether a record exists by reading it, and then reads it: one check of the shards is enough for both.
         if path in self._checked:
-            return self._checked.pop(path)
+            record, done = self._checked.pop(path)
+            meter.add("tokenize", *done)
+            return record
         root, shards = Store.at(self.output, read_once=True), []
         for key in path.split(KEY_SEPARATOR):
-            shards.append(load_shard(root, key))
-            if shards[-1] is None:
+            shard = load_shard(root, key)
+            if shard is None:
                 raise ValueError(f"there is no receipt {key}")
+            shards.append(shard)
         metadata = ResultRecordMetadata(serializer=JSONSerializer(), storage_key=path)
-        self._checked[path] = ResultRecord(result=shards, metadata=metadata).serialize()
-        return self._checked[path]
+        record = ResultRecord(result=shards, metadata=metadata).serialize()
+        counts = [(shard.text_bytes, shard.read, shard.token_count) for shard in shards]
+        self._checked[path] = record, Done(*map(sum, zip(*counts, strict=True)))
+        return record
 
     def _resolve_path(self, path: str) -> None:
         """Keys are keys, not paths of this machine."""

@@ -132,6 +132,20 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
+def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
+    """So that the progress of a build that goes on comes to its end."""
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n" + json.dumps({"text": "another"}) + "\n")
+    notes = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "notes.jsonl")}, "tokenizer": "bytes"}
+    for seed in (0, 1):
+        result = build_dataset(BuildConfig.model_validate({**notes, "split_seed": seed}))
+        assert result.slices_reused == seed
+        (tokenized,) = (one for one in meter.stages() if one.stage == "tokenize")
+        assert tokenized.done[1:] == (2, 13)
+        assert tokenized.done.bytes >= 13
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
 def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Path) -> None:
     ours = logging.getLogger("tasks.download")
     ids: list[UUID] = []
