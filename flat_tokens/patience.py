@@ -69,13 +69,13 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
 
 def may_pass(error: BaseException) -> bool:
     """Whether the same question may be answered later: busy servers, broken and silent connections. What is forbidden or not
-    there, and what is wrong with a name or a certificate, stays so.
+    there, and what is wrong with a name or a certificate, stays so; but for fsspec, what a web server does not tell is not there.
     """
     if (status := status_of(error)) is not None:
         return status in RETRIED_STATUS
     passes = False
     for cause in causes(error):
-        if isinstance(cause, ssl.SSLError | FileNotFoundError | PermissionError):
+        if isinstance(cause, ssl.SSLError):
             return False
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return False

@@ -86,13 +86,13 @@ class Files(NamedTuple):
         FileNotFoundError where there are none. Hidden files are left out.
         """
         store, (above, name) = Store.at(path_or_url), file_at(path_or_url)
-        if store.fs.isfile(store.root):
+        if store.exists("") and store.info("")["type"] == "file":
             return cls(above, (name,))
         keys = sorted(key for key, _ in store.listing() if not key.startswith(".") and "/." not in key)
         if keys:
             return cls(store, tuple(keys))
         if above.exists(""):
-            beside = (posixpath.basename(path) for path in above.fs.ls(above.root, detail=False))
+            beside = (posixpath.basename(path) for path in above.ask("ls", detail=False))
             keys = sorted(key for key in beside if key.startswith(f"{name}."))
         if not keys:
             raise FileNotFoundError(f"{store.url}: there is no file here, none below and none of that name with an ending")

@@ -17,6 +17,7 @@ import flat_tokens.storage
 import tasks.download
 import tasks.hub
 import tasks.sources
+from flat_tokens.storage import Store
 from tasks.download import fetch_file
 from tasks.hub import fetch_hub, resolve_hub
 from tasks.models import HubDataset, Source
@@ -71,6 +72,14 @@ def test_readers_of_a_spoiled_web_server_read_right(between: Proxy, layout: flat
         packed = flat_tokens.open(f"{between.url}/{layout}").train.packed(256)
         assert packed.batch(rows).targets.tolist() == [expected[row * 256 : (row + 1) * 256].tolist() for row in rows]
     assert between.faults
+
+
+def test_what_a_busy_web_server_does_not_tell_is_not_absent(between: Proxy) -> None:
+    store, faults = Store.at(f"{between.url}/mmap"), ["503", "reset"] * 3
+    between.spoil = lambda method, path: faults.pop() if faults else None
+    assert store.exists("zarr.json")
+    assert faults == []
+    assert not store.exists("nothing.json")
 
 
 def test_files_of_a_spoiled_hub_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

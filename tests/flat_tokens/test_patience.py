@@ -132,10 +132,14 @@ PASSING: dict[str, Callable[[], Exception]] = {
     "gcsfs 429": lambda: of_gcsfs(429),
     "gcsfs other bytes": lambda: pytest.importorskip("gcsfs.retry").ChecksumError(),
     "credentials cannot be renewed now": lambda: pytest.importorskip("google.auth.exceptions").RefreshError("x", retryable=True),
+    "a web server's silence, as fsspec raises it": lambda: caused(FileNotFoundError("x"), aiohttp.ServerDisconnectedError()),
+    "a busy web server, as fsspec raises it": lambda: caused(FileNotFoundError("x"), answered(503)),
     "name server busy": lambda: caused(ConnectionError(), socket.gaierror(socket.EAI_AGAIN, "again")),
 }
 LASTING: dict[str, Callable[[], Exception]] = {
     "requests 404": lambda: answered(404),
+    "a web server's 404, as fsspec raises it": lambda: caused(FileNotFoundError("x"), answered(404)),
+    "not there": lambda: FileNotFoundError("x"),
     "requests 501": lambda: answered(501),
     "botocore 403, as s3fs raises it": lambda: caused(PermissionError("x"), of_botocore(403, "AccessDenied")),
     "botocore 412": lambda: of_botocore(412, "PreconditionFailed"),
