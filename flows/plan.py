@@ -13,6 +13,7 @@ from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
 from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of, slices_of
 from tasks.caching import CACHE, RECEIPT, Place, Recipe
+from tasks.cores import available_cores
 from tasks.documents import Tally, read_documents
 from tasks.download import fetch_file
 from tasks.finalize import build_id, is_published, provenance
@@ -94,7 +95,7 @@ def plan(config: BuildConfig) -> Plan:
 
     complete = len(files) == len(found)
     version = build_id(provenance(config, pinned, files, tokenizer), layout) if complete else None
-    workers = config.workers or os.cpu_count() or 1
+    workers = config.workers or available_cores()
     dataset_bytes = whole.tokens * LAYOUT_BYTES[layout] + whole.documents * BESIDE_BYTES
     return Plan(
         version=version,

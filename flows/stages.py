@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from flat_tokens.arrays import LayoutName
 from flows.order import finalize
 from flows.receipts import KEY_SEPARATOR
 from tasks.caching import Place, Recipe
+from tasks.cores import available_cores
 from tasks.download import fetch_file
 from tasks.finalize import Provenance
 from tasks.models import Slice, Source, SourceFile, TokenShard
@@ -176,7 +176,7 @@ class PrefectTasks:
     """
 
     def __init__(self, workers: int | None, tasks: Mapping[Callable[..., Any], Task[..., Any]] = TASKS) -> None:
-        workers = workers or os.cpu_count() or 1
+        workers = workers or available_cores()
         self._at_once = workers + 1
         self.window = self._at_once * PACK_SLICES if make_shard in tasks else self._at_once
         self._tasks = tasks

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from tasks.cores import available_cores
 from tasks.shards import make_shard, write_shard
 
 
@@ -15,7 +15,7 @@ class Threads:
     """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock."""
 
     def __init__(self, workers: int | None) -> None:
-        workers = workers or os.cpu_count() or 1
+        workers = workers or available_cores()
         self.window = workers + 1
         self._pool = ThreadPoolExecutor(workers, "task")
 

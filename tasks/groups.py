@@ -16,6 +16,7 @@ from pydantic import Field
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
 from tasks.caching import CACHE, RECEIPT, Recipe
+from tasks.cores import available_cores
 from tasks.documents import stamp
 from tasks.download import fetch_file
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, SourceFile, TokenShard, digest_of
@@ -186,7 +187,7 @@ class Reporter:
             number=self._number,
             done=meter.read().done,
             under_way=tuple(
-                item.label for item in self._group.items[done : done + 2 * (self._group.workers or os.cpu_count() or 1)]
+                item.label for item in self._group.items[done : done + 2 * (self._group.workers or available_cores())]
             ),
             **outcome,
         )
