@@ -127,7 +127,6 @@ def test_builds_on_a_spoiled_store_are_those_on_a_disk(
         pointer = read_pointer(root)
         assert (pointer.version, pointer.sequence) == (version, 2)
         assert [one.version for one in list_versions(root)] == [version]
-        assert flat_tokens.verify(url, "full").seq_count == 115
         assert {key.partition("/")[0] for key, _ in root.listing()} == {"_cache", "latest.json", "origins", "runs", "versions"}
         assert spoiled > asked / 10
         if TRIALS > 1:
