@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from flows.cli import display, log_progress, prefect_server, read_config, read_yaml, size, summary
+from flows.cli import display, log_progress, looked_after, prefect_server, read_config, read_yaml, size, summary
 from tasks.models import BuildConfig, TokenizerConfig, faults_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,10 @@ def watched(options: argparse.Namespace, alone: Callable[[], T], with_server: Ca
         # The server gets every line of the tasks all the same; the terminal is for the display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     with log_progress() if options.quiet else display(sys.stderr.isatty()):
-        return with_server() if server else alone()
+        if server is None:
+            return alone()
+        with looked_after():
+            return with_server()
 
 
 def config_at(options: argparse.Namespace) -> BuildConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import json
@@ -16,9 +17,11 @@ from uuid import UUID
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
 
 import flows.stages
 from flows.build import build_dataset
+from flows.cli import run_build
 from flows.order import BuildResult
 from flows.watching import _Shown, asset_key, describe, flow_run, link, logged, origin, percent, slug, summary, watched
 from tasks.models import BuildConfig, Source
@@ -36,15 +39,15 @@ def config(output: Path | str, **settings: Any) -> BuildConfig:
     )
 
 
-async def _ask(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def _ask(path: str, body: dict[str, Any]) -> Any:
     async with get_client() as client:
         answer = await client._client.post(path, json=body)
         answer.raise_for_status()
-        return list(answer.json())
+        return answer.json()
 
 
 def ask(path: str, **body: Any) -> list[dict[str, Any]]:
-    return asyncio.run(_ask(path, body))
+    return list(asyncio.run(_ask(path, body)))
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -128,6 +131,23 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
     assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ")
     assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
     assert seen[3]["seen-by-people-split"] == (100.0, "Done: there was nothing to do")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Automations know them by their tag, and by heartbeats."""
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+    monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
+    notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    assert run_build(notes, argparse.Namespace(no_server=False, quiet=True, json=True)) == 0
+    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
+    wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
+    beats = until(lambda: asyncio.run(_ask("/events/filter", {"filter": wanted, "limit": 50}))["events"])
+    assert f"prefect.flow-run.{run['id']}" in [beat["resource"]["prefect.resource.id"] for beat in beats]
 
 
 @pytest.mark.slow
