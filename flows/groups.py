@@ -33,7 +33,7 @@ from prefect.states import Cancelling, Crashed
 
 from flat_tokens.storage import Store
 from flows.credentials import credentials
-from flows.order import Started, in_order, scratch_of
+from flows.order import Cancellable, Started, in_order, scratch_of
 from flows.receipts import results_from_receipts
 from flows.stages import PrefectTasks
 from flows.watching import flow_run, logged, tags_of
@@ -179,8 +179,8 @@ class _Item:
         self.here: Started | None = None
 
     def result(self) -> Any:
-        self._groups.check()
         if self.run is None and self.here is None:
+            self._groups.check()
             self._groups.settle(self._queue)
         if self.here is not None:
             return self.here.result()
@@ -188,8 +188,8 @@ class _Item:
         return self._groups.results_of(self.run, self._queue)[self.place]
 
     def cancel(self) -> bool:
-        """Whether nothing of it is done in this process: nobody here need wait for a group that has been given up."""
-        return self.here is None
+        """Whether nobody here need wait for it: what is done by others does not disturb this process."""
+        return self.here is None or (isinstance(self.here, Cancellable) and self.here.cancel())
 
 
 class Groups:
@@ -209,7 +209,7 @@ class Groups:
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
         self._done: list[tuple[Store, str]] = []
-        self._looked = self._read = 0.0
+        self._looked = 0.0
         self._moved = time.monotonic()
         self._failure: BaseException | None = None
         self._warned: set[str] = set()
