@@ -97,11 +97,11 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
     """Run again as a command, terminated, and then run as a deployment."""
     settings = told(tmp_path, "orphans")
     seen: Receipts = {}
-    for how, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
+    for how in (signal.SIGKILL, signal.SIGTERM):
         build = service.build(tmp_path / "build.yaml")
         now = wait_for_more(tmp_path, build, seen)
         build.send_signal(how)
-        assert build.wait(10) == status
+        assert build.wait(30) in (-how, 143)
         assert {path: now[path] for path in seen} == seen
         seen = now
     workers["builds"] = service.work("builds", "flat-tokens")
