@@ -225,8 +225,10 @@ class BuildConfig(Model):
         "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
-    tokenizer: TokenizerConfig = Field(description="What makes tokens of text")
-    documents: DocumentPolicy = Field(DocumentPolicy(), description="What happens to documents that are empty or not text")
+    tokenizer: TokenizerConfig = Field(title="Tokenizer", description="What makes tokens of text")
+    documents: DocumentPolicy = Field(
+        DocumentPolicy(), title="Documents", description="What happens to documents that are empty or not text"
+    )
     validation_fraction: Annotated[float, BeforeValidator(number)] = Field(
         0.005,
         ge=0,
@@ -240,7 +242,7 @@ class BuildConfig(Model):
     runner: Literal["threads", "groups", "ray"] = Field(
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
     )
-    groups: GroupPolicy = Field(GroupPolicy(), description="With runner groups: how much work is a run")
+    groups: GroupPolicy = Field(GroupPolicy(), title="Groups", description="With runner groups: how much work is a run")
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 

@@ -179,3 +179,9 @@ def test_two_datasets_of_one_name_are_refused() -> None:
     """They would be one deployment."""
     with pytest.raises(ValueError, match="two of the datasets are named 'c4-en'"):
         wanted(options(DATASETS[0], DATASETS[0]))
+
+
+def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are() -> None:
+    """Not by the names of classes, which one of the two UIs would show."""
+    config = schema_of("build")["definitions"]["BuildConfig"]["properties"]
+    assert [config[name]["title"] for name in ("tokenizer", "documents", "groups")] == ["Tokenizer", "Documents", "Groups"]
