@@ -12,6 +12,7 @@ from typing import Any, Self
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.credentials import credentials
 from flows.groups import group_of
 from flows.order import Started, scratch_of
 from flows.stages import PrefectTasks, storage_may_be_back
@@ -26,7 +27,15 @@ from tasks.split import Written, write_span
 
 CHECKOUT = Path(__file__).parents[1]
 PACKAGES = ("flat_tokens", "tasks", "flows")
-FORWARDED = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "TIKTOKEN_CACHE_DIR", "DO_NOT_TRACK")
+FORWARDED = (
+    "PREFECT_API_URL",
+    "PREFECT_API_AUTH_STRING",
+    "FLAT_TOKENS_CREDENTIALS",
+    "FLAT_TOKENS_INPUT_ROOTS",
+    "FLAT_TOKENS_OUTPUT_ROOTS",
+    "TIKTOKEN_CACHE_DIR",
+    "DO_NOT_TRACK",
+)
 
 
 @task(
@@ -45,7 +54,7 @@ def tokenize_there(label: str, told: str) -> TokenShard:
     group = Group.model_validate_json(told)
     work = group.work
     assert isinstance(work, Slices)
-    with attempt(group.output, scratch_of(group), group.digest[:16]) as place:
+    with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
         check_tokenizer(work.recipe)
         (part,) = brought_here(group, work, scratch_of(group))
         return make_shard(part, work.recipe.model_copy(update={"place": place}), write_shard)
@@ -66,7 +75,7 @@ def split_there(label: str, told: str) -> Written:
     work = group.work
     assert isinstance(work, Spans)
     (span,) = work.spans
-    with attempt(group.output, scratch_of(group), group.digest[:16]) as place:
+    with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
         return write_span(span, work.rule, work.layout, Place(output=group.output, staging=place.staging), work.version)
 
 
