@@ -15,7 +15,7 @@ import pytest
 from prefect.filesystems import LocalFileSystem
 from prefect.results import ResultStore
 
-from flows.receipts import ReceiptStorage
+from flows.receipts import KEY_SEPARATOR, ReceiptStorage
 from tasks.models import TokenShard
 from tests.faults.support import Settings, build_here, digests, receipts, settings_of, version_digests, write_notes
 
@@ -83,8 +83,18 @@ def test_a_record_is_made_of_the_receipt(storage: ReceiptStorage, output: Path, 
     shard = TokenShard.model_validate(facts)
     store = fresh_store(output)
     assert store.exists(key)
-    assert store.read(key).result == shard
+    assert store.read(key).result == [shard]
     assert json.loads(asyncio.run(storage.aread_path(key))) == record
+
+
+def test_slices_of_one_task_are_found_together_or_not_at_all(output: Path) -> None:
+    keys = sorted(receipts(output))
+    assert len(keys) > 1
+    together = KEY_SEPARATOR.join(keys)
+    assert [shard.key for shard in fresh_store(output).read(together).result] == keys
+    (output / f"_cache/{keys[-1]}/receipt.json").unlink()
+    assert not fresh_store(output).exists(together)
+    assert fresh_store(output).exists(keys[0])
 
 
 def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStorage, key: str) -> None:
@@ -102,7 +112,7 @@ def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStora
         quarantined = next((output / "_quarantine").glob(f"{key}-*"))
         shutil.move(quarantined, output / "_cache" / key)
         spoiled.write_bytes(whole)
-        assert fresh_store(output).read(key).result.key == key
+        assert [shard.key for shard in fresh_store(output).read(key).result] == [key]
     shutil.rmtree(output / "_cache" / key)
     for place in (f"_cache/{key}", key, f"results/{key}", f".prefect/{key}", f"versions/{key}", f"runs/{key}", f"_staging/{key}"):
         path = output / place
