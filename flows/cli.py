@@ -195,11 +195,6 @@ def _place(whole: str, items: list[Any], text: str) -> int:
 
 def run_build(config: BuildConfig, options: argparse.Namespace) -> int:
     server = None if options.no_server else prefect_server()
-    if server is None and config.runner != "threads":
-        raise ValueError(
-            f"runner: {config.runner} needs a Prefect server. Set PREFECT_API_URL to that of one (make serve starts one), or "
-            "build on this machine alone: --set runner=threads."
-        )
     live = not options.quiet and sys.stderr.isatty()
     if server and not options.quiet:
         # The server gets every line of the tasks all the same; the terminal is for the display.
@@ -215,9 +210,9 @@ def run_build(config: BuildConfig, options: argparse.Namespace) -> int:
 
 def build_alone(config: BuildConfig) -> BuildResult:
     from flows.order import build
-    from flows.threads import Threads
+    from flows.threads import threads_of
 
-    with Threads(config.workers) as runner:
+    with threads_of(config) as runner:
         return build(config, runner)
 
 

@@ -93,9 +93,9 @@ def run_refresh(options: argparse.Namespace) -> int:
 
     def alone() -> RefreshResult:
         from flows.reruns import refresh
-        from flows.threads import Threads
+        from flows.threads import threads_of
 
-        with Threads(config.workers) as runner:
+        with threads_of(config) as runner:
             return refresh(config, runner, policy)
 
     def with_server() -> RefreshResult:
@@ -131,12 +131,12 @@ def run_retokenize(options: argparse.Namespace) -> int:
     def alone() -> list[BuildResult]:
         from flows.order import scratch_of
         from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
-        from flows.threads import Threads
+        from flows.threads import threads_of
         from tasks.leases import sharing
 
         base = base_of(dataset)
         configs = reruns_of(base, tokenizers, options.output or BESIDE)
-        with sharing(scratch_of(configs[0])), Threads(base.config.workers) as runner:
+        with sharing(scratch_of(configs[0])), threads_of(base.config) as runner:
             text = read_text(base, configs[0], runner)
             return [rerun(config, text, runner) for config in configs]
 

@@ -65,7 +65,11 @@ def _tolerated(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  the client, the network and the server have errors of their own
-        logger.warning("The %s could not be shown: %s", what, error)
+        _tell(what, error)
+
+
+def _tell(what: str, error: Exception) -> None:
+    logger.warning("The %s could not be shown: %s", what, error)
 
 
 @contextlib.contextmanager
@@ -100,9 +104,15 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
     shown = _Shown(flow_run_id, name)
 
     def follow() -> None:
+        silent = False
         while not over.wait(UPDATE_SECONDS):
-            with _tolerated("progress"):
+            try:
                 shown.update()
+                silent = False
+            except Exception as error:  # noqa: BLE001  as above
+                if not silent:
+                    _tell("progress", error)
+                silent = True
 
     thread = threading.Thread(target=follow, name="progress", daemon=True)
     thread.start()

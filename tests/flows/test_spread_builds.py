@@ -128,8 +128,10 @@ def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(w
 def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(workers: Pool, tmp_path: Path) -> None:
     told = {**settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 40), slice_bytes=1000), **SPREAD}
     config = config_of(tmp_path / "missing.yaml", told)
-    command = [sys.executable, "-m", "flows", "build", str(config)]
     environment = {name: value for name, value in workers.environment.items() if name != "PREFECT_API_URL"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 1
-    assert "runner: groups needs a Prefect server" in done.stderr
+    for command in (["build"], ["refresh"], ["retokenize", "--tokenizer", "bytes", "--output", str(tmp_path / "other")]):
+        whole = [sys.executable, "-m", "flows", *command, str(config)]
+        done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == 1
+        assert "runner: groups needs a Prefect server" in done.stderr
+    command = [sys.executable, "-m", "flows", "build", str(config)]
