@@ -171,7 +171,7 @@ class Packing:
 class PrefectTasks:
     """Runs functions as the Prefect tasks that *tasks* has for them, on a thread for every core.
 
-    A task costs the server about a twentieth of a second of its processor, so small slices share one, as soon as there is
+    A task costs the server 30 to 50 ms of a core, so small slices share one, as soon as there is
     more to do than workers.
     """
 
