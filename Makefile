@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers-installed
 
-.PHONY: demo test peers check lock clean
+.PHONY: demo serve test peers check lock clean
 
 $(STAMP): requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -18,8 +18,8 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 	$(BIN)/python -m flows build deployments/demo/demo.yaml --no-server
 	PYTHONPATH=. $(BIN)/python deployments/demo/read_back.py demo-output
 	@echo
-	@echo "To watch builds in the Prefect UI, start a server and let the build report to it:"
-	@echo "  $(BIN)/prefect server start                      # then open http://127.0.0.1:4200"
+	@echo "To watch builds in the Prefect UI, start it, and let a build report to it:"
+	@echo "  make serve                                       # then open http://127.0.0.1:4200"
 	@echo "  PREFECT_API_URL=http://127.0.0.1:4200/api $(BIN)/python -m flows build deployments/demo/demo.yaml --set split_seed=1"
 
 serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
