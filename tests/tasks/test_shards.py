@@ -319,14 +319,17 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe], mon
     part, recipe = slices
     place = recipe.place.model_copy(update={"output": "memory://test-shards"})
     order: list[str] = []
-    real = Store.create
 
-    def create(self: Store, key: str) -> Any:
-        if not self.is_local:
-            order.append(key)
-        return real(self, key)
+    def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Store, key: str, *arguments: Any) -> Any:
+            if not self.is_local:
+                order.append(key)
+            return real(self, key, *arguments)
 
-    monkeypatch.setattr(Store, "create", create)
+        return write
+
+    for way in ("create", "upload"):
+        monkeypatch.setattr(Store, way, recorded(getattr(Store, way)))
     try:
         shard = make_shard(part, recipe.model_copy(update={"place": place}), write_shard)
         assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
