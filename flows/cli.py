@@ -99,10 +99,10 @@ def parser() -> argparse.ArgumentParser:
         if name == "build":
             command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
     from flows import commands as lifecycle  # which imports this module, as the next one does
-    from flows import datasets
+    from flows import dataset_commands
 
     lifecycle.add_commands(commands)
-    datasets.add_commands(commands)
+    dataset_commands.add_commands(commands)
     return top
 
 

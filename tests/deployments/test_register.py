@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def test_the_deployments_that_there_are() -> None:
     (schedule,) = DEPLOYMENTS["refresh"]["schedules"]
     assert schedule["timezone"] == "Europe/Paris"
     assert DEPLOYMENTS["refresh"]["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+
+
+def test_no_file_beside_a_flow_has_the_name_of_a_package() -> None:
+    """Prefect puts a flow's own directory first on the path: ``flows/datasets.py`` would be what ``import datasets`` finds."""
+    there = {path.stem for directory in ("flows", "deployments") for path in (CHECKOUT / directory).glob("*.py")}
+    assert "build" in there
+    assert not there & (set(packages_distributions()) | set(sys.stdlib_module_names))
 
 
 @pytest.mark.slow
