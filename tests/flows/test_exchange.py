@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,10 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
     real = tasks.imports._make_shard
 
     def change(*arguments: Any) -> Any:
-        data = (tmp_path / "web" / "train.bin").read_bytes()
-        (tmp_path / "web" / "train.bin").write_bytes(data[::-1])
+        # In one step: a thread beside this one must not find the file empty.
+        path, other = tmp_path / "web" / "train.bin", tmp_path / f"other-{threading.get_ident()}"
+        other.write_bytes(path.read_bytes()[::-1])
+        other.replace(path)
         return real(*arguments)
 
     monkeypatch.setattr(tasks.imports, "_make_shard", change)
