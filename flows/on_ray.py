@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from flows.credentials import credentials
 from flows.groups import group_of
 from flows.order import Started, scratch_of
-from flows.stages import PrefectTasks, storage_may_be_back
+from flows.stages import AGAIN, PrefectTasks
 from tasks.caching import Place, attempt
 from tasks.download import fetch_file
 from tasks.groups import Group, Slices, Spans, brought_here, check_tokenizer
@@ -41,11 +40,7 @@ FORWARDED = (
 @task(
     name="tokenize",
     task_run_name="tokenize {label}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=[1, 5, 20],
-    retry_condition_fn=storage_may_be_back,
+    **AGAIN,
 )
 def tokenize_there(label: str, told: str) -> TokenShard:
     """Tokenize a slice wherever this runs, and store it; what is stored already is not made again. *told*: the group as JSON,
@@ -63,11 +58,7 @@ def tokenize_there(label: str, told: str) -> TokenShard:
 @task(
     name="split",
     task_run_name="split {label}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=[1, 5, 20],
-    retry_condition_fn=storage_may_be_back,
+    **AGAIN,
 )
 def split_there(label: str, told: str) -> Written:
     """Write whole objects of the final arrays wherever this runs. *told*: the group as JSON."""

@@ -37,6 +37,16 @@ def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bo
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
 
 
+AGAIN: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+    "retries": 3,
+    "retry_delay_seconds": [1, 5, 20],
+    "retry_condition_fn": storage_may_be_back,
+}
+"""Settings of a task whose work is done again when the network or a store failed, never when the input is bad."""
+
+
 @task(name="download", task_run_name="download {found.name}", cache_policy=NO_CACHE, persist_result=False)
 def download(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
     """Bring a file here and take its content's digest. Busy servers are asked again by the fetching itself."""
@@ -87,11 +97,7 @@ def tokenize(pack: Pack, recipe: Recipe) -> list[TokenShard]:
 @task(
     name="shard-write",
     task_run_name="shard-write {label}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=[1, 5, 20],
-    retry_condition_fn=storage_may_be_back,
+    **AGAIN,
 )
 def shard_write(drafts: list[TokenShard], place: Place, label: str) -> None:
     """Store token shards under their contents' names, the receipts last. *label* is for people."""
@@ -102,11 +108,7 @@ def shard_write(drafts: list[TokenShard], place: Place, label: str) -> None:
 @task(
     name="split",
     task_run_name="split {span.label}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=[1, 5, 20],
-    retry_condition_fn=storage_may_be_back,
+    **AGAIN,
 )
 def split(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
     """Write whole objects of the train or the validation arrays."""
@@ -136,15 +138,24 @@ TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 }
 
 
+class Submitted(NamedTuple):
+    """A task that runs, or waits for a thread."""
+
+    future: PrefectConcurrentFuture[Any]
+
+    def result(self) -> Any:
+        return self.future.result()
+
+    def cancel(self) -> bool:
+        """Give it up if it has not begun; whether it was given up."""
+        return self.future.wrapped_future.cancel()
+
+
 class Packed:
     """A slice within a pack that is being tokenized, or still being put together."""
 
     def __init__(self, tasks: PrefectTasks, packing: Packing, place: int) -> None:
         self._tasks, self._packing, self._place = tasks, packing, place
-
-    def wait(self) -> None:
-        """Until its pack is done, however that ends."""
-        self._tasks.send(self._packing).wait()
 
     def result(self) -> TokenShard:
         shards: list[TokenShard] = self._tasks.send(self._packing).result()
@@ -152,7 +163,8 @@ class Packed:
 
     def cancel(self) -> bool:
         """Give it up if its pack has not begun; whether it was given up."""
-        return self._packing.future is None
+        future = self._packing.future
+        return future is None or future.wrapped_future.cancel()
 
 
 @dataclass
@@ -184,9 +196,9 @@ class PrefectTasks:
         self._packing: Packing | None = None
         self._under_way: list[PrefectConcurrentFuture[Any]] = []
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> PrefectConcurrentFuture[Any] | Packed:
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Submitted | Packed:
         if function is not make_shard:
-            return self._submit(function, item, *shared)
+            return Submitted(self._submit(function, item, *shared))
         packing = self._packing
         if packing is None or not packing.takes(item, shared):
             if packing is not None:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from prefect import Task, flow
-from prefect.cache_policies import NO_CACHE
 from pydantic import Field
 
 from flat_tokens.arrays import LayoutName
 from flows.credentials import credentials
 from flows.derive import DerivedResult, conclude, derive
-from flows.stages import PrefectTasks, storage_may_be_back
+from flows.stages import AGAIN, PrefectTasks
 from tasks.derivations import Derivation, Merge, Relayout, Shuffle, Subset
 from tasks.inputs import examine
 from tasks.models import Location, Output, Split
@@ -23,16 +22,7 @@ from tasks.shuffling import scatter
 
 def as_task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
     """A function as a task whose work is done again when the network or a store failed, never when the input is bad."""
-    return Task(
-        function,
-        name=name,
-        task_run_name=run_name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=3,
-        retry_delay_seconds=[1, 5, 20],
-        retry_condition_fn=storage_may_be_back,
-    )
+    return Task(function, name=name, task_run_name=run_name, **AGAIN)
 
 
 TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {

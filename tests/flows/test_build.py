@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Task, flow
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 
 import flat_tokens
 from flows.build import build_dataset
-from flows.order import build
-from flows.stages import PACK_SLICES
+from flows.order import build, in_order
+from flows.stages import PACK_SLICES, TASKS, PrefectTasks
 from flows.threads import Threads
 from tasks.models import BuildConfig
 
@@ -152,3 +154,23 @@ def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> Non
         build_dataset(config(tmp_path / "out", sources=[{"path": str(path)}], slice_bytes=50, workers=2))
     receipts = list((tmp_path / "out" / "_cache").glob("*/receipt.json"))
     assert 60 <= len(receipts) < 100
+
+
+def test_after_an_error_nothing_is_begun_any_more() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.2)
+        if number == 0:
+            raise ValueError("the first one is bad")
+        return number
+
+    @flow(persist_result=False)
+    def order() -> None:
+        with PrefectTasks(1, {**TASKS, work: Task(work, cache_policy=NO_CACHE, persist_result=False)}) as runner:
+            list(in_order(runner, work, range(80)))
+
+    with pytest.raises(ValueError, match="the first one is bad"):
+        order()
+    assert 0 < len(begun) < 40
