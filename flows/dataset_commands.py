@@ -5,6 +5,8 @@ import.
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,8 +128,36 @@ def run_merge(options: argparse.Namespace) -> int:
 
 
 def run_append(options: argparse.Namespace) -> int:
+    check_output_of_append(options.to, options.datasets)
     datasets = [options.to, *options.datasets]
     return derive(options, "merge", datasets, options.to, allow_different_tokenizers=options.allow_different_tokenizers)
+
+
+def check_output_of_append(to: str, datasets: list[str]) -> None:
+    """ValueError, with the command that does instead, where *to* is no output with a latest version."""
+    from flat_tokens.reader import POINTER
+    from flat_tokens.storage import Store
+    from tasks.models import plain_location
+    from tasks.pointer import MARKERS
+    from tasks.versions import VERSIONS
+
+    root = Store.at(plain_location(to))
+    if root.exists(POINTER):
+        return
+    merge = f"python -m flows merge {shlex.join([to, *datasets])} OUTPUT"
+    within = Store.at(os.path.realpath(root.root)) if root.is_local else root
+    output, _, _ = within.url.rpartition(f"/{VERSIONS}/")
+    if output and Store.at(output).exists(POINTER):
+        raise ValueError(f"{to} is one version, which never changes. Append to the output that it belongs to: --to {output}")
+    if any(root.exists(marker) for marker in MARKERS):
+        raise ValueError(
+            f"{to} is a dataset by itself: it has no {POINTER}, so it is no output that gets new versions, and a dataset never "
+            f"changes. Publish both as a new one: {merge}"
+        )
+    raise ValueError(
+        f"{to} has no {POINTER}: nothing was published there that could be appended to. Publish the first version: "
+        f"python -m flows merge {shlex.join([*datasets, to])}"
+    )
 
 
 def run_subset(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +13,8 @@ from flat_tokens.reader import SPLITS
 from tasks.finalize import card_head, card_sources, card_tokenizer, counts_text
 from tasks.inputs import Input
 from tasks.models import FORMAT_SEMANTICS, Location, Model, Output, Split, Whole, digest_of, number
+
+logger = logging.getLogger(__name__)
 
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
@@ -116,13 +119,23 @@ class Derived(Model):
 
 
 def derived(order: Derivation, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
-    """What a version made of some inputs is. ValueError where tokenizers differ, or a source has a name that there is none of."""
+    """What a version made of some inputs is; sources that get another name in it are logged.
+
+    ValueError where tokenizers differ, or a source has a name that there is none of.
+    """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
     if isinstance(order.operation, Subset) and (unknown := sorted(set(order.operation.sources or ()) - set(names))):
         raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
+    sources = merged_sources(inputs)
+    of_inputs = [(one, source["name"]) for one in inputs for source in one.sources]
+    for (one, before), source in zip(of_inputs, sources, strict=True):
+        if source["name"] != before:
+            logger.warning(
+                "The source %r of %s is called %r here: another source has its name", before, one.label, source["name"]
+            )
     return Derived(
         name=order.name or inputs[0].name,
-        sources=tuple(merged_sources(inputs)),
+        sources=tuple(sources),
         tokenizer=common_tokenizer(inputs, order.operation),
         documents=_common([one.documents for one in inputs]),
         split=_common([one.split for one in inputs]),
@@ -162,8 +175,8 @@ def _tokenizer_of(one: Input) -> str:
 
 
 def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """The sources of all inputs, one behind the other. Of equal names all but the first get a number: the first of ``name-2``,
-    ``name-3`` ... that none has.
+    """The sources of all inputs, one behind the other. Of equal names all but the first get a number, the first of ``name-2``,
+    ``name-3`` ... that none has, and ``renamed_from`` says what they were called.
     """
     taken = {source["name"] for one in inputs for source in one.sources}
     seen: set[str] = set()
@@ -174,7 +187,7 @@ def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
             number += 1
             name = f"{source['name']}-{number}"
         seen.add(name)
-        sources.append({**source, "name": name})
+        sources.append(source if name == source["name"] else {**source, "name": name, "renamed_from": source["name"]})
     return sources
 
 
