@@ -4,7 +4,7 @@ from flat_tokens.arrays import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.keys import document_keys
 from flat_tokens.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
-from flat_tokens.manifest import Verification, verify
+from flat_tokens.manifest import Checked, DamagedError, Verification, verify
 from flat_tokens.packing import PackedDocuments, PackedDocumentsView
 from flat_tokens.reader import Dataset, FlatTokens, open
 from flat_tokens.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
@@ -14,6 +14,8 @@ __all__ = [
     "LAYOUTS",
     "MAX_TOKEN_ID",
     "BlocksView",
+    "Checked",
+    "DamagedError",
     "Dataset",
     "DocumentTokens",
     "DocumentsView",

@@ -15,18 +15,21 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from flat_tokens import arguments, terminal
 from flat_tokens.arrays import read_json
 from flat_tokens.corpus import options_of
 from flat_tokens.formats import FORMATS, Part, Splits, source
 from flat_tokens.formats.flags import READING_ONLY, add_option_flags, given_options
-from flat_tokens.reader import MANIFEST, SPLITS, SplitName, resolve
+from flat_tokens.reader import MANIFEST, SPLITS, FlatTokens, SplitName, resolve
 from flat_tokens.storage import Store, StoredObject
 
 SUMMARY = "write a dataset in another format"
@@ -71,6 +74,23 @@ class Export:
     def source(self) -> Splits:
         opened = source(self.location)
         return {split: opened[split] for split in self.splits}
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all that is exported."""
+        return sum(split.token_count for split in self.source().values())
+
+
+@dataclass(frozen=True)
+class _Watched(FlatTokens):
+    """A split that tells which tokens are read of it."""
+
+    seen: Callable[[int, int], object]
+
+    def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        tokens = super().slice(start, stop)
+        self.seen(start, stop)
+        return tokens
 
 
 def export_of(
@@ -153,13 +173,30 @@ def _plan_at(store: Store) -> str | None:
         return None
 
 
-def write_part(part: Part, export: Export, path_or_url: str) -> Written:
-    """Write a part's files, unless they are there already, and its receipt."""
+def write_part(part: Part, export: Export, path_or_url: str, seen: Callable[[int], object] | None = None) -> Written:
+    """Write a part's files, unless they are there already, and its receipt. *seen* is told of tokens as they are exported,
+    and of those of a part that is there.
+    """
     store, receipt = target(path_or_url), f"{BESIDE}/parts/{part.key}.json"
-    if (stored := _finished(part, export, store, receipt)) is not None:
+    if (finished := _finished(part, export, store, receipt)) is not None:
+        stored, count = finished
+        if seen is not None:
+            seen(count)
         return Written(stored, reused=True)
-    stored = tuple(FORMATS[export.format].write(export.source(), part, store, export.options))
-    store.put(receipt, _json({"key": export.key, "part": list(part), "objects": [list(one) for one in stored]}))
+    count = furthest = 0
+
+    def read(start: int, stop: int) -> None:
+        """Some formats pass over a part twice, each time in order and by one thread: tokens count when they are first read."""
+        nonlocal count, furthest
+        new = max(stop - max(start, furthest), 0)
+        count, furthest = count + new, max(stop, furthest)
+        if seen is not None:
+            seen(new)
+
+    splits: Splits = {name: _Watched(**vars(split), seen=read) for name, split in export.source().items()}
+    stored = tuple(FORMATS[export.format].write(splits, part, store, export.options))
+    facts = {"key": export.key, "part": list(part), "objects": [list(one) for one in stored], "token_count": count}
+    store.put(receipt, _json(facts))
     return Written(stored, reused=False)
 
 
@@ -170,13 +207,15 @@ class Written(NamedTuple):
     reused: bool
 
 
-def _finished(part: Part, export: Export, store: Store, receipt: str) -> tuple[StoredObject, ...] | None:
-    """The files of a part that was written before, if each is there with every byte."""
+def _finished(part: Part, export: Export, store: Store, receipt: str) -> tuple[tuple[StoredObject, ...], int] | None:
+    """The files of a part that was written before, if each is there with every byte, and how many tokens they took."""
     try:
         facts = read_json(store, receipt)
         stored = tuple(StoredObject(*one) for one in facts["objects"])
         same = facts["key"] == export.key and facts["part"] == list(part)
-        return stored if same and all(store.digest(one.key) == one for one in stored) else None
+        if not same or any(store.digest(one.key) != one for one in stored):
+            return None
+        return stored, int(facts.get("token_count", 0))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # whatever is there instead is written again
 

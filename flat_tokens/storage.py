@@ -18,7 +18,7 @@ import posixpath
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -220,12 +220,14 @@ class Store:
                 return
             start += PART_BYTES
 
-    def digest(self, key: str) -> StoredObject:
-        """Read an object through and say what it is now."""
+    def digest(self, key: str, seen: Callable[[int], object] | None = None) -> StoredObject:
+        """Read an object through and say what it is now. *seen* is told the bytes of each piece."""
         sha256, size = hashlib.sha256(), 0
         for block in self.blocks(key):
             sha256.update(block)
             size += len(block)
+            if seen is not None:
+                seen(len(block))
         return StoredObject(key, size, sha256.hexdigest())
 
     def listing(self) -> Iterator[tuple[str, int]]:

@@ -88,6 +88,20 @@ def test_what_is_exported_comes_back(
     assert sequences(work / "back") == {"train": train, "validation": validation}
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str) -> None:
+    """Also by formats that pass over their files twice, and by a run that finds them written."""
+    if format in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=f"{format} files are written by pyarrow")
+    order, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
+    assert order.token_count == 14
+    told: list[list[int]] = [[], []]
+    for run in told:
+        for part in FORMATS[format].plan(order.source(), order.options):
+            assert exporting.write_part(part, order, out, run.append).reused == (run is told[1])
+    assert [sum(run) for run in told] == [14, 14]
+
+
 def test_a_second_run_does_nothing(dataset: Path, tmp_path: Path) -> None:
     first = export(dataset, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import flat_tokens.manifest
-from flat_tokens import LAYOUTS, Layout, LayoutName, TokenBatch, verify
+from flat_tokens import LAYOUTS, Checked, DamagedError, Layout, LayoutName, TokenBatch, verify
 from flat_tokens.arrays import ArrayWriter, group_metadata, put_metadata
 from flat_tokens.manifest import manifest_bytes, read_manifest
 from flat_tokens.storage import Store
@@ -417,3 +419,57 @@ def test_a_changed_copy_of_it_does_not(
     verify(tmp_path / "copy", "full")
     change(zarr.open_group(tmp_path / "copy", mode="r+"))
     assert complaint in refused(tmp_path / "copy")
+
+
+# What is told meanwhile
+
+
+def told_of(dataset: Path, level: Any) -> list[Checked]:
+    told: list[Checked] = []
+    with contextlib.suppress(ValueError):
+        verify(dataset, level, watch=told.append)
+    return told
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path: Path, layout: Layout, manifest: bool) -> None:
+    """Every object once for its digest; for the format, two splits of eight tokens and five entries each."""
+    publish(tmp_path / "dataset", layout, manifest=manifest)
+    stored = verify(tmp_path / "dataset").byte_count
+    told = told_of(tmp_path / "dataset", "full")
+    assert told[0] == (0, stored + 2 * (8 * 4 + 5 * 8), 0)
+    assert told[-1] == (told[0].of, told[0].of, 0)
+    assert [now.byte_count for now in told] == sorted(now.byte_count for now in told)
+
+
+def test_a_quick_check_reads_nothing_that_counts(dataset: Path) -> None:
+    assert told_of(dataset, "quick") == [(0, 0, 0)]
+
+
+def test_faults_are_told_of_when_they_are_found(dataset: Path) -> None:
+    for i in range(2):
+        data = bytearray(tokens_object(dataset, i).read_bytes())
+        data[0] ^= 1
+        tokens_object(dataset, i).write_bytes(data)
+    told = told_of(dataset, "full")
+    assert [now.faults for now in told] == sorted(now.faults for now in told)
+    with pytest.raises(DamagedError) as damaged:
+        verify(dataset, "full")
+    assert told[-1].faults == len(damaged.value.faults) >= 2
+    assert damaged.value.path == str(dataset)
+    assert str(damaged.value).startswith(f"{dataset}: {told[-1].faults} faults:\n  train/encoded_tokens")
+    assert pickle.loads(pickle.dumps(damaged.value)).faults == damaged.value.faults
+
+
+def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
+    publish(tmp_path / "dataset", in_small_objects("zarr2"))
+    for i in range(12):
+        (tmp_path / f"dataset/train/more-{i}").touch()
+    with pytest.raises(DamagedError, match="10 or more faults") as damaged:
+        verify(tmp_path / "dataset")
+    assert len(damaged.value.faults) == 10
+    (tmp_path / "dataset/train/more-0").rename(tmp_path / "alone")
+    for i in range(2, 12):
+        (tmp_path / f"dataset/train/more-{i}").unlink()
+    with pytest.raises(DamagedError, match=": 1 fault:"):
+        verify(tmp_path / "dataset")
