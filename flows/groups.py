@@ -6,9 +6,10 @@ machine. What becomes of them is read from the store; Prefect is asked who is at
 # not resolve the names of the parameters' types.
 import contextlib
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -38,15 +39,15 @@ from flows.receipts import results_from_receipts
 from flows.stages import PrefectTasks
 from flows.watching import flow_run, logged, tags_of
 from tasks.caching import attempt
-from tasks.download import fetch_file
+from tasks.cuts import cut_file
 from tasks.groups import (
     READERS,
     Fault,
+    Files,
     Group,
     Report,
     Slices,
     Spans,
-    brought_here,
     check_seen,
     check_tokenizer,
     forget,
@@ -60,13 +61,15 @@ from tasks.leases import building
 from tasks.models import BuildConfig, Output
 from tasks.progress import Done, meter
 from tasks.shards import make_shard
-from tasks.sources import FoundFile
 from tasks.split import write_span
 
 T = TypeVar("T")
 
 SPANS = 8
 """Spans in a group: each is a quarter of a gigabyte of tokens."""
+
+UNKNOWN_BYTES = 1_000_000_000
+"""What a file counts whose size is not known before it is fetched."""
 
 START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
 IDLE = 120.0
@@ -83,6 +86,17 @@ PATIENCE = 900.0
 ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED}
 
 logger = logging.getLogger(__name__)
+
+
+@flow(name="fetch-group", persist_result=False)
+def fetch_group(output: Output, group: str) -> None:
+    """Fetch files of a build and cut them into slices. Builds start this by themselves; nobody else need.
+
+    Args:
+        output: Where the build goes.
+        group: The digest of what is to be done, which is stored there.
+    """
+    _work_on(output, group)
 
 
 @flow(name="tokenize-group", persist_result=False)
@@ -107,7 +121,10 @@ def write_group(output: Output, group: str) -> None:
     _work_on(output, group)
 
 
-DEPLOYMENTS = {"tokenize": "tokenize-group/tokenize-group", "write": "write-group/write-group"}
+STAGES = {"fetch": "download", "tokenize": "tokenize", "write": "split"}
+"""What the kinds of groups are for."""
+
+DEPLOYMENTS = {kind: f"{kind}-group/{kind}-group" for kind in STAGES}
 
 
 def _work_on(output: str, digest: str) -> None:
@@ -126,18 +143,21 @@ def _work_on(output: str, digest: str) -> None:
         held.enter_context(building(root, scratch))
         report = held.enter_context(reporting(root, group, str(flow_run().id)))
         held.enter_context(results_from_receipts(output))
-        place = held.enter_context(attempt(output, scratch, digest[:16]))
+        place = group.place(held.enter_context(attempt(output, scratch, digest[:16])))
         runner = held.enter_context(PrefectTasks(group.workers))
-        if isinstance(work, Slices):
-            meter.begin("tokenize", sum(part.text_bytes for part in work.slices))
-            check_tokenizer(work.recipe)
-            recipe = work.recipe.model_copy(update={"place": place})
-            for shard in in_order(runner, make_shard, brought_here(group, work, scratch), recipe):
-                report.add(shard)
-        else:
-            meter.begin("split")
-            for written in in_order(runner, write_span, work.spans, work.rule, work.layout, place, work.version):
-                report.add(written)
+        match work:
+            case Files():
+                meter.begin("download", sum(file.size or 0 for file in work.files))
+                results = in_order(runner, cut_file, work.files, work.sources, work.slice_bytes, place)
+            case Slices():
+                meter.begin("tokenize", sum(part.text_bytes for part in work.slices))
+                check_tokenizer(work.recipe)
+                results = in_order(runner, make_shard, work.slices, work.recipe.model_copy(update={"place": place}))
+            case Spans():
+                meter.begin("split")
+                results = in_order(runner, write_span, work.spans, work.rule, work.layout, place, work.version)
+        for result in results:
+            report.add(result)
 
 
 @dataclass
@@ -161,12 +181,38 @@ class _Run:
 
 @dataclass
 class _Queue:
-    """Items of one function that wait to be grouped. ``spread``: there are so many that they go to the workers of the pool."""
+    """Items of one function that wait to be grouped. A group is of items that weigh *size* together. Once those that wait weigh
+    *threshold* they are ``spread``: they go to the workers of the pool.
+    """
 
     size: int
+    threshold: float
+    weight: Callable[[Any], int] = lambda _: 1
     shared: tuple[Any, ...] = ()
     spread: bool = False
     waiting: "list[_Item]" = field(default_factory=list)
+    weighs: int = 0
+
+    def add(self, mine: "_Item") -> None:
+        self.waiting.append(mine)
+        self.weighs += self.weight(mine.arguments[1])
+        self.spread = self.spread or self.weighs >= self.threshold
+
+    def group(self) -> "list[_Item]":
+        """The first items that wait, enough of them for a group; none where there are not enough."""
+        if not self.spread or self.weighs < self.size:
+            return []
+        weighs = taken = 0
+        while weighs < self.size:
+            weighs += self.weight(self.waiting[taken].arguments[1])
+            taken += 1
+        group, self.waiting, self.weighs = self.waiting[:taken], self.waiting[taken:], self.weighs - weighs
+        return group
+
+    def all(self) -> "list[_Item]":
+        """All that wait."""
+        group, self.waiting, self.weighs = self.waiting, [], 0
+        return group
 
 
 class _Item:
@@ -204,8 +250,11 @@ class Groups:
         self._tasks = PrefectTasks(config.workers)
         self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
         self._here: deque[Started] = deque()
-        self._found: dict[tuple[int, str], FoundFile] = {}
-        self._slices, self._spans = _Queue(self._policy.slices), _Queue(SPANS)
+        fetch_bytes = self._policy.fetch_bytes
+        self._files = _Queue(fetch_bytes, 2 * fetch_bytes, lambda file: file.size or UNKNOWN_BYTES)
+        self._slices = _Queue(self._policy.slices, self._policy.threshold)
+        self._spans = _Queue(SPANS, math.inf)
+        self._queues = {cut_file: self._files, make_shard: self._slices, write_span: self._spans}
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
         self._done: list[tuple[Store, str]] = []
@@ -215,22 +264,17 @@ class Groups:
         self._warned: set[str] = set()
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
-        if function is fetch_file:
-            self._found[item.source, item.name] = item
-        if function not in (make_shard, write_span):
+        queue = self._queues.get(function)
+        if queue is None:
             return self._start_here(function, item, *shared)
-        queue = self._slices if function is make_shard else self._spans
         if shared != queue.shared:  # another build: whether its slices are enough is another question
             self.settle(queue)
             queue.shared, queue.spread = shared, function is write_span and self._slices.spread
         mine = _Item(self, queue, (function, item, *shared))
-        queue.waiting.append(mine)
-        if function is make_shard:
-            queue.spread = queue.spread or len(queue.waiting) >= self._policy.threshold
-        elif not queue.spread:
+        queue.add(mine)
+        if queue is self._spans and not queue.spread:
             self.settle(queue)
-        while queue.spread and len(queue.waiting) >= queue.size:
-            group, queue.waiting = queue.waiting[: queue.size], queue.waiting[queue.size :]
+        while group := queue.group():
             self._hand_out(group)
         return mine
 
@@ -243,7 +287,7 @@ class Groups:
 
     def settle(self, queue: _Queue) -> None:
         """See to what waits to be grouped: no more of it will come soon."""
-        waiting, queue.waiting = queue.waiting, []
+        waiting = queue.all()
         if queue.spread and waiting:
             self._hand_out(waiting)
             return
@@ -253,7 +297,7 @@ class Groups:
     def _hand_out(self, items: list[_Item]) -> None:
         function, _, *shared = items[0].arguments
         parts = [mine.arguments[1] for mine in items]
-        group = group_of(self._config, self._found, function, parts, *shared)
+        group = group_of(self._config, function, parts, *shared)
         root = Store.at(group.output)
         run = _Run(group, root, put_group(root, group))
         for place, mine in enumerate(items):
@@ -362,8 +406,7 @@ class Groups:
         self._begin(run)
 
     def _count(self, run: _Run, done: Done) -> None:
-        stage = "tokenize" if isinstance(run.group.work, Slices) else "split"
-        meter.add(stage, *(now - before for now, before in zip(done, run.counted, strict=True)))
+        meter.add(STAGES[run.group.work.kind], *(now - before for now, before in zip(done, run.counted, strict=True)))
         run.counted = done
 
     def _begin_runs(self) -> None:
@@ -467,28 +510,27 @@ class Groups:
 
 def group_of(
     config: BuildConfig,
-    found: Mapping[tuple[int, str], FoundFile],
     function: Callable[..., Any],
     parts: Sequence[Any],
     *shared: Any,
 ) -> Group:
-    """What ``function(part, *shared)`` for some slices or spans is for another process, perhaps of another machine."""
-    work: Slices | Spans
-    if function is make_shard:
+    """What ``function(part, *shared)`` for some files, slices or spans is for another process, perhaps of another machine."""
+    work: Files | Slices | Spans
+    if function is cut_file:
+        sources, slice_bytes, place = shared
+        work = Files(files=tuple(parts), sources=sources, slice_bytes=slice_bytes)
+    elif function is make_shard:
         (recipe,) = shared
         place = recipe.place
-        names = dict.fromkeys((part.file.source, part.file.name) for part in parts)
-        work = Slices(
-            recipe=recipe.model_copy(update={"place": place.model_copy(update={"staging": ""})}),
-            slices=tuple(parts),
-            files=tuple(found[name] for name in names if name in found),
-        )
+        nowhere = place.model_copy(update={"staging": "", "scratch": ""})
+        work = Slices(recipe=recipe.model_copy(update={"place": nowhere}), slices=tuple(parts))
     else:
         rule, layout, place, version = shared
         work = Spans(spans=tuple(parts), rule=rule, layout=layout, version=version)
     return Group(
         output=Store.at(place.output).url,
         scratch=config.scratch,
+        keep_files=config.groups.keep_files,
         workers=config.workers,
         report_seconds=min(10.0, config.groups.lost_after / 4),
         work=work,

@@ -16,12 +16,10 @@ from flows.groups import group_of
 from flows.order import Started, scratch_of
 from flows.stages import AGAIN, PrefectTasks
 from tasks.caching import Place, attempt
-from tasks.download import fetch_file
-from tasks.groups import Group, Slices, Spans, brought_here, check_tokenizer
+from tasks.groups import Group, Slices, Spans, check_tokenizer
 from tasks.models import BuildConfig, TokenShard
 from tasks.progress import meter
 from tasks.shards import make_shard, write_shard
-from tasks.sources import FoundFile
 from tasks.split import Written, write_span
 
 CHECKOUT = Path(__file__).parents[1]
@@ -49,10 +47,10 @@ def tokenize_there(label: str, told: str) -> TokenShard:
     group = Group.model_validate_json(told)
     work = group.work
     assert isinstance(work, Slices)
+    (part,) = work.slices
     with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
         check_tokenizer(work.recipe)
-        (part,) = brought_here(group, work, scratch_of(group))
-        return make_shard(part, work.recipe.model_copy(update={"place": place}), write_shard)
+        return make_shard(part, work.recipe.model_copy(update={"place": group.place(place)}), write_shard)
 
 
 @task(
@@ -82,7 +80,7 @@ class _There:
         if isinstance(result, TokenShard):
             meter.add("tokenize", self._group.work.slices[0].text_bytes, result.read, result.token_count)  # type: ignore[union-attr]
         elif item.of_tokens:  # type: ignore[union-attr]
-            meter.add("split", 4 * (item.stop - item.start))
+            meter.add("split", 4 * (item.stop - item.start))  # type: ignore[union-attr]
         return result
 
 
@@ -95,15 +93,12 @@ class RayTasks:
     def __init__(self, config: BuildConfig) -> None:
         self._config = config
         self._tasks = PrefectTasks(config.workers)
-        self._found: dict[tuple[int, str], FoundFile] = {}
         self.window = self._tasks.window
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
-        if function is fetch_file:
-            self._found[item.source, item.name] = item
         if function not in (make_shard, write_span):
             return self._tasks.start(function, item, *shared)
-        group = group_of(self._config, self._found, function, [item], *shared)
+        group = group_of(self._config, function, [item], *shared)
         there: Any = tokenize_there if function is make_shard else split_there
         return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), group)
 

@@ -21,16 +21,15 @@ from flat_tokens.manifest import read_manifest, verify
 from flat_tokens.patience import brief
 from flat_tokens.storage import Store
 from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
+from tasks.cuts import CutFile, at_hand, cut_file, recorded
 from tasks.documents import Tally, read_documents
-from tasks.download import fetch_file
 from tasks.finalize import Provenance, build_id, is_published, provenance, write_version
 from tasks.leases import building
-from tasks.models import BuildConfig, Model, Slice, SourceFile, TokenShard, local_path
+from tasks.models import BuildConfig, FoundFile, Model, Slice, SourceFile, TokenShard, local_path
 from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.shards import make_shard
-from tasks.slices import plan_slices
-from tasks.sources import CHECK_ACCESS, FoundFile, PinnedSource, naming, resolve_source
+from tasks.sources import CHECK_ACCESS, PinnedSource, naming, resolve_source
 from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
 from tasks.tokenizers import Tokenizer, load_tokenizer, may_use_fast_engine
 from tasks.versions import remember_origin
@@ -95,16 +94,20 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
         with stage("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(load_tokenizer, config.tokenizer)
             pinned = pin_sources(config, root)
-            text = Text(pinned, fetch_files(config, files_of(pinned), runner))
+            text = Text(pinned, cut_files(config, files_of(pinned), runner))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, since, seconds)
 
 
 class Text(NamedTuple):
-    """What the sources hold: where they are pinned, and their files, readable here and with their contents' digests."""
+    """What the sources hold: where they are pinned, and their files in that order, each with its slices."""
 
     pinned: tuple[PinnedSource, ...]
-    files: list[SourceFile]
+    cuts: list[CutFile]
+
+    @property
+    def files(self) -> list[SourceFile]:
+        return [cut.file for cut in self.cuts]
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
@@ -118,15 +121,19 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
     return [file for source in pinned for file in source.files]
 
 
-def fetch_files(config: BuildConfig, found: list[FoundFile], runner: Runner) -> list[SourceFile]:
-    """Bring files here, with their contents' digests."""
+def cut_files(config: BuildConfig, found: list[FoundFile], runner: Runner, *known_at: Store) -> list[CutFile]:
+    """Cut files into slices. What is recorded of a file, at the output or at others, holds as long as its store calls it the
+    same: it is fetched when a slice of it has to be tokenized, if that happens at all. The others are fetched now.
+    """
     meter.begin("download", sum(file.size or 0 for file in found))
-    files = []
-    for wanted, file in zip(found, in_order(runner, fetch_file, found, config.sources, scratch_of(config)), strict=True):
-        meter.add("download", wanted.size or 0)
-        files.append(file)
-    check_one_format(config, files)
-    return files
+    place = Place(output=config.output, staging="", scratch=os.fspath(scratch_of(config)))
+    known = recorded(found, config.sources, config.slice_bytes, [place.root, *known_at])
+    meter.add("download", sum(file.size or 0 for file in known))
+    fresh = [file for file in found if file not in known]
+    cut = dict(zip(fresh, in_order(runner, cut_file, fresh, config.sources, config.slice_bytes, place), strict=True))
+    cuts = [known.get(file) or cut[file] for file in found]
+    check_one_format(config, [one.file for one in cuts])
+    return cuts
 
 
 def build_version(
@@ -147,7 +154,7 @@ def build_version(
 
     with attempt(config.output, scratch_of(config), version) as place:
         with stage("tokenize", seconds):
-            slices = [part for file in files for part in slices_of(config, file)]
+            slices = [part for cut in text.cuts for part in cut.slices]
             recipe = make_recipe(config, place, tokenizer, slices)
             distinct = {recipe.key(part): part for part in slices}
             reused = sum(root.exists(f"{CACHE}/{key}/{RECEIPT}") for key in distinct)
@@ -191,15 +198,9 @@ def finalize(
     return version
 
 
-def slices_of(config: BuildConfig, file: SourceFile) -> list[Slice]:
-    """A file's slices. ValueError names the source too, where there are several."""
-    with naming(config.sources, file.source):
-        return plan_slices(file, config.sources[file.source], config.slice_bytes)
-
-
 def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, slices))
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, place, slices))
     may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
     return Recipe(
         place=place,
@@ -212,13 +213,14 @@ def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices:
     )
 
 
-def sample_texts(config: BuildConfig, slices: list[Slice]) -> list[str]:
+def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list[str]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: list[str] = []
     first_of = {part.file.source: part for part in reversed(slices)}
     for index, part in sorted(first_of.items()):
         with naming(config.sources, index):
-            documents = next(read_documents(part, config.sources[index], config.documents, Tally()), None)
+            here = at_hand(part, config.sources, place)
+            documents = next(read_documents(here, config.sources[index], config.documents, Tally()), None)
         left = SAMPLE_BYTES
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:

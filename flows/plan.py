@@ -11,15 +11,15 @@ from pathlib import Path
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
-from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of, slices_of
+from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of
 from tasks.caching import CACHE, RECEIPT, Place, Recipe
 from tasks.cores import available_cores
+from tasks.cuts import look_into
 from tasks.documents import Tally, read_documents
-from tasks.download import fetch_file
 from tasks.finalize import build_id, is_published, provenance
-from tasks.models import BuildConfig, Model, Slice, SourceFile
+from tasks.models import BuildConfig, FoundFile, Model, Slice, SourceFile
 from tasks.shards import token_batches
-from tasks.sources import FoundFile, naming, resolve_source
+from tasks.sources import naming, resolve_source
 from tasks.tokenizers import Tokenizer, engine_of, large_string_array, load_tokenizer
 
 READ_WHOLE_BYTES = 2 << 30
@@ -71,11 +71,12 @@ def plan(config: BuildConfig) -> Plan:
     tokenizer = load_tokenizer(config.tokenizer)
     found = [file for source in pinned for file in source.files]
     chosen = [file for source in pinned for file in to_sample(source.files)]
-    files = [fetch_file(file, config.sources, scratch_of(config)) for file in chosen]
+    cuts = [look_into(file, config.sources, config.slice_bytes, scratch_of(config)) for file in chosen]
+    files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
     check_one_format(config, files)
-    slices = [slices_of(config, file) for file in files]
+    slices = [cut.slices for cut in cuts]
     recipe = make_recipe(config, Place(output=config.output, staging=""), tokenizer, [part for parts in slices for part in parts])
 
     whole, slice_count = Estimate(), sum(map(len, slices))

@@ -18,7 +18,7 @@ from flows.order import (
     build_version,
     check_apart,
     check_output,
-    fetch_files,
+    cut_files,
     files_of,
     layout_of,
     pin_sources,
@@ -29,10 +29,9 @@ from tasks.changes import Changes, changes_between, digests_of, file_changes
 from tasks.finalize import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.leases import building
-from tasks.models import BuildConfig, Model, Source, SourceFile, TokenizerConfig
+from tasks.models import BuildConfig, FoundFile, Model, Source, SourceFile, TokenizerConfig
 from tasks.pointer import is_dataset, publish, read_pointer
 from tasks.progress import meter
-from tasks.sources import FoundFile
 from tasks.tokenizers import load_tokenizer
 from tasks.versions import VERSIONS, at_dataset, read_origin, remember_origin
 
@@ -85,9 +84,9 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             found = files_of(pinned)
             known = known_files(root, pointer.version)
             fresh = [file for file in found if file not in known]
-            fetched = dict(zip(fresh, fetch_files(config, fresh, runner), strict=True))
+            cut = dict(zip(fresh, cut_files(config, fresh, runner), strict=True))
             tokenizer = loading.result()
-            files = [fetched[file] if file in fetched else known[file] for file in found]
+            files = [cut[file].file if file in cut else known[file] for file in found]
             version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config))
         old = manifest_of(root, pointer.version)
         if version == pointer.version and old is not None:
@@ -98,9 +97,9 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             outcome = "withdrawn"
         else:
             with stage("download", seconds):
-                absent = [file for file in found if file not in fetched]
-                fetched |= dict(zip(absent, fetch_files(config, absent, runner), strict=True))
-            text = Text(pinned, [fetched[file] for file in found])
+                absent = [file for file in found if file not in cut]
+                cut |= dict(zip(absent, cut_files(config, absent, runner), strict=True))
+            text = Text(pinned, [cut[file] for file in found])
             built = build_version(config, text, tokenizer, runner, pointer.sequence, seconds)
             outcome = "published"
     now = read_pointer(root)
@@ -202,7 +201,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
     here = config.model_copy(update={"sources": sources})
     pinned = pin_sources(here, Store.at(config.output))
-    text = Text(pinned, fetch_files(here, files_of(pinned), runner))
+    text = Text(pinned, cut_files(here, files_of(pinned), runner, Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
     return text

@@ -6,7 +6,6 @@ import concurrent.futures
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -23,11 +22,10 @@ from flows.order import finalize
 from flows.receipts import KEY_SEPARATOR
 from tasks.caching import Place, Recipe
 from tasks.cores import available_cores
-from tasks.download import fetch_file
+from tasks.cuts import CutFile, cut_file
 from tasks.finalize import Provenance
-from tasks.models import Slice, Source, SourceFile, TokenShard
+from tasks.models import FoundFile, Slice, Source, TokenShard
 from tasks.shards import make_shard, write_shard
-from tasks.sources import FoundFile
 from tasks.split import ShardPlace, Span, SplitRule, Written, write_span
 
 
@@ -48,9 +46,9 @@ AGAIN: dict[str, Any] = {
 
 
 @task(name="download", task_run_name="download {found.name}", cache_policy=NO_CACHE, persist_result=False)
-def download(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
-    """Bring a file here and take its content's digest. Busy servers are asked again by the fetching itself."""
-    return fetch_file(found, sources, scratch)
+def download(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+    """Bring a file here, take its content's digest, cut it into slices. Busy servers are asked again by the fetching itself."""
+    return cut_file(found, sources, slice_bytes, place)
 
 
 PACK_BYTES = 8_000_000
@@ -131,7 +129,7 @@ def finalize_version(
 
 
 TASKS: dict[Callable[..., Any], Task[..., Any]] = {
-    fetch_file: download,
+    cut_file: download,
     make_shard: tokenize,
     write_span: split,
     finalize: finalize_version,

@@ -29,10 +29,11 @@ NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Place(Model):
-    """Where a build writes: the output's root, and the local directory of this attempt alone."""
+    """Where a build writes: the output's root, the local directory of this attempt alone, and the one for fetched files."""
 
     output: str
     staging: str
+    scratch: str = ""
 
     @property
     def root(self) -> Store:
@@ -166,7 +167,7 @@ def attempt(output: str, scratch: Path, build_id: str) -> Iterator[Place]:
     directory = lock.with_suffix("")
     try:
         directory.mkdir()
-        yield Place(output=output, staging=os.fspath(directory))
+        yield Place(output=output, staging=os.fspath(directory), scratch=os.fspath(scratch))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         lock.unlink(missing_ok=True)

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 from flat_tokens.storage import Store
 from tasks.documents import stamp
-from tasks.models import Source, SourceFile, digest_of
+from tasks.models import FoundFile, Source, SourceFile, digest_of
 from tasks.slices import COMPRESSIONS, detect_format
-from tasks.sources import TIMEOUT, FoundFile, naming, pause, version_of
+from tasks.sources import TIMEOUT, naming, pause, version_of
 
 BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
@@ -61,6 +61,7 @@ def _fetched(found: FoundFile, source: Source, files: Path) -> SourceFile:
         format=kind,
         split=found.split,
         stamp=before if unpacked == path else stamp(os.fspath(unpacked)),
+        found=found,
     )
 
 

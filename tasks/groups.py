@@ -15,14 +15,12 @@ from pydantic import Field
 
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
-from tasks.caching import CACHE, RECEIPT, Recipe
+from tasks.caching import CACHE, RECEIPT, Place, Recipe
 from tasks.cores import available_cores
-from tasks.documents import stamp
-from tasks.download import fetch_file
-from tasks.models import FORMAT_SEMANTICS, Model, Slice, SourceFile, TokenShard, digest_of
+from tasks.cuts import CutFile
+from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, Source, TokenShard, digest_of
 from tasks.pointer import read_pointer
 from tasks.progress import Done, meter
-from tasks.sources import FoundFile
 from tasks.split import Span, SplitRule, Written
 from tasks.tokenizers import load_tokenizer
 from tasks.versions import VERSIONS
@@ -34,13 +32,21 @@ LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, 
 """Errors that another try would meet again: bad input, faults of ours, files and packages that a machine does not have."""
 
 
+class Files(Model):
+    """Files to fetch, to take the digest of and to cut into slices."""
+
+    kind: Literal["fetch"] = "fetch"
+    files: tuple[FoundFile, ...]
+    sources: tuple[Source, ...]
+    slice_bytes: int
+
+
 class Slices(Model):
-    """Slices to tokenize. ``files``: where their files come from, for a machine that does not have them."""
+    """Slices to tokenize."""
 
     kind: Literal["tokenize"] = "tokenize"
     recipe: Recipe
     slices: tuple[Slice, ...]
-    files: tuple[FoundFile, ...]
 
 
 class Spans(Model):
@@ -54,13 +60,16 @@ class Spans(Model):
 
 
 class Group(Model):
-    """Work for a process of its own, and where: the same work, the same digest."""
+    """Work for a process of its own, and where: the same work, the same digest. ``keep_files``: fetched files stay in the scratch
+    directory, for others; without it they go with the group.
+    """
 
     output: str
     scratch: str | None
+    keep_files: bool
     workers: int | None
     report_seconds: float
-    work: Annotated[Slices | Spans, Field(discriminator="kind")]
+    work: Annotated[Files | Slices | Spans, Field(discriminator="kind")]
     semantics: str = FORMAT_SEMANTICS
 
     @property
@@ -68,8 +77,18 @@ class Group(Model):
         return digest_of(self.model_dump(mode="json"))
 
     @property
-    def items(self) -> tuple[Slice, ...] | tuple[Span, ...]:
-        return self.work.slices if isinstance(self.work, Slices) else self.work.spans
+    def items(self) -> tuple[FoundFile, ...] | tuple[Slice, ...] | tuple[Span, ...]:
+        match self.work:
+            case Files():
+                return self.work.files
+            case Slices():
+                return self.work.slices
+            case Spans():
+                return self.work.spans
+
+    def place(self, attempt: Place) -> Place:
+        """Where an attempt at the group writes."""
+        return attempt if self.keep_files else attempt.model_copy(update={"scratch": attempt.staging})
 
     @property
     def label(self) -> str:
@@ -94,12 +113,13 @@ class Report(Model):
     done: Done
     under_way: tuple[str, ...]
     fault: Fault | None = None
+    cuts: tuple[CutFile, ...] | None = None
     shards: tuple[TokenShard, ...] | None = None
     written: tuple[Written, ...] | None = None
 
     @property
-    def results(self) -> tuple[TokenShard, ...] | tuple[Written, ...] | None:
-        return self.written if self.shards is None else self.shards
+    def results(self) -> tuple[CutFile, ...] | tuple[TokenShard, ...] | tuple[Written, ...] | None:
+        return next((results for results in (self.cuts, self.shards, self.written) if results is not None), None)
 
 
 def put_group(root: Store, group: Group) -> str:
@@ -174,7 +194,7 @@ class Reporter:
         self._results: list[Any] = []
         self._number = 0
 
-    def add(self, result: TokenShard | Written) -> None:
+    def add(self, result: CutFile | TokenShard | Written) -> None:
         """The next item, in the group's order, is done."""
         self._results.append(result)
 
@@ -194,8 +214,8 @@ class Reporter:
         put_report(self._root, self._group.digest, self._run, report)
 
     def conclude(self) -> None:
-        results = tuple(self._results)
-        self.tell(**({"shards": results} if isinstance(self._group.work, Slices) else {"written": results}))
+        name = {"fetch": "cuts", "tokenize": "shards", "write": "written"}[self._group.work.kind]
+        self.tell(**{name: tuple(self._results)})
 
 
 @contextlib.contextmanager
@@ -235,33 +255,3 @@ def check_tokenizer(recipe: Recipe) -> None:
             f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
             f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
         )
-
-
-def brought_here(group: Group, work: Slices, scratch: Any) -> Iterator[Slice]:
-    """The slices of a group with their files where this machine can read them, fetched where they are not."""
-    found = {(file.source, file.name): file for file in work.files}
-    here: dict[tuple[int, str], SourceFile] = {}
-    for part in work.slices:
-        name = (part.file.source, part.file.name)
-        if name not in here:
-            here[name] = part.file if _is_here(part.file) else _fetch(found.get(name), part.file, work, scratch)
-        yield part.model_copy(update={"file": here[name]})
-
-
-def _is_here(file: SourceFile) -> bool:
-    try:
-        return stamp(file.location) == file.stamp
-    except OSError:
-        return False
-
-
-def _fetch(found: FoundFile | None, wanted: SourceFile, work: Slices, scratch: Any) -> SourceFile:
-    if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
-        raise ValueError(
-            f"{platform.node()} cannot read {wanted.location}. Put sources where every worker sees them: a shared file system "
-            "or an object store."
-        )
-    file = fetch_file(found, work.recipe.sources, scratch)
-    if file.sha256 != wanted.sha256:
-        raise ValueError(f"{wanted.name} changed while the build read it. Run the build again when the file is complete.")
-    return file

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flat_tokens.storage import sync_directory
-from tasks.models import HubDataset, Source, Split, digest_of
-from tasks.sources import FoundFile, PinnedSource
+from tasks.models import FoundFile, HubDataset, Source, Split, digest_of
+from tasks.sources import PinnedSource
 
 logger = logging.getLogger(__name__)
 

@@ -213,6 +213,12 @@ class GroupPolicy(Model):
     threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
     slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
     at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run")
+    fetch_bytes: Whole = Field(
+        32_000_000_000, gt=0, le=1 << 60, description="Source files in a group that fetches; below twice of it the build does it"
+    )
+    keep_files: bool = Field(
+        True, description="Fetched files stay in scratch, for groups on the same disk. false: they go with their group"
+    )
     lost_after: Whole = Field(120, ge=4, le=86_400, description="Seconds without a sign of life before a group is begun again")
     attempts: Whole = Field(4, ge=1, le=100, description="How often a group may be lost before the build gives up")
 
@@ -313,17 +319,33 @@ class BuildConfig(Model):
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
 
 
-class SourceFile(Model):
-    """A file with a known content, readable on this machine."""
+class FoundFile(Model):
+    """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it."""
 
     source: int = Field(description="Index of its source")
     name: str = Field(description="Name below its source, for people and the manifest")
-    location: str = Field(description="Local path; not part of its identity")
+    uri: str
+    size: int | None
+    immutable: str | None = None
+    split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class SourceFile(Model):
+    """A file with a known content. It is readable at its location only where somebody has brought it there."""
+
+    source: int = Field(description="Index of its source")
+    name: str = Field(description="Name below its source, for people and the manifest")
+    location: str = Field("", description="Local path, if it was brought to a machine; not part of its identity")
     size: int
     sha256: str
     format: FileFormat
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
     stamp: tuple[int, ...] = Field((), description="Size, times and inode when the digest was taken")
+    found: FoundFile | None = Field(None, description="Where it can be had again")
 
     def identity(self) -> tuple[Any, ...]:
         return (self.sha256, self.format)

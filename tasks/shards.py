@@ -21,6 +21,7 @@ from flat_tokens.storage import Store, make_directory, sync_directory
 from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import CACHE, NOT_A_FILE, RECEIPT, Place, Recipe, load_shard, put_aside, receipt_json, repairing
+from tasks.cuts import at_hand
 from tasks.documents import Documents, Tally, bad_document, read_documents
 from tasks.models import Slice, TokenShard
 from tasks.progress import meter
@@ -51,13 +52,15 @@ def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArra
 
 
 def make_shard(part: Slice, recipe: Recipe, write: Callable[[TokenShard, Place], TokenShard]) -> TokenShard:
-    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now and handed to *write*."""
+    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now and handed to *write*. Only then
+    is its file fetched, where it is not here.
+    """
     key = recipe.key(part)
     stored = load_shard(recipe.place.root, key)
     if stored is not None:
         meter.add("tokenize", part.text_bytes, stored.read, stored.token_count)
         return stored
-    return write(tokenize_slice(part, recipe), recipe.place)
+    return write(tokenize_slice(at_hand(part, recipe.sources, recipe.place), recipe), recipe.place)
 
 
 def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:

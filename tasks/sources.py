@@ -19,7 +19,7 @@ import fsspec
 
 from flat_tokens.patience import brief, may_pass, status_of
 from flat_tokens.storage import Store
-from tasks.models import Model, Source, Split, local_path
+from tasks.models import FoundFile, Model, Source, local_path
 
 HIDDEN = re.compile(r"(^|/)[._]")
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -31,17 +31,6 @@ TIMEOUT = (10, 60)
 CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 
 logger = logging.getLogger(__name__)
-
-
-class FoundFile(Model):
-    """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it."""
-
-    source: int
-    name: str
-    uri: str
-    size: int | None
-    immutable: str | None = None
-    split: Split | None = None
 
 
 class PinnedSource(Model):

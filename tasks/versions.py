@@ -201,7 +201,7 @@ def remember_origin(
         at=known.at if known else datetime.now(UTC).replace(microsecond=0),
         config=absolute(config).model_dump(mode="json", exclude_unset=True),
         pinned=pinned,
-        files=tuple(files),
+        files=tuple(file.model_copy(update={"found": None}) for file in files),
     )
     if origin != known:
         root.put(f"{ORIGINS}/{version}.json", (origin.model_dump_json() + "\n").encode())

@@ -42,7 +42,16 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def test_the_deployments_that_there_are() -> None:
-    assert set(DEPLOYMENTS) == {"build", "refresh", "retokenize", "export", "verify", "tokenize-group", "write-group"}
+    assert set(DEPLOYMENTS) == {
+        "build",
+        "refresh",
+        "retokenize",
+        "export",
+        "verify",
+        "fetch-group",
+        "tokenize-group",
+        "write-group",
+    }
     for deployment in DEPLOYMENTS.values():
         assert deployment["enforce_parameter_schema"]
         assert len(deployment["description"]) > 60

@@ -256,7 +256,7 @@ def test_one_needs_the_auth_string(stack: Stack) -> None:
 
 def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Client) -> None:
     names = {one["name"] for one in client.post("deployments/filter", json={"limit": 200}).json()}
-    assert {"build", "refresh", "retokenize", "export", "verify", "tokenize-group", "write-group"} <= names
+    assert {"build", "refresh", "retokenize", "export", "verify", "fetch-group", "tokenize-group", "write-group"} <= names
     until = time.monotonic() + DEADLINE
     for pool in ("flat-tokens", "flat-tokens-groups"):
         # A worker is healthy from its start on, and known to the server a little later.

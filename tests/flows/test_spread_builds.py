@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +81,52 @@ def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(worker
 
     late = workers.run_deployment("tokenize-group/tokenize-group", {"output": str(tmp_path / "groups"), "group": "0" * 64})
     assert workers.ended(late)["state"]["type"] == "COMPLETED"
+
+
+class Listing(SimpleHTTPRequestHandler):
+    """A directory over HTTP, whose files have a strong ETag each."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def end_headers(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if path.is_file():
+            self.send_header("ETag", f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"')
+        super().end_headers()
+
+
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """The URL of a directory on a server on loopback."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Listing, directory=str(directory))) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers: Pool, tmp_path: Path) -> None:
+    """But for the first one, of which the build takes a sample. What the workers fetch goes with their groups, if told so."""
+    for number in range(6):
+        write_notes(tmp_path / "in" / f"{number}.jsonl", 12 + number)
+    size = (tmp_path / "in" / "5.jsonl").stat().st_size
+    with served(tmp_path / "in") as url:
+        source = {"path": f"{url}/*.jsonl", "id_column": "id"}
+        told = {**settings_of(tmp_path / "threads", slice_bytes=1000, name="far"), "sources": [source]}
+        alone = build_here(told)
+        groups = {**SPREAD["groups"], "fetch_bytes": size, "keep_files": False}
+        far = {**told, "runner": "groups", "groups": groups, "output": str(tmp_path / "groups")}
+        result = finished(workers.build(config_of(tmp_path / "far.yaml", far)))
+
+    assert version_digests(tmp_path / "groups", result["version"]) == version_digests(tmp_path / "threads", alone.version)
+    kinds = Counter(run["name"].split()[0] for run in groups_of(workers, "far"))
+    assert kinds["fetch"] >= 3
+    fetched = {name: list((tmp_path / name / "_cache" / "files").glob("*.raw")) for name in ("threads", "groups")}
+    assert {name: len(files) for name, files in fetched.items()} == {"threads": 6, "groups": 1}
+    assert staged(tmp_path / "groups") == []
 
 
 def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, tmp_path: Path) -> None:

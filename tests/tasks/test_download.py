@@ -19,8 +19,8 @@ import zstandard
 import tasks.sources
 from flat_tokens.storage import ObjectWriter, Store
 from tasks.download import fetch_file
-from tasks.models import Source, SourceFile
-from tasks.sources import ATTEMPTS, FoundFile, resolve_source
+from tasks.models import FoundFile, Source, SourceFile
+from tasks.sources import ATTEMPTS, resolve_source
 
 BODY = b"".join(b'{"text": "document %06d"}\n' % i for i in range(40_000))
 """Longer than what one read of a response takes."""

@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from flat_tokens.storage import Store, StoredObject
-from tasks.caching import Place, Recipe
+from tasks.caching import Place, Recipe, attempt
+from tasks.cuts import cut_file
 from tasks.download import fetch_file
 from tasks.groups import (
     GROUPS,
+    Files,
     Group,
     Slices,
     Spans,
-    brought_here,
     check_seen,
     check_tokenizer,
     forget,
@@ -30,10 +31,10 @@ from tasks.groups import (
     read_report,
     reporting,
 )
-from tasks.models import DocumentPolicy, Slice, Source, TokenizerConfig
+from tasks.models import DocumentPolicy, FoundFile, Source, TokenizerConfig
 from tasks.progress import meter
 from tasks.slices import plan_slices
-from tasks.sources import FoundFile, resolve_source
+from tasks.sources import resolve_source
 from tasks.split import Span, SplitRule, Written
 from tasks.tokenizers import load_tokenizer
 from tests.made import docs_of, publish_docs
@@ -59,21 +60,35 @@ def group_of_slices(tmp_path: Path, **facts: Any) -> Group:
         documents=DocumentPolicy(),
         engine=None,
     )
-    slices = tuple(plan_slices(files[0], source, 1))
-    work = Slices(recipe=recipe, slices=slices, files=pinned.files)
-    told = {"output": str(tmp_path / "out"), "scratch": None, "workers": 1, "report_seconds": 0.02, "work": work, **facts}
+    work = Slices(recipe=recipe, slices=tuple(plan_slices(files[0], source, 1)))
+    told = {
+        "output": str(tmp_path / "out"),
+        "scratch": None,
+        "keep_files": True,
+        "workers": 1,
+        "report_seconds": 0.02,
+        "work": work,
+        **facts,
+    }
     return Group.model_validate(told)
+
+
+def group_of_files(tmp_path: Path, **facts: Any) -> Group:
+    source = Source(path=str(tmp_path / "data"))
+    found = FoundFile(source=0, name="a.parquet", uri=str(tmp_path / "data" / "a.parquet"), size=None)
+    told = {"output": str(tmp_path / "out"), "scratch": None, "keep_files": True, "workers": None, "report_seconds": 60, **facts}
+    return Group.model_validate({**told, "work": Files(files=(found,), sources=(source,), slice_bytes=200)})
 
 
 def group_of_spans(tmp_path: Path) -> Group:
     span = Span(split="train", of_tokens=True, start=0, stop=8, places=())
     work = Spans(spans=(span,), rule=SplitRule(fraction=0.5, seed=0), layout="mmap", version="0123456789abcdef")
-    return Group(output=str(tmp_path), scratch=None, workers=None, report_seconds=60, work=work)
+    return Group(output=str(tmp_path), scratch=None, keep_files=True, workers=None, report_seconds=60, work=work)
 
 
 def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(tmp_path: Path) -> None:
     root = Store.at(tmp_path / "out")
-    for group in (group_of_slices(tmp_path), group_of_spans(tmp_path)):
+    for group in (group_of_slices(tmp_path), group_of_files(tmp_path), group_of_spans(tmp_path)):
         digest = put_group(root, group)
         assert read_group(root, digest) == group
         assert put_group(root, group) == digest == group.digest
@@ -169,39 +184,24 @@ def test_a_group_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
     forget(root, digest)
 
 
-def test_a_machine_that_has_the_files_reads_them_in_place(tmp_path: Path) -> None:
-    group = group_of_slices(tmp_path)
-    assert isinstance(group.work, Slices)
-    assert tuple(brought_here(group, group.work, tmp_path / "elsewhere")) == group.work.slices
+def test_a_file_that_was_cut_comes_back_in_a_report(tmp_path: Path) -> None:
+    group_of_slices(tmp_path)  # writes the file
+    root, group = Store.at(tmp_path / "out"), group_of_files(tmp_path)
+    assert isinstance(group.work, Files)
+    (found,) = group.work.files
+    cut = cut_file(found, group.work.sources, 200, Place(output=group.output, staging="", scratch=str(tmp_path / "scratch")))
+    with reporting(root, group, "run") as report:
+        report.add(cut)
+    told = read_report(root, group.digest, "run")
+    assert told is not None
+    assert told.results == (cut,)
+    assert told.results[0].slices[0].file.found == found
 
 
-def test_a_machine_that_does_not_have_a_file_fetches_it_and_the_shard_keeps_its_name(tmp_path: Path) -> None:
-    group = group_of_slices(tmp_path)
-    work = group.work
-    assert isinstance(work, Slices)
-    gone = tuple(_elsewhere(part, tmp_path) for part in work.slices)
-    here = tuple(brought_here(group, work.model_copy(update={"slices": gone}), tmp_path / "elsewhere"))
-    assert {part.file.location for part in here} == {str(tmp_path / "data" / "a.parquet")}
-    assert [work.recipe.key(part) for part in here] == [work.recipe.key(part) for part in work.slices]
-
-
-def test_a_file_that_no_worker_can_reach_or_that_is_another_one_by_now_is_named(tmp_path: Path) -> None:
-    group = group_of_slices(tmp_path)
-    work = group.work
-    assert isinstance(work, Slices)
-    gone = tuple(_elsewhere(part, tmp_path) for part in work.slices)
-    nowhere = FoundFile(source=0, name="a.parquet", uri=str(tmp_path / "not" / "here.parquet"), size=1)
-    with pytest.raises(ValueError, match=re.escape("here.parquet. Put sources where every worker sees them")):
-        list(brought_here(group, work.model_copy(update={"slices": gone, "files": (nowhere,)}), tmp_path / "elsewhere"))
-    pq.write_table(pa.table({"text": ["another"]}), tmp_path / "data" / "a.parquet")
-    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
-        list(brought_here(group, work.model_copy(update={"slices": gone}), tmp_path / "elsewhere"))
-
-
-def _elsewhere(part: Slice, tmp_path: Path) -> Slice:
-    """The slice as a machine sees it that has the file in another place."""
-    location = str(tmp_path / "not" / "here.parquet")
-    return part.model_copy(update={"file": part.file.model_copy(update={"location": location})})
+def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_path: Path) -> None:
+    with attempt(str(tmp_path / "out"), tmp_path / "scratch", "one") as place:
+        assert group_of_files(tmp_path).place(place).scratch == str(tmp_path / "scratch")
+        assert group_of_files(tmp_path, keep_files=False).place(place).scratch == place.staging
 
 
 def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:

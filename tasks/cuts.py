@@ -1,0 +1,152 @@
+"""Files cut into slices, and the record of it: what a store names by its content need not be fetched again to be known."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from flat_tokens.storage import Store
+from tasks.caching import CACHE, NOT_A_FILE, Place
+from tasks.documents import stamp
+from tasks.download import fetch_file
+from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, Source, SourceFile, digest_of
+from tasks.progress import meter
+from tasks.slices import plan_slices
+from tasks.sources import naming
+
+FILES = f"{CACHE}/files"
+READERS = 16
+
+
+class Cut(NamedTuple):
+    """Where a slice of a file begins and ends, as in ``Slice``."""
+
+    start: int
+    stop: int
+    rows: tuple[int, int] | None
+    text_bytes: int
+
+
+class CutFile(Model):
+    """A file with a known content, and where its slices are."""
+
+    file: SourceFile
+    cuts: tuple[Cut, ...]
+
+    @property
+    def slices(self) -> list[Slice]:
+        return [Slice(file=self.file, **cut._asdict()) for cut in self.cuts]
+
+
+class Record(Model):
+    """What is kept of a file that its store names by its content. ``sha256`` is that of the file."""
+
+    sha256: str
+    file: SourceFile
+    slice_bytes: int
+    cuts: tuple[Cut, ...]
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.model_dump(mode="json"))
+
+
+def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+    """Bring a file here and cut it into slices of about *slice_bytes* of text. A record of it is kept where its store will
+    tell if it changes. ValueError, naming the file, where it is damaged or not as its source says.
+    """
+    cut = look_into(found, sources, slice_bytes, Path(place.scratch))
+    if found.immutable:
+        bare = cut.file.model_copy(update={"location": "", "stamp": (), "found": None})
+        record = Record(sha256=bare.sha256, file=bare, slice_bytes=slice_bytes, cuts=cut.cuts)
+        facts = {"digest": record.digest, **record.model_dump(mode="json")}
+        place.root.put(_key(found, sources[found.source]), (json.dumps(facts) + "\n").encode())
+    meter.add("download", found.size or 0)
+    return cut
+
+
+def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, scratch: Path) -> CutFile:
+    """A file, brought here, and its slices; nothing is written but to *scratch*."""
+    file = fetch_file(found, sources, scratch)
+    with naming(sources, found.source):
+        slices = plan_slices(file, sources[found.source], slice_bytes)
+    return CutFile(file=file, cuts=tuple(Cut(part.start, part.stop, part.rows, part.text_bytes) for part in slices))
+
+
+def recorded(
+    found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
+) -> dict[FoundFile, CutFile]:
+    """Those of the files of which there is a record below one of the outputs, so that they need not be fetched to be known."""
+
+    def look_up(file: FoundFile) -> CutFile | None:
+        for root in roots:
+            if cut := _recorded(file, sources[file.source], slice_bytes, root):
+                return cut
+        return None
+
+    named = [file for file in found if file.immutable]
+    with ThreadPoolExecutor(READERS) as readers:
+        return {file: cut for file, cut in zip(named, readers.map(look_up, named), strict=True) if cut}
+
+
+def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -> CutFile | None:
+    try:
+        facts = json.loads(root.read(_key(found, source)))
+        digest = facts.pop("digest")
+        record = Record.model_validate(facts)
+    except (*NOT_A_FILE, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if digest != record.digest or record.slice_bytes != slice_bytes:
+        return None
+    # The same file may be of another source by now, or of another split.
+    mine = {"source": found.source, "name": found.name, "split": found.split, "found": found}
+    return CutFile(file=record.file.model_copy(update=mine), cuts=record.cuts)
+
+
+def _key(found: FoundFile, source: Source) -> str:
+    what = digest_of("cut", FORMAT_SEMANTICS, found.uri, found.immutable, found.size, source.format, source.reading())
+    return f"{FILES}/{what}.cut.json"
+
+
+_fetching: defaultdict[tuple[str, ...], threading.Lock] = defaultdict(threading.Lock)
+_fetched: dict[tuple[str, ...], SourceFile] = {}
+
+
+def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
+    """A slice whose file this machine can read: as it is, or fetched, once for all threads that ask.
+
+    ValueError where it cannot be had here, or is not what it was.
+    """
+    file = part.file
+    if _is_here(file):
+        return part
+    found = file.found
+    if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
+        raise ValueError(
+            f"{platform.node()} cannot read {file.location or file.name}. Put sources where every worker sees them: a shared "
+            "file system or an object store."
+        )
+    key = (found.uri, file.sha256, place.scratch)
+    with _fetching[key]:
+        if key not in _fetched or not _is_here(_fetched[key]):
+            here = fetch_file(found, sources, Path(place.scratch))
+            if here.sha256 != file.sha256:
+                place.root.remove(_key(found, sources[file.source]))
+                raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
+            _fetched[key] = here
+        here = _fetched[key]
+    return part.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
+
+
+def _is_here(file: SourceFile) -> bool:
+    try:
+        return file.stamp in ((), stamp(file.location))
+    except OSError:
+        return False

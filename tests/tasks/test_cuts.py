@@ -1,0 +1,176 @@
+"""Files that are known: a record spares the fetching, and none that could be wrong is believed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tasks.cuts
+from flat_tokens.storage import Store
+from tasks.caching import Place
+from tasks.cuts import FILES, Cut, CutFile, at_hand, cut_file, recorded
+from tasks.models import FoundFile, Slice, Source, SourceFile
+from tests.tasks.test_slices import source_file
+
+SLICE_BYTES = 250
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(output=str(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are fetched, in order."""
+    names: list[str] = []
+    real = tasks.cuts.fetch_file
+
+    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
+        names.append(found.name)
+        return real(found, sources, scratch)
+
+    monkeypatch.setattr(tasks.cuts, "fetch_file", fetch)
+    return names
+
+
+def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple[Source, ...]]:
+    """A file that its store names by its content, as a store elsewhere would."""
+    path = tmp_path / "data" / "a.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"text": [f"{text} {i}" for i in range(40)], "id": list(range(40))}), path, row_group_size=10)
+    found = FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size, immutable=f"ETag:{text}")
+    return found, (Source(path=str(path.parent)),)
+
+
+def records(place: Place) -> list[Path]:
+    return sorted(Path(place.output, FILES).iterdir()) if Path(place.output, FILES).exists() else []
+
+
+def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert cut.slices == [Slice(file=cut.file, start=i, stop=i + 1, text_bytes=cut.cuts[i].text_bytes) for i in range(4)]
+
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    assert known.cuts == cut.cuts
+    assert known.file == cut.file.model_copy(update={"location": "", "stamp": ()})
+    assert fetched == ["a.parquet"]
+
+
+def test_a_record_holds_for_the_same_file_of_another_source_or_split(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    other = found.model_copy(update={"source": 1, "split": "validation", "name": "b.parquet"})
+    both = (Source(path="elsewhere", text_column="content"), *sources)
+    (known,) = recorded([other], both, SLICE_BYTES, [Store.at(tmp_path / "nothing"), place.root]).values()
+    assert (known.file.source, known.file.split, known.file.name, known.file.found) == (1, "validation", "b.parquet", other)
+
+
+def test_a_record_of_something_else_is_not_taken(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    for other in ({"immutable": "ETag:2"}, {"size": 1}, {"uri": "s3://b/a.parquet"}, {"immutable": None}):
+        assert not recorded([found.model_copy(update=other)], sources, SLICE_BYTES, [place.root])
+    for reading in ({"text_column": "body"}, {"id_column": "id"}, {"format": "parquet"}):
+        assert not recorded([found], (sources[0].model_copy(update=reading),), SLICE_BYTES, [place.root])
+    assert not recorded([found], sources, SLICE_BYTES + 1, [place.root])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data.replace(b'"slice_bytes": 250', b'"slice_bytes": 2500'),
+        lambda data: data.replace(b"[[0, 1,", b"[[0, 2,"),
+        lambda data: json.dumps(json.loads(data)["cuts"]).encode(),
+        lambda data: b"[" * 100_000,
+    ],
+)
+def test_a_damaged_record_is_none(tmp_path: Path, place: Place, damage: Callable[[bytes], bytes]) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (record,) = records(place)
+    assert damage(record.read_bytes()) != record.read_bytes()
+    record.write_bytes(damage(record.read_bytes()))
+    assert not recorded([found], sources, SLICE_BYTES, [place.root])
+
+
+def test_no_record_is_kept_of_a_file_whose_store_would_not_tell_of_a_change(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found.model_copy(update={"immutable": None}), sources, SLICE_BYTES, place)
+    assert records(place) == []
+
+
+def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert [at_hand(part, sources, place) for part in cut.slices] == cut.slices
+    assert fetched == ["a.parquet"]
+
+
+def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    waiting = threading.Barrier(4)
+
+    def at_once(part: Slice) -> Slice:
+        waiting.wait()
+        return at_hand(part, sources, place)
+
+    with ThreadPoolExecutor(4) as threads:
+        here = list(threads.map(at_once, known.slices))
+    assert fetched == ["a.parquet"] * 2
+    assert {part.file.location for part in here} == {found.uri}
+    assert [part.file.identity() for part in here] == [part.file.identity() for part in known.slices]
+
+
+def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found.model_copy(update={"uri": f"file://{found.uri}", "immutable": None}), sources, SLICE_BYTES, place)
+    copy = Path(cut.file.location)
+    assert copy.is_relative_to(place.scratch)
+    shutil.rmtree(place.scratch)
+    assert Path(at_hand(cut.slices[0], sources, place).file.location).read_bytes() == Path(found.uri).read_bytes()
+    shutil.rmtree(place.scratch)
+    assert Path(at_hand(cut.slices[0], sources, place).file.location).exists()
+    assert fetched == ["a.parquet"] * 3
+
+
+def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(
+    tmp_path: Path, place: Place
+) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    write_file(tmp_path, "another")  # and its store does not tell
+    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+        at_hand(known.slices[0], sources, place)
+    assert not recorded([found], sources, SLICE_BYTES, [place.root])
+
+
+def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    Path(found.uri).unlink()
+    with pytest.raises(ValueError, match=re.escape("a.parquet. Put sources where every worker sees them")):
+        at_hand(cut.slices[0], sources, place)
+
+
+def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    file = source_file(Path(found.uri), "parquet")
+    assert file.stamp == ()
+    part = CutFile(file=file, cuts=(Cut(0, 1, None, 10),)).slices[0]
+    assert at_hand(part, sources, place) is part
