@@ -6,10 +6,12 @@ computed from that by whoever uses it: in a worker, on a device, inside ``jax.ji
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,11 @@ Array: TypeAlias = Any
 """A numpy array, torch tensor or jax array (or tracer): what the framework asked for, or whatever it was made into."""
 Framework = Literal["numpy", "torch", "jax"]
 SEQUENCES_AT_A_TIME = 1 << 16
+PIECE_TOKENS = 1 << 15
+REUSED_TOKENS = range(1 << 18, (1 << 24) + 1)
+"""How many tokens arrays have whose memory is used again: 1 to 64 MiB. Smaller ones the allocator keeps by itself."""
+REUSED_ARRAYS = 4
+"""How much of that is held while nobody uses it."""
 
 
 class Row:
@@ -64,9 +71,10 @@ class _TrainingFields(Row):
     @property
     def targets(self) -> Array:
         """The tokens: int32[..., length]. None is masked: the first of a sequence is predicted from ``inputs`` 0."""
-        if namespace_of(self.encoded) is np:
-            return (self.encoded.view(np.uint32) >> 1).view(np.int32)
-        return bits(self.encoded) >> 1 & MAX_TOKEN_ID  # the shift drags the top bit along as a sign, the mask takes it off
+        encoded = bits(self.encoded)
+        if namespace_of(encoded) is np:
+            return np.right_shift(encoded.view(np.uint32), 1, out=_room(encoded.shape)).view(np.int32)
+        return encoded >> 1 & MAX_TOKEN_ID  # the shift drags the top bit along as a sign, the mask takes it off
 
     @property
     def is_seq_start(self) -> Array:
@@ -76,13 +84,10 @@ class _TrainingFields(Row):
     @property
     def inputs(self) -> Array:
         """int32[..., length]: the token before, 0 where there is none: at the row's first token and at starts."""
+        encoded = bits(self.encoded)
+        if namespace_of(encoded) is np:
+            return _tokens_before(encoded.view(np.uint32))
         targets = self.targets
-        if namespace_of(targets) is np:  # in place: fresh memory costs more than the arithmetic
-            inputs = np.empty_like(targets)
-            inputs[..., :1] = 0
-            inputs[..., 1:] = targets[..., :-1]
-            inputs[self.is_seq_start] = 0
-            return inputs
         previous = targets[..., :-1] * ~self.is_seq_start[..., 1:]
         return namespace_of(targets).concatenate([targets[..., :1] * 0, previous], -1)
 
@@ -140,6 +145,23 @@ class DocumentTokens(_TrainingFields, _DocumentTokens):  # type: ignore[misc]
     def keys(cls) -> tuple[str, ...]:
         """Every field's name: the stored ones, then the derived."""
         return (*super().keys(), "loss_mask")
+
+
+def _tokens_before(encoded: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """`inputs` in one pass over *encoded*, in pieces that stay in the processor's cache."""
+    inputs = _room(encoded.shape)
+    tokens, found = np.ascontiguousarray(encoded).reshape(-1), inputs.reshape(-1)
+    keep = np.empty(min(PIECE_TOKENS, len(tokens)), np.uint32)
+    # found[i] = tokens[i - 1] >> 1 & keep[i], where keep is no bit at starts and all bits elsewhere
+    for start in range(1, len(tokens), PIECE_TOKENS):
+        stop = min(start + PIECE_TOKENS, len(tokens))
+        kept, piece = keep[: stop - start], found[start:stop]
+        np.bitwise_and(tokens[start:stop], 1, out=kept)
+        np.subtract(kept, 1, out=kept)
+        np.right_shift(tokens[start - 1 : stop - 1], 1, out=piece)
+        np.bitwise_and(piece, kept, out=piece)
+    inputs[..., :1] = 0  # so far the last token of the row before
+    return inputs.view(np.int32)
 
 
 class SplitView:
@@ -318,7 +340,7 @@ class DocumentsView(SplitView):
         return DocumentTokens(encoded, lengths.astype(np.int32))
 
     def _padding(self, rows: int) -> npt.NDArray[np.uint32]:
-        encoded = _room(rows, self.max_length)
+        encoded = _room((rows, self.max_length))
         encoded.fill(self.pad_id * 2 + 1)
         return encoded
 
@@ -331,16 +353,40 @@ def checked_length(name: str, value: int) -> int:
 
 def gathered(tokens: FlatTokens, starts: npt.NDArray[np.int64], length: int) -> PackedTokens:
     """The *length* tokens from each of *starts* on, in one read."""
-    encoded = _room(len(starts), length)
+    encoded = _room((len(starts), length))
     tokens.encoded_tokens.gather(starts, np.full(len(starts), length), encoded.reshape(-1), np.arange(len(starts)) * length)
     return PackedTokens(encoded)
 
 
-def _room(rows: int, length: int) -> npt.NDArray[np.uint32]:
-    """uint32[rows, length], not set, from a multiple of 64 bytes on: jax takes only such arrays over without a copy."""
-    room = np.empty(rows * length + 16, np.uint32)
+def _room(shape: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    """uint32[shape], not set, from a multiple of 64 bytes on: jax takes only such arrays over without a copy."""
+    count = math.prod(shape)
+    room = _reused(count + 16) if count in REUSED_TOKENS else np.empty(count + 16, np.uint32)
     skipped = -room.ctypes.data % 64 // 4
-    return room[skipped : skipped + rows * length].reshape(rows, length)
+    return room[skipped : skipped + count].reshape(shape)
+
+
+class _Lent:
+    """Memory below a large array. It is left for the next one when the array is gone, and all that was cut from it."""
+
+    __slots__ = ("__array_interface__", "_memory")
+    left: ClassVar[deque[npt.NDArray[np.uint32]]] = deque(maxlen=REUSED_ARRAYS)
+
+    def __init__(self, memory: npt.NDArray[np.uint32]) -> None:
+        self._memory, self.__array_interface__ = memory, memory.__array_interface__
+
+    def __del__(self) -> None:
+        self.left.append(self._memory)
+
+
+def _reused(count: int) -> npt.NDArray[np.uint32]:
+    """uint32[count], not set. The pages of fresh memory would cost several times what is computed in them."""
+    try:
+        memory = _Lent.left.pop()
+    except IndexError:
+        memory = np.empty(count, np.uint32)
+    lent: Any = _Lent(memory if len(memory) == count else np.empty(count, np.uint32))
+    return np.asarray(lent)
 
 
 # Modalities' Megatron rule
@@ -430,9 +476,10 @@ def namespace_of(array: Array) -> Any:
 
 def bits(encoded: Array) -> Array:
     """uint32 as int32, bit for bit: torch computes with hardly any unsigned type."""
+    namespace = namespace_of(encoded)
     if encoded.dtype.itemsize != 4:
         raise TypeError(f"encoded tokens are uint32, or its bits as int32, but these are {encoded.dtype}")
-    return encoded.view(namespace_of(encoded).int32)
+    return encoded.view(namespace.int32)
 
 
 def places_along(array: Array) -> Array:

@@ -470,12 +470,45 @@ def test_any_axes_may_come_before_the_last(tmp_path: Path) -> None:
             assert np.array_equal(folded[name].reshape(array.shape), array), name
 
 
+@pytest.mark.parametrize("shape", [(3, 40_000), (100_000,), (2, 600, 512), (700_000, 1), (5, 0), (0, 5)])
+def test_inputs_of_many_tokens_are_those_of_each(shape: tuple[int, ...]) -> None:
+    """They are computed piece by piece, across rows; strides make no difference."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, LARGEST, shape, np.uint32, endpoint=True)
+    starts = rng.random(shape) < 0.1
+    before = np.zeros(shape, np.uint32)
+    before[..., 1:] = np.where(starts[..., 1:], 0, ids[..., :-1])
+    encoded = ids << 1 | starts
+    for rows in (encoded, np.asfortranarray(encoded), np.repeat(encoded, 2, -1)[..., ::2]):
+        assert np.array_equal(PackedTokens(rows).inputs, before.view(np.int32))
+        assert np.array_equal(PackedTokens(rows).targets, ids.view(np.int32))
+
+
+def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
+    """However an array is cut and viewed, what is kept of it stays as it is."""
+    rows = PackedTokens(np.arange(1 << 20, dtype=np.uint32).reshape(512, -1))
+    kept = [rows.targets[3, 5:9], rows.inputs.reshape(-1)[-4:].view(np.uint8), memoryview(rows.targets)[0:2]]
+    before = [np.array(part) for part in kept]
+    address, other = rows.targets.ctypes.data, PackedTokens(rows.encoded + 7)
+    addresses = []
+    for _ in range(10):
+        targets, inputs = other.targets, other.inputs
+        assert not np.shares_memory(targets, inputs)
+        addresses += [targets.ctypes.data, inputs.ctypes.data]
+        del targets, inputs
+    assert all(np.array_equal(part, was) for part, was in zip(kept, before, strict=True))
+    assert len(set(addresses)) == 2
+    assert address in addresses
+
+
 def test_bits_in_int32_are_as_good(train: FlatTokens) -> None:
     """Collectives and devices that have no uint32 may carry it as int32; other types are a mistake."""
     row = train.packed(8)[0]
     assert lists(PackedTokens(row.encoded.view(np.int32)))["inputs"] == row.inputs.tolist()
     with pytest.raises(TypeError, match="encoded tokens are uint32, or its bits as int32, but these are int64"):
         _ = PackedTokens(row.encoded.astype(np.int64)).inputs
+    with pytest.raises(TypeError, match="but these are int64"):
+        _ = PackedTokens(row.encoded.astype(np.int64)).targets
     with pytest.raises(TypeError, match="an array of numpy, torch or jax, but this is a list"):
         _ = PackedTokens([3, 4]).positions
 
