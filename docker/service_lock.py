@@ -46,5 +46,18 @@ def service_lock(text: str) -> str:
     return "".join(f"{lines}\n" for name, lines, _ in requirements if name in wanted)
 
 
+def main(arguments: list[str]) -> int:
+    """Write the service's part of a lock to standard output; the exit status."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write("usage: service_lock.py requirements.lock > service.lock\n")
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    try:
+        sys.stdout.write(service_lock(Path(arguments[0]).read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{arguments[0]}: {error}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(service_lock(Path(sys.argv[1]).read_text("utf-8")))
+    sys.exit(main(sys.argv[1:]))

@@ -169,3 +169,15 @@ def test_the_locks_service_part_is_what_it_imports_and_not_what_tests_do(tmp_pat
     names = set(re.findall(r"^([a-z0-9.-]+)", printed, re.MULTILINE))
     assert {"prefect", "zarr", "numpy", "pyarrow", "tiktoken", "gigatoken", "gcsfs", "s3fs", "datasets", "asyncpg"} <= names
     assert not names & {"pytest", "mypy", "ruff", "hypothesis", "moto", "import-linter"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [([], 2, "usage: service_lock.py requirements.lock"), (["none.lock"], 1, "none.lock: [Errno 2] No such file")],
+)
+def test_a_lock_that_is_not_there_is_told_in_one_line(arguments: list[str], status: int, words: str, tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "docker" / "service_lock.py"), *arguments]
+    told = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (told.returncode, told.stdout) == (status, "")
+    assert told.stderr.startswith(words)
+    assert len(told.stderr.splitlines()) == 1
