@@ -1,4 +1,5 @@
 """Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL; done again, they are updated.
+What people have paused stays paused, and schedules that they have added stay.
 
 ``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
 [--credentials secret/NAME]``: each dataset gets a deployment of its own that refreshes it, one run at a time; TYPE/NAME is a
@@ -9,22 +10,24 @@ notification block that hears of runs that failed or crashed; secret/NAME is a b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyOptions
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 
@@ -37,6 +40,11 @@ from serve import arguments  # noqa: E402
 from flows.cli import read_config  # noqa: E402
 from flows.credentials import VARIABLE  # noqa: E402
 from flows.watching import tags_of  # noqa: E402
+
+SLUG = "register.py"
+"""What the names of our own schedules begin with; those of others have none."""
+
+PROCESS = "process"
 
 
 def read_deployments() -> list[dict[str, Any]]:
@@ -52,16 +60,22 @@ def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
 
 def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
     """When datasets are refreshed, as prefect.yaml writes it; None where only when asked to. ValueError where it is no time."""
-    if options.cron:
+    if options.cron is not None:
         made = {"cron": options.cron, "timezone": options.timezone}
-    elif options.every:
+    elif options.every is not None:
         made = {"interval": options.every, "timezone": options.timezone}
     else:
         return None
     try:
         schedule(made)
-    except ValidationError as error:
-        wrong = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        if not options.timezone:  # Prefect would take it for none
+            raise ValueError("Invalid timezone: ''")
+        # A sixth field would be seconds: sixty runs instead of one.
+        if options.cron is not None and len(options.cron.split()) != 5 and not options.cron.startswith("@"):
+            raise ValueError(f"Invalid cron string: {options.cron!r}")
+    except ValueError as error:
+        faults = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
+        wrong = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in faults)
         raise ValueError(
             f"{wrong}. --cron takes five fields, such as '0 3 * * *', --timezone a name such as Europe/Paris"
         ) from error
@@ -90,8 +104,13 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
     }
 
 
+def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
+    """The parameters of a flow as a JSON schema. One that it does not have is refused before there is a run."""
+    return {**parameter_schema(flow).model_dump(), "additionalProperties": False}
+
+
 def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
-    """Create a deployment, or update the one of that name; its name with that of its flow.
+    """Create a deployment, or update the one of that name; its name with that of its flow, and what a person should know of it.
 
     Not by Prefect's own command: the one of this release asks for a pool's workers in a way that its server refuses.
     """
@@ -99,6 +118,9 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     parameters = deployment.get("parameters", {})
     if parameters:
         flow.validate_parameters(parameters)
+    name = f"{flow.name}/{deployment['name']}"
+    there = _deployment(client, name)
+    schedules = schedules_of(deployment.get("schedules", ()), there.schedules if there else ())
     client.create_deployment(
         flow_id=client.create_flow(flow),
         name=deployment["name"],
@@ -107,26 +129,97 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
         entrypoint=deployment["entrypoint"],
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}],
         parameters=parameters,
-        parameter_openapi_schema=parameter_schema(flow).model_dump(),
+        parameter_openapi_schema=run_form(flow),
         enforce_parameter_schema=deployment["enforce_parameter_schema"],
-        schedules=[
-            DeploymentScheduleCreate(schedule=schedule(one), active=one.get("active", True))
-            for one in deployment.get("schedules", ())
-        ],
+        schedules=schedules,
         concurrency_limit=limit["limit"] if limit else None,
         concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
         work_pool_name=pool["name"],
         work_queue_name=pool["work_queue_name"],
-        job_variables=pool["job_variables"],
+        # Those of a process pool are its own, see create_pools.
+        job_variables={} if client.read_work_pool(pool["name"]).type == PROCESS else pool["job_variables"],
     )
-    return f"{flow.name}/{deployment['name']}"
+    return name + "".join(f" ({remark})" for remark in _remarks(there, parameters, schedules))
+
+
+def _deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _remarks(
+    there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
+) -> Iterator[str]:
+    before, now = ((each.get("config") or {}).get("output") for each in (there.parameters if there else {}, parameters))
+    if before != now and before is not None:
+        yield f"it refreshed {before} until now: two datasets of one name share a deployment"
+    if (there is not None and there.paused) or any(not one.active for one in schedules):
+        yield "paused"
+
+
+def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[DeploymentSchedule]) -> list[DeploymentScheduleCreate]:
+    """The schedules that a deployment is to have: those of prefect.yaml's kind that are *listed*, of what is *there* those that
+    people have added. What somebody has paused stays paused; an interval goes on from where it began.
+    """
+    others = [one for one in there if not (one.slug or "").startswith(SLUG)]
+    made = []
+    for number, one in enumerate(listed):
+        slug, when = f"{SLUG}-{number}", schedule(one)
+        # Without a name, but of the same times: registered by an earlier release.
+        former = next((each for each in there if each.slug == slug), None) or next(
+            (each for each in others if not each.slug and _times(each.schedule) == _times(when)), None
+        )
+        if former is None:
+            made.append(DeploymentScheduleCreate(slug=slug, schedule=when, active=one.get("active", True)))
+            continue
+        others = [each for each in others if each is not former]
+        same = _times(former.schedule) == _times(when)
+        made.append(DeploymentScheduleCreate(slug=slug, schedule=former.schedule if same else when, active=former.active))
+    return made + [
+        DeploymentScheduleCreate(slug=one.slug, schedule=one.schedule, active=one.active, parameters=one.parameters)
+        for one in others
+    ]
+
+
+def _times(when: SCHEDULE_TYPES) -> dict[str, Any]:
+    return when.model_dump(exclude={"anchor_date"})
 
 
 def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -> None:
-    """Create the work pools that deployments go to, for workers that start processes; leave those that are there."""
-    for name in dict.fromkeys(deployment["work_pool"]["name"] for deployment in deployments):
-        with contextlib.suppress(ObjectAlreadyExists):
-            client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+    """Create the work pools that deployments go to, for workers that start processes, or update them. Pools of other types are
+    left as they are.
+    """
+    for pool in {deployment["work_pool"]["name"]: deployment["work_pool"] for deployment in deployments}.values():
+        template = process_template(pool["job_variables"]["env"])
+        try:
+            client.create_work_pool(WorkPoolCreate(name=pool["name"], type=PROCESS, base_job_template=template))
+        except ObjectAlreadyExists:
+            if client.read_work_pool(pool["name"]).type == PROCESS:
+                client.update_work_pool(pool["name"], WorkPoolUpdate(base_job_template=template))
+
+
+def process_template(env: Mapping[str, str]) -> dict[str, Any]:
+    """The base job template of a process pool. Environment, command and directory are no variables of it: who may create a run
+    of a deployment cannot have the worker run something else, or read and write elsewhere than the operator's roots allow.
+    """
+    return {
+        "job_configuration": {"name": "{{ name }}", "stream_output": "{{ stream_output }}", "env": dict(env)},
+        "variables": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "name": {"title": "Name", "description": "Of the process; the run's without it", "type": "string"},
+                "stream_output": {
+                    "title": "Stream output",
+                    "description": "Show what runs print in the worker's output, too",
+                    "type": "boolean",
+                    "default": True,
+                },
+            },
+        },
+    }
 
 
 def read_automations(client: SyncPrefectClient, notify: str | None) -> Iterator[AutomationCore]:
@@ -163,10 +256,14 @@ def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What prefect.yaml lists, and a refresh of each dataset. ValueError where a configuration file or a time is wrong."""
     when = schedule_of(options)
     of_datasets = [dataset_deployment(path, when, options.keep) for path in options.datasets]
-    names = [one["name"] for one in of_datasets]
+    if not of_datasets and (when or options.keep):
+        raise ValueError("--cron, --every and --keep are about datasets: name one, DATASET.yaml")
+    listed, names = read_deployments(), [one["name"] for one in of_datasets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two of the datasets are named {repeated[0]!r}; give each a name of its own")
-    return [_with_credentials(one, options.credentials) for one in [*read_deployments(), *of_datasets]]
+    if taken := sorted({one["name"] for one in listed} & set(names)):
+        raise ValueError(f"a dataset is named {taken[0]!r}, as a deployment of prefect.yaml is; give it another name")
+    return [_with_credentials(one, options.credentials) for one in [*listed, *of_datasets]]
 
 
 def _with_credentials(deployment: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -179,7 +276,12 @@ def _with_credentials(deployment: dict[str, Any], name: str | None) -> dict[str,
 
 def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Register deployments, the pools that they go to, and the automations."""
+    url = get_current_settings().api.url
+    if url is None:  # Prefect would start a server of its own for as long as this takes
+        raise ValueError("Which server? Set PREFECT_API_URL, such as http://127.0.0.1:4200/api.")
     with get_client(sync_client=True) as client:
+        if error := client.api_healthcheck():
+            raise ValueError(f"The Prefect server at PREFECT_API_URL={url} does not answer ({error}). Start it, or set another.")
         if options.credentials:
             _block_id(client, options.credentials)
         automations = list(read_automations(client, options.notify))
@@ -194,5 +296,5 @@ if __name__ == "__main__":
     options = arguments(str(__doc__)).parse_args()
     try:
         register_all(wanted(options), options)
-    except ValueError as error:
+    except (ValueError, httpx.HTTPError) as error:
         sys.exit(str(error))

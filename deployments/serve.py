@@ -52,10 +52,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def main() -> int:
@@ -66,18 +65,14 @@ def main() -> int:
     port = options.port
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     os.environ["PREFECT_API_URL"] = os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
-    from register import register_all, wanted  # Prefect reads its settings when it is imported
-
-    try:
-        _refuse_taken(port)
-        deployments = wanted(options)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
     for one in STOPS:
         signal.signal(one, _interrupt)
     running: dict[str, Process] = {}
     try:
+        from register import register_all, wanted  # Prefect reads its settings when it is imported
+
+        _refuse_taken(port)
+        deployments = wanted(options)
         running["server"] = _start("server", "start", "--host", "127.0.0.1", "--port", str(port), program=(SERVER,))
         _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
         _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
@@ -105,12 +100,12 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 def _refuse_taken(port: int) -> None:
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"There is no port {port}.")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OverflowError as error:
-            raise ValueError(f"There is no port {port}.") from error
         except OSError as error:
             raise ValueError(
                 f"Port {port} cannot be had ({error.strerror}). Stop what listens there, or choose another: --port."
@@ -165,12 +160,23 @@ def _end(processes: Collection[Process]) -> None:
 def _tell_of_ended_runs(message: str) -> None:
     """Runs end with their worker, which does not say so. The server would take minutes to find out."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterDeploymentId,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        FlowRunFilterTags,
+    )
     from prefect.client.schemas.sorting import FlowRunSort
     from prefect.states import Crashed, StateType
 
     under_way = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
-    ours = FlowRunFilter(tags=FlowRunFilterTags(all_=["flat-tokens"]), state=FlowRunFilterState(type=under_way))
+    ours = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=["flat-tokens"]),
+        state=FlowRunFilterState(type=under_way),
+        # What a person has started on the command line has no worker; it goes on.
+        deployment_id=FlowRunFilterDeploymentId(is_null_=False),
+    )
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.START_TIME_DESC, limit=200):
             if not _is_alive(run.infrastructure_pid):

@@ -8,15 +8,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
-from prefect.utilities.callables import parameter_schema
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
-from deployments.register import dataset_deployment, load_flow, read_deployments, wanted
+from deployments.register import (
+    SLUG,
+    dataset_deployment,
+    load_flow,
+    process_template,
+    read_deployments,
+    run_form,
+    schedules_of,
+    wanted,
+)
+from deployments.serve import arguments as command_line
 from flows.cli import read_config
 from tasks.models import BuildConfig
 
@@ -37,8 +50,7 @@ def options(*datasets: Path, **given: Any) -> argparse.Namespace:
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    schema: dict[str, Any] = parameter_schema(load_flow(DEPLOYMENTS[name])).model_dump()
-    return schema
+    return run_form(load_flow(DEPLOYMENTS[name]))
 
 
 def test_the_deployments_that_there_are() -> None:
@@ -177,11 +189,124 @@ def test_each_dataset_gets_a_refresh_of_its_own() -> None:
         ({"cron": "nonsense"}, "Invalid cron string"),
         ({"cron": "0 3 * * *", "timezone": "Mars/Base"}, "Invalid timezone"),
         ({"every": 60, "timezone": "Mars/Base"}, "Invalid timezone"),
+        ({"every": 60, "timezone": ""}, "Invalid timezone"),
+        ({"cron": ""}, "Invalid cron string"),
+        ({"cron": "0 3 * * * *"}, "Invalid cron string.*five fields"),  # a sixth one is seconds: sixty runs
     ],
 )
 def test_what_is_no_time_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wanted(options(DATASETS[0], **given))
+
+
+@pytest.mark.parametrize("given", [{"cron": "0 3 * * *"}, {"every": 60}, {"keep": 3}])
+def test_what_is_said_of_datasets_needs_one(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="are about datasets: name one"):
+        wanted(options(**given))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--every", "0"], "'0' is no whole number above 0"),
+        (["--keep", "x"], "'x' is no whole number above 0"),
+        (["--every", "5", "--cron", "0 3 * * *"], "not allowed with argument"),
+    ],
+)
+def test_numbers_and_contradictions_are_told_by_the_command_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command_line("").parse_args(arguments)
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (None, "Set PREFECT_API_URL, such as"),
+        ("http://127.0.0.1:9/api", "PREFECT_API_URL=http://127.0.0.1:9/api does not answer"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path: Path, url: str | None, words: str) -> None:
+    """Where none is named, Prefect would start one for itself, register everything with it, and stop it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PREFECT_HOME": str(tmp_path), **({"PREFECT_API_URL": url} if url else {})}
+    told = subprocess.run(
+        [sys.executable, "deployments/register.py"], cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert len(told.stderr.splitlines()) == 1
+    assert words in told.stderr
+
+
+def there(when: CronSchedule | IntervalSchedule, **given: Any) -> DeploymentSchedule:
+    return DeploymentSchedule(schedule=when, **given)
+
+
+NIGHTLY = {"cron": "0 3 * * *", "timezone": "Europe/Paris"}
+AT_THREE = CronSchedule(cron="0 3 * * *", timezone="Europe/Paris")
+AT_FOUR = CronSchedule(cron="0 4 * * *", timezone="Europe/Paris")
+
+
+def test_schedules_are_registered_once_and_what_people_did_with_them_stays() -> None:
+    (first,) = schedules_of([NIGHTLY], [])
+    assert (first.schedule, first.active, first.slug) == (AT_THREE, True, f"{SLUG}-0")
+
+    paused, added = there(AT_THREE, slug=f"{SLUG}-0", active=False), there(AT_FOUR, active=True, parameters={"grace_days": 1})
+    again = schedules_of([NIGHTLY], [added, paused])
+    assert [(one.schedule, one.active, one.slug) for one in again] == [
+        (AT_THREE, False, f"{SLUG}-0"),
+        (AT_FOUR, True, None),
+    ]
+    assert again[1].parameters == {"grace_days": 1}
+    moved = schedules_of([{**NIGHTLY, "cron": "0 5 * * *"}], [paused])
+    assert [(getattr(one.schedule, "cron", None), one.active) for one in moved] == [("0 5 * * *", False)]
+    assert [one.schedule for one in schedules_of([], [added, paused])] == [AT_FOUR]
+
+
+def test_a_schedule_that_an_earlier_release_registered_is_not_doubled() -> None:
+    """It had no name of its own."""
+    (one,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
+    assert (one.schedule, one.active, one.slug) == (AT_THREE, False, f"{SLUG}-0")
+
+
+def test_an_interval_goes_on_from_where_it_began() -> None:
+    """A service that is started anew each day would never come to a refresh that is due every two."""
+    every, longer = ({"interval": seconds, "timezone": "UTC"} for seconds in (172_800, 604_800))
+    (first,) = schedules_of([every], [])
+    before = there(IntervalSchedule(interval=timedelta(days=2), anchor_date=datetime(2026, 1, 1, tzinfo=UTC), timezone="UTC"))
+    before.slug = first.slug
+    assert [one.schedule for one in schedules_of([every], [before])] == [before.schedule]
+    (other,) = schedules_of([longer], [before])
+    assert isinstance(other.schedule, IntervalSchedule)
+    assert (other.schedule.interval, other.schedule.anchor_date > before.schedule.anchor_date) == (timedelta(days=7), True)  # type: ignore[union-attr]
+
+
+def test_a_dataset_that_is_named_as_a_deployment_is_refused(tmp_path: Path) -> None:
+    """It would take its place."""
+    path = tmp_path / "refresh.yaml"
+    path.write_text("name: refresh\noutput: out\nsource: {path: in}\ntokenizer: bytes\n")
+    with pytest.raises(ValueError, match="a dataset is named 'refresh', as a deployment"):
+        wanted(options(path))
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> None:
+    faults = jsonschema.Draft202012Validator(schema_of(name)).iter_errors({"grace": 1})
+    assert ["'grace' was unexpected" in fault.message for fault in faults if fault.validator == "additionalProperties"] == [True]
+
+
+@pytest.mark.parametrize("variable", ["env", "command", "working_dir", "labels", "env.FLAT_TOKENS_OUTPUT_ROOTS"])
+def test_environment_command_and_directory_are_the_pools_own(variable: str) -> None:
+    template = process_template({"A": "1"})
+    assert template["job_configuration"]["env"] == {"A": "1"}
+    assert "command" not in template["job_configuration"]
+    closed = jsonschema.Draft202012Validator(template["variables"])
+    assert closed.is_valid({"name": "x", "stream_output": False})
+    assert not closed.is_valid({variable: "x"})
 
 
 def test_every_run_knows_the_name_of_the_credentials() -> None:

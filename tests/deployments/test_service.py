@@ -123,8 +123,12 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
 
 def test_a_run_can_be_watched(service: Service) -> None:
     """Its name, tags, log lines, progress of every stage, summary, and the dataset as an asset of its sources."""
-    run = until(lambda: next(iter(service.runs_tagged("dataset:fruit", "tokenizer:bytes")), None), "the first refresh")
-    run = service.ended(run["id"])
+
+    def first() -> dict[str, Any] | None:  # others may have been due while it ran: they are cancelled
+        runs = service.runs_tagged("dataset:fruit", "tokenizer:bytes")
+        return next((run for run in runs if run["state_type"] == "COMPLETED"), None)
+
+    run = until(first, "the first refresh")
     assert run["name"] == "refresh fruit with bytes"
 
     artifacts = service.artifacts(run["id"])
@@ -173,6 +177,57 @@ def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, se
     assert refused.status_code in (409, 422), refused.text
     assert next(iter(settings)) in refused.text
     assert service.runs_tagged("wrong") == []
+
+
+def test_a_parameter_that_the_flow_does_not_have_is_refused(service: Service) -> None:
+    """The run would end as crashed, and say why in a traceback."""
+    config = {"output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}}
+    refused = service.start_run("refresh", {"config": config, "keep": 1}, ["wrong"])
+    assert refused.status_code == 409
+    assert "'keep' was unexpected" in refused.text
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"env": {"FLAT_TOKENS_OUTPUT_ROOTS": "/"}},
+        {"env.FLAT_TOKENS_OUTPUT_ROOTS": "/"},
+        {"command": "touch taken"},
+        {"working_dir": "/tmp"},
+    ],
+)
+def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(service: Service, variables: dict[str, Any]) -> None:
+    """Its roots and its command are the operator's."""
+    config = {"output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}}
+    path = f"/deployments/{service.deployment('build')['id']}/create_flow_run"
+    refused = service.ask("POST", path, {"parameters": {"config": config}, "job_variables": variables, "tags": ["wrong"]})
+    assert refused.status_code == 422
+    assert f"'{next(iter(variables))}' was unexpected" in refused.text
+    assert service.runs_tagged("wrong") == []
+
+
+def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service: Service, home: Path) -> None:
+    path = f"/deployments/{service.deployment('fruit')['id']}/schedules"
+    if service.deployment("fruit")["schedules"][0]["active"]:
+        service.pause("fruit")
+    added = {"schedule": {"cron": "0 5 * * 1", "timezone": "Asia/Tokyo"}, "active": True}
+    assert service.ask("POST", path, [added]).status_code == 201
+    before = sorted((str(one["schedule"]), one["active"]) for one in service.deployment("fruit")["schedules"])
+
+    told = subprocess.run(
+        [sys.executable, "deployments/register.py", str(home / "fruit.yaml"), "--every", "10"],
+        cwd=CHECKOUT,
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1] == "registered refresh-dataset/fruit (paused)"
+    schedules = service.deployment("fruit")["schedules"]
+    assert sorted((str(one["schedule"]), one["active"]) for one in schedules) == before
+    (own,) = (one for one in schedules if "cron" in one["schedule"])
+    service.ask("DELETE", f"{path}/{own['id']}").raise_for_status()
 
 
 class Webhook(BaseHTTPRequestHandler):
@@ -303,6 +358,8 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
     """The last test of this service: it stops it. Nothing is there twice when it is back."""
     names = sorted(one["name"] for one in service.get("/deployments/filter", {"limit": 200}))
     automations = sorted(one["name"] for one in service.get("/automations/filter", {"limit": 200}))
+    by_hand = {"flow_id": service.deployment("build")["flow_id"], "state": {"type": "RUNNING"}, "tags": ["flat-tokens"]}
+    run_id = service.ask("POST", "/flow_runs/", by_hand).json()["id"]  # as python -m flows build makes it
     pids = descendants(service.process.pid)
     assert len(pids) >= 3  # a server and two workers
     os.kill(service.process.pid, signal.SIGINT)
@@ -314,5 +371,6 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
         assert sorted(one["name"] for one in again.get("/deployments/filter", {"limit": 200})) == names
         assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
         assert again.deployment("fruit")["schedules"] == []
+        assert again.run(run_id)["state_type"] == "RUNNING"  # its process is none of the service's
     finally:
         end(again)
