@@ -18,7 +18,7 @@ from flat_tokens.formats.datatrove import DATATROVE
 from flat_tokens.formats.mds import MDS
 from flat_tokens.formats.megatron import MEGATRON
 from flat_tokens.formats.modalities import MODALITIES
-from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, NANOGPT
+from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
 from flat_tokens.storage import Store
@@ -27,7 +27,8 @@ __all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Reada
 
 FLAT_TOKENS = "flat-tokens"
 
-_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, DATATROVE, MDS, PARQUET, ARROW)
+_NANOGPTS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
+_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_NANOGPTS, DATATROVE, MDS, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

@@ -7,9 +7,10 @@ nanogpt        ``train.bin``, ``val.bin``              uint16     none          
 build-nanogpt  ``edufineweb_{val,train}_000000.npy``   uint16     numpy's               before each document
 jaxformer      ``{test,train}_0000.npy``               uint32     numpy's               before each document
 llm.c          ``{name}_{val,train}_000000.bin``       uint16     256 int32             before each document
+llm.c-llama-3  the same                                uint32     256 int32             before each document
 =============  ======================================  =========  ====================  =====================
 
-Those in shards cut documents wherever a shard is full. build-nanogpt and llm.c number validation and train in one
+Those in shards cut documents wherever a shard is full. build-nanogpt and both of llm.c number validation and train in one
 sequence, shard 0 being validation; Jaxformer begins with 0 in each.
 """
 
@@ -52,7 +53,8 @@ from flat_tokens.storage import Store, StoredObject
 Place = Literal["before", "after"]
 
 LLMC_INTEGERS = 256
-LLMC_MAGIC, LLMC_VERSION = 20240520, 1
+LLMC_BEGINNINGS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+"""Magic number and version of each type of tokens."""
 NPY_MAGIC = b"\x93NUMPY"
 NPY_HEADER_BYTES = 4096
 MARKS_AT_A_TIME = 1 << 16
@@ -123,7 +125,7 @@ def npy_header(count: int, dtype: np.dtype[Any]) -> bytes:
 
 def llmc_header(count: int, dtype: np.dtype[Any]) -> bytes:
     header = np.zeros(LLMC_INTEGERS, "<i4")
-    header[:3] = LLMC_MAGIC, LLMC_VERSION, count
+    header[:3] = *LLMC_BEGINNINGS[dtype.name], count
     return header.tobytes()
 
 
@@ -154,12 +156,15 @@ def npy_tokens(store: Store, key: str) -> StoredItems:
 def llmc_tokens(store: Store, key: str) -> StoredItems:
     """The tokens of an llm.c ``.bin`` file. ValueError, naming it, where it is none or not whole."""
     header = np.frombuffer(store.read_range(key, 0, 4 * LLMC_INTEGERS).ljust(12, b"\0")[:12], "<i4")
-    if header[0] != LLMC_MAGIC or header[1] != LLMC_VERSION or header[2] < 0:
+    magic, version, count = header.tolist()
+    dtypes = [dtype for dtype, beginning in LLMC_BEGINNINGS.items() if beginning == (magic, version)]
+    if not dtypes or count < 0:
+        known = " or ".join(f"{known[0]}, {known[1]} ({dtype})" for dtype, known in LLMC_BEGINNINGS.items())
         raise ValueError(
-            f"{store.path(key)}: begins with {header[0]}, {header[1]}, {header[2]}, but a .bin file of llm.c with "
-            f"{LLMC_MAGIC}, {LLMC_VERSION} and the number of tokens"
+            f"{store.path(key)}: begins with {magic}, {version}, {count}, but a .bin file of llm.c with {known} and the number "
+            "of tokens"
         )
-    return _whole(StoredItems(store, key, np.dtype("<u2"), 4 * LLMC_INTEGERS, int(header[2])))
+    return _whole(StoredItems(store, key, np.dtype(dtypes[0]).newbyteorder("<"), 4 * LLMC_INTEGERS, count))
 
 
 def plain_tokens(store: Store, key: str) -> StoredItems:
@@ -181,6 +186,7 @@ NANOGPT_KIND = Kind("nanogpt", np.dtype("<u2"), "after", no_header, plain_tokens
 BUILD_KIND = Kind("build-nanogpt", np.dtype("<u2"), "before", npy_header, npy_tokens, ".npy")
 JAXFORMER_KIND = Kind("jaxformer", np.dtype("<u4"), "before", npy_header, npy_tokens, ".npy")
 LLMC_KIND = Kind("llm.c", np.dtype("<u2"), "before", llmc_header, llmc_tokens, ".bin")
+LLMC_LLAMA_KIND = Kind("llm.c-llama-3", np.dtype("<u4"), "before", llmc_header, llmc_tokens, ".bin")
 
 
 # A split as the files hold it is one stream of tokens, in which every sequence takes one place more than it has tokens.
@@ -217,6 +223,11 @@ def plan_build_nanogpt(splits: Splits, options: NamedShards) -> list[Part]:
 
 def plan_llmc(splits: Splits, options: NamedShards) -> list[Part]:
     check(splits, LLMC_KIND, options)
+    return _shards_of_both(splits, options, ".bin")
+
+
+def plan_llmc_llama(splits: Splits, options: NamedShards) -> list[Part]:
+    check(splits, LLMC_LLAMA_KIND, options)
     return _shards_of_both(splits, options, ".bin")
 
 
@@ -435,3 +446,4 @@ NANOGPT = _format(
 BUILD_NANOGPT = _format(BUILD_KIND, NamedShards, plan_build_nanogpt, "build-nanogpt's .npy shards of uint16")
 JAXFORMER = _format(JAXFORMER_KIND, Shards, plan_jaxformer, "Jaxformer's .npy shards of uint32")
 LLMC = _format(LLMC_KIND, NamedShards, plan_llmc, "llm.c's .bin shards of uint16")
+LLMC_LLAMA = _format(LLMC_LLAMA_KIND, NamedShards, plan_llmc_llama, "llm.c's .bin shards of uint32, as for Llama 3")

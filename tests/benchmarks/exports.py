@@ -22,7 +22,7 @@ from flat_tokens.storage import Store  # noqa: E402
 
 NARROW = {"nanogpt", "build-nanogpt", "llm.c"}
 """Formats of 16 bits: a dataset with larger ids is refused there."""
-END_OF_TEXT = {"modalities", "nanogpt", "build-nanogpt", "jaxformer", "llm.c", "datatrove"}
+END_OF_TEXT = {"modalities", "nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3", "datatrove"}
 EXPORT = """
 import re, sys
 from flat_tokens.cli import main

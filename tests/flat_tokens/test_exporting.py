@@ -22,7 +22,7 @@ from flat_tokens.importing import import_dataset
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
-MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c"}
+MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3"}
 """Formats that keep documents apart by an end-of-text token alone."""
 _numbers = itertools.count()
 

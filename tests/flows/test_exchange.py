@@ -26,7 +26,7 @@ from tasks.split import SplitRule
 from tests.faults.support import digests
 from tests.made import read_docs
 
-MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c"}
+MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3"}
 END = 300
 _numbers = itertools.count()
 

@@ -82,6 +82,19 @@ def test_llmc_has_its_header(tmp_path: Path) -> None:
     assert data == struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 9, 7, 7, 9, 8)
 
 
+def test_llmc_has_another_header_for_wide_tokens(tmp_path: Path) -> None:
+    """As its data preparation writes for Llama 3."""
+    export("llm.c-llama-3", splits_of(TRAIN, [[7, 7, 70_000]]), tmp_path, NamedShards(128_000, name="TinyStories"))
+    data = (tmp_path / "TinyStories_val_000000.bin").read_bytes()
+    assert data == struct.pack("<256i", 20240801, 7, 4, *[0] * 253) + struct.pack("<4I", 128_000, 7, 7, 70_000)
+    opened = open_any(tmp_path, options=NamedShards(128_000))
+    assert opened.format == "llm.c-llama-3"
+    assert sequences_in(opened.splits["train"]) == TRAIN
+    assert sequences_in(opened.splits["validation"]) == [[7, 7, 70_000]]
+    with pytest.raises(ValueError, match=r"has tokens of uint32, but llm\.c has uint16"):
+        open_any(tmp_path / "TinyStories_val_000000.bin", "llm.c")
+
+
 @pytest.mark.parametrize("count", [1, 9, 10, 99_999, 100_000])
 @pytest.mark.parametrize(("name", "dtype"), [("build-nanogpt", "<u2"), ("jaxformer", "<u4")])
 def test_npy_files_are_numpys_own_byte_for_byte(tmp_path: Path, count: int, name: str, dtype: str) -> None:
@@ -194,6 +207,7 @@ def test_the_formats_are_known_by_their_content(tmp_path: Path) -> None:
         ("build-nanogpt", NamedShards(END)),
         ("jaxformer", Shards(END)),
         ("llm.c", NamedShards(END)),
+        ("llm.c-llama-3", NamedShards(END)),
         ("nanogpt", Stream(END)),
     ):
         export(name, splits_of(TRAIN), tmp_path / name, options)
@@ -219,6 +233,8 @@ def npy(header: dict[str, object], data: bytes) -> bytes:
         ("llm.c", struct.pack("<256i", 20240520, 1, -1, *[0] * 253), "begins with 20240520, 1, -1"),
         ("llm.c", struct.pack("<256i", 20240520, 1, 2**31 - 1, *[0] * 253) + bytes(2), "has 1026 bytes, but its header says"),
         ("llm.c", struct.pack("<3i", 20240520, 1, 0), "has 12 bytes, but its header says 1024"),
+        ("llm.c", struct.pack("<256i", 20240801, 1, 1, *[0] * 253) + bytes(4), "begins with 20240801, 1, 1, but .* 20240801, 7 "),
+        ("llm.c-llama-3", struct.pack("<256i", 20240801, 7, 2, *[0] * 253) + bytes(4), "1028 bytes, but its header says 1032"),
         ("llm.c", b"", "begins with 0, 0, 0"),
         ("jaxformer", npy({"descr": "<u4", "fortran_order": False, "shape": (3,)}, bytes(8)), "its header says 140"),
         ("jaxformer", npy({"descr": "<u4", "fortran_order": False, "shape": (10**15,)}, bytes(8)), "its header says"),

@@ -31,6 +31,7 @@ EXPORTS = [
     ("jaxformer", Shards(end_of_text=LARGEST, tokens_per_shard=7), LARGEST - 1),
     ("jaxformer", Shards(end_of_text=LARGEST), LARGEST - 1),
     ("llm.c", NamedShards(end_of_text=65_535, tokens_per_shard=7, name="fineweb"), 65_534),
+    ("llm.c-llama-3", NamedShards(end_of_text=LARGEST, tokens_per_shard=7), LARGEST - 1),
     ("datatrove", Datatrove(), LARGEST),
     ("datatrove", Datatrove(end_of_text=7, tokens_per_file=9), LARGEST),
     ("datatrove", Datatrove(end_of_text=65_535), 65_534),
