@@ -38,8 +38,8 @@ from flows.order import Cancellable, Started, in_order, scratch_of
 from flows.receipts import results_from_receipts
 from flows.stages import PrefectTasks
 from flows.watching import flow_run, logged, tags_of
-from tasks.caching import attempt
-from tasks.cuts import cut_file
+from tasks.caching import attempt, without_receipt
+from tasks.cuts import cut_file, fetched_ahead
 from tasks.groups import (
     READERS,
     Fault,
@@ -152,6 +152,9 @@ def _work_on(output: str, digest: str) -> None:
             case Slices():
                 meter.begin("tokenize", sum(part.text_bytes for part in work.slices))
                 check_tokenizer(work.recipe)
+                distinct = {work.recipe.key(part): part for part in work.slices}
+                missing = [distinct[key] for key in without_receipt(root, distinct)]
+                held.enter_context(fetched_ahead(missing, work.recipe.sources, place))
                 results = in_order(runner, make_shard, work.slices, work.recipe.model_copy(update={"place": place}))
             case Spans():
                 meter.begin("split")
@@ -244,6 +247,8 @@ class Groups:
     A run that fell silent is begun again; what it had stored is not made again. A run of a dead build is adopted by the next
     one. No more groups are begun when one has failed for good, and those under way are cancelled.
     """
+
+    tokenizes_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._policy = config, config.groups

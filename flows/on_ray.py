@@ -90,6 +90,8 @@ class RayTasks:
     ValueError where there is no cluster, or no prefect-ray.
     """
 
+    tokenizes_here = False
+
     def __init__(self, config: BuildConfig) -> None:
         self._config = config
         self._tasks = PrefectTasks(config.workers)

@@ -20,8 +20,8 @@ from flat_tokens.arrays import LayoutName
 from flat_tokens.manifest import read_manifest, verify
 from flat_tokens.patience import brief
 from flat_tokens.storage import Store
-from tasks.caching import CACHE, RECEIPT, Place, Recipe, attempt
-from tasks.cuts import CutFile, at_hand, cut_file, recorded
+from tasks.caching import CACHE, Place, Recipe, attempt, without_receipt
+from tasks.cuts import FETCHERS, CutFile, at_hand, cut_file, fetched_ahead, recorded
 from tasks.documents import Tally, read_documents
 from tasks.finalize import Provenance, build_id, is_published, provenance, write_version
 from tasks.leases import building
@@ -59,10 +59,12 @@ class Cancellable(Protocol):
 
 class Runner(Protocol):
     """Runs functions: on threads of this process, or as tasks that an orchestrator shows. ``window``: how many it should be
-    given at a time, enough to keep every worker busy, few enough that an error stops the rest.
+    given at a time, enough to keep every worker busy, few enough that an error stops the rest. ``tokenizes_here``: this
+    process reads the text.
     """
 
     window: int
+    tokenizes_here: bool
 
     def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
         """Begin ``function(item, *shared)``."""
@@ -153,12 +155,13 @@ def build_version(
             return finish(config, root, version, layout, publish(root, version, since), seconds)
 
     with attempt(config.output, scratch_of(config), version) as place:
-        with stage("tokenize", seconds):
+        with stage("tokenize", seconds), contextlib.ExitStack() as ahead:
             slices = [part for cut in text.cuts for part in cut.slices]
             recipe = make_recipe(config, place, tokenizer, slices)
             distinct = {recipe.key(part): part for part in slices}
-            reused = sum(root.exists(f"{CACHE}/{key}/{RECEIPT}") for key in distinct)
+            missing = [distinct[key] for key in without_receipt(root, distinct)]
             meter.begin("tokenize", sum(part.text_bytes for part in distinct.values()))
+            ahead.enter_context(fetched_ahead(missing if runner.tokenizes_here else [], config.sources, place))
             shards = in_order(runner, make_shard, list(distinct.values()), recipe)
             rule = SplitRule(fraction=config.fraction, seed=config.split_seed)
             places: list[ShardPlace] = []
@@ -180,7 +183,7 @@ def build_version(
             remember_origin(root, version, config, text.pinned, files)
             sequence = publish(root, version, since)
 
-    return finish(config, root, version, layout, sequence, seconds, len(slices), len(slices) - len(distinct) + reused)
+    return finish(config, root, version, layout, sequence, seconds, len(slices), len(slices) - len(missing))
 
 
 def finalize(
@@ -216,11 +219,12 @@ def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices:
 def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list[str]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: list[str] = []
-    first_of = {part.file.source: part for part in reversed(slices)}
-    for index, part in sorted(first_of.items()):
+    first_of = sorted({part.file.source: part for part in reversed(slices)}.items())
+    with ThreadPoolExecutor(FETCHERS) as fetchers:
+        here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
+    for (index, _), part in zip(first_of, here, strict=True):
         with naming(config.sources, index):
-            here = at_hand(part, config.sources, place)
-            documents = next(read_documents(here, config.sources[index], config.documents, Tally()), None)
+            documents = next(read_documents(part, config.sources[index], config.documents, Tally()), None)
         left = SAMPLE_BYTES
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:

@@ -185,6 +185,8 @@ class PrefectTasks:
     more to do than workers.
     """
 
+    tokenizes_here = True
+
     def __init__(self, workers: int | None, tasks: Mapping[Callable[..., Any], Task[..., Any]] = TASKS) -> None:
         workers = workers or available_cores()
         self._at_once = workers + 1

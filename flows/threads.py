@@ -15,6 +15,8 @@ from tasks.shards import make_shard, write_shard
 class Threads:
     """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock."""
 
+    tokenizes_here = True
+
     def __init__(self, workers: int | None) -> None:
         workers = workers or available_cores()
         self.window = workers + 1

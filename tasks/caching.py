@@ -9,7 +9,8 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import Field
@@ -23,6 +24,7 @@ RECEIPT = "receipt.json"
 CACHE = "_cache"
 STAGING = "_staging"
 QUARANTINE = "_quarantine"
+READERS = 16
 
 NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What reading an object raises where something else, or nothing, stands under its name."""
@@ -70,6 +72,14 @@ class Recipe(Model):
 
     def key(self, part: Slice) -> str:
         return digest_of(self.key_inputs(part))
+
+
+def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
+    """Those of some shards' keys that have no receipt at an output."""
+    asked = list(keys)
+    with ThreadPoolExecutor(READERS) as readers:
+        there = readers.map(root.exists, [f"{CACHE}/{key}/{RECEIPT}" for key in asked])
+        return [key for key, stored in zip(asked, there, strict=True) if not stored]
 
 
 def receipt_json(shard: TokenShard) -> bytes:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from flat_tokens.storage import Store
 from tasks.caching import CACHE, NOT_A_FILE, Place
 from tasks.documents import stamp
-from tasks.download import fetch_file
+from tasks.download import fetch_file, glimpsed
 from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, Source, SourceFile, digest_of
 from tasks.progress import meter
 from tasks.slices import plan_slices
@@ -23,6 +24,7 @@ from tasks.sources import naming
 
 FILES = f"{CACHE}/files"
 READERS = 16
+FETCHERS = 4
 
 
 class Cut(NamedTuple):
@@ -64,7 +66,7 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
     """
     cut = look_into(found, sources, slice_bytes, Path(place.scratch))
     if found.immutable:
-        bare = cut.file.model_copy(update={"location": "", "stamp": (), "found": None})
+        bare = _bare(cut.file).model_copy(update={"found": None})
         record = Record(sha256=bare.sha256, file=bare, slice_bytes=slice_bytes, cuts=cut.cuts)
         facts = {"digest": record.digest, **record.model_dump(mode="json")}
         place.root.put(_key(found, sources[found.source]), (json.dumps(facts) + "\n").encode())
@@ -73,11 +75,21 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
 
 
 def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, scratch: Path) -> CutFile:
-    """A file, brought here, and its slices; nothing is written but to *scratch*."""
-    file = fetch_file(found, sources, scratch)
-    with naming(sources, found.source):
-        slices = plan_slices(file, sources[found.source], slice_bytes)
-    return CutFile(file=file, cuts=tuple(Cut(part.start, part.stop, part.rows, part.text_bytes) for part in slices))
+    """A file and its slices. It is brought here, unless its store tells its digest and its end tells where to cut it. Nothing is
+    written but to *scratch*.
+    """
+    with glimpsed(found, scratch) as glimpse, naming(sources, found.source):
+        file = glimpse or fetch_file(found, sources, scratch)
+        cuts = tuple(
+            Cut(part.start, part.stop, part.rows, part.text_bytes)
+            for part in plan_slices(file, sources[found.source], slice_bytes)
+        )
+    return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
+
+
+def _bare(file: SourceFile) -> SourceFile:
+    """A file that is known, wherever it may be."""
+    return file.model_copy(update={"location": "", "stamp": ()})
 
 
 def recorded(
@@ -111,8 +123,14 @@ def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -
 
 
 def _key(found: FoundFile, source: Source) -> str:
-    what = digest_of("cut", FORMAT_SEMANTICS, found.uri, found.immutable, found.size, source.format, source.reading())
+    content = found.content or (found.uri, found.immutable, found.size)
+    what = digest_of("cut", FORMAT_SEMANTICS, content, _suffixes(found), source.format, source.reading())
     return f"{FILES}/{what}.cut.json"
+
+
+def _suffixes(found: FoundFile) -> list[str]:
+    """What a file's name says of its format."""
+    return PurePosixPath(found.name).suffixes
 
 
 _fetching: defaultdict[tuple[str, ...], threading.Lock] = defaultdict(threading.Lock)
@@ -143,6 +161,21 @@ def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
             _fetched[key] = here
         here = _fetched[key]
     return part.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
+
+
+@contextlib.contextmanager
+def fetched_ahead(parts: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
+    """Fetch the files of slices in their order, while the first ones are worked on. What cannot be had is an error for whoever
+    asks for it himself.
+    """
+    first = {(part.file.source, part.file.name): part for part in reversed(list(parts)) if not _is_here(part.file)}
+    with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
+        for part in reversed(first.values()):
+            fetchers.submit(at_hand, part, sources, place)
+        try:
+            yield
+        finally:
+            fetchers.shutdown(cancel_futures=True)
 
 
 def _is_here(file: SourceFile) -> bool:

@@ -5,11 +5,13 @@ are compressed, read in place otherwise.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import errno
 import fcntl
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import uuid
@@ -18,15 +20,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from flat_tokens.patience import brief
 from flat_tokens.storage import Store
 from tasks.documents import stamp
 from tasks.models import FoundFile, Source, SourceFile, digest_of
 from tasks.slices import COMPRESSIONS, detect_format
 from tasks.sources import TIMEOUT, naming, pause, version_of
 
+logger = logging.getLogger(__name__)
+
 BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
 """Bytes of a response that are lost, at most, when its connection breaks."""
+
+PARQUET = b"PAR1"
+END_BYTES = 1 << 20
+"""Of a Parquet file: in most cases all that stands behind its data."""
 
 PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time: few, for each may stand for 32 kB."""
@@ -63,6 +72,51 @@ def _fetched(found: FoundFile, source: Source, files: Path) -> SourceFile:
         stamp=before if unpacked == path else stamp(os.fspath(unpacked)),
         found=found,
     )
+
+
+@contextlib.contextmanager
+def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
+    """A Parquet file of which the store tells the digest, as far as its end, which says where its parts are: a file of its size
+    with a hole, there for as long as the block runs. None where that cannot be had; whoever fetches the whole file is told why.
+    """
+    digest = (found.content or "").partition("sha256:")[2]
+    if not digest or not found.size or not found.name.lower().endswith(".parquet"):
+        yield None
+        return
+    path = scratch / "files" / f".{uuid.uuid4().hex}.part"
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            end = _end_of_parquet(Store.at(found.uri), found.size)
+            with path.open("wb") as file:
+                file.write(PARQUET)
+                file.seek(found.size - len(end))
+                file.write(end)
+        except Exception as error:  # noqa: BLE001  every store has errors of its own
+            logger.info("%s is fetched as a whole: its end cannot be read alone (%s)", found.uri, brief(error))
+            yield None
+            return
+        yield SourceFile(
+            source=found.source,
+            name=found.name,
+            location=os.fspath(path),
+            size=found.size,
+            sha256=digest,
+            format="parquet",
+            split=found.split,
+            found=found,
+        )
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _end_of_parquet(store: Store, size: int) -> bytes:
+    """What stands behind the data of a Parquet file of *size* bytes: all that says what is in it."""
+    end = store.read_range("", max(0, size - END_BYTES), size)
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if end[-4:] != PARQUET or not 12 <= length <= size - len(PARQUET):
+        raise ValueError("it does not end as a Parquet file")
+    return end[-length:] if length <= len(end) else store.read_range("", size - length, size)
 
 
 def _bring(found: FoundFile, files: Path) -> Path:

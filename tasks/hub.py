@@ -199,9 +199,23 @@ def _repository_files(repo: str, commit: str, uris: list[str], index: int, role:
     for start in range(0, len(names), PATHS_AT_ONCE):
         part = names[start : start + PATHS_AT_ONCE]
         call = partial(_api().get_paths_info, repo, part, revision=commit, repo_type="dataset")
-        sizes = {info.path: info.size for info in _ask(f"dataset {repo}", call, commit)}
+        infos = {info.path: info for info in _ask(f"dataset {repo}", call, commit)}
         for name in part:
-            yield FoundFile(source=index, name=name, uri=prefix + name, size=sizes.get(name), immutable=commit, split=role)
+            info = infos.get(name)
+            yield FoundFile(
+                source=index,
+                name=name,
+                uri=prefix + name,
+                size=info.size if info else None,
+                immutable=commit,
+                content=_content(info) if info else None,
+                split=role,
+            )
+
+
+def _content(info: Any) -> str:
+    """What the hub knows of a file's content: of a large one its digest, of others what git calls it."""
+    return f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}"
 
 
 def _converted_file(

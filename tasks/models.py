@@ -327,6 +327,7 @@ class FoundFile(Model):
     uri: str
     size: int | None
     immutable: str | None = None
+    content: str | None = Field(None, description="sha256:... or blob:..., where the store tells: the same under every name")
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
 
     @property

@@ -204,14 +204,22 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
         if HIDDEN.search(name) and not hidden_too:
             continue
-        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=version_of(info)))
+        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), **_known_of(info)))
     files.sort(key=lambda file: file.name)
     return PinnedSource(origin=url, revision=None, files=tuple(files))
 
 
+def _known_of(info: dict[str, Any]) -> dict[str, str | None]:
+    """What a store says of an object: its version, and, of the hub, its content."""
+    content = f"blob:{info['blob_id']}" if info.get("blob_id") else None
+    if large := info.get("lfs"):
+        content = f"sha256:{large['sha256']}"
+    return {"immutable": version_of(info), "content": content}
+
+
 def version_of(info: dict[str, Any]) -> str | None:
     """What a store says of an object's content: it changes whenever the content does."""
-    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5"):
+    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
         if info.get(name):
             return f"{name}:{info[name]}"
     return None

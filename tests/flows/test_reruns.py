@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
@@ -229,6 +232,47 @@ def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tm
     assert second.changes.settings == (f"hub.revision {commit[:12]} -> {moved[:12]}",)
     assert second.build is not None
     assert second.build.slices_reused == 1
+
+
+def test_a_machine_without_the_downloads_fetches_what_is_new_and_a_sample(
+    stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]
+) -> None:
+    """Parquet files of the hub are cut by their ends, and known by their contents at every revision."""
+    cache = tmp_path / "huggingface" / "hub"
+
+    def files(**texts: str) -> dict[str, bytes]:
+        tables = {name: pa.table({"id": [f"{name} {i}" for i in range(9)], "text": [text] * 9}) for name, text in texts.items()}
+        sinks = {name: io.BytesIO() for name in texts}
+        for name, sink in sinks.items():
+            pq.write_table(tables[name], sink)
+        return {f"{name}.parquet": sink.getvalue() for name, sink in sinks.items()}
+
+    def here() -> list[str]:
+        return sorted(path.name for path in cache.rglob("*.parquet"))
+
+    stand_in_hub.commit("org/notes", files(a="one", b="two", c="three"))
+    settings = hub_settings(tmp_path)
+    first = refresh_here(settings)
+    assert here() == ["a.parquet", "b.parquet", "c.parquet"]
+    shutil.rmtree(cache)
+    stand_in_hub.commit("org/notes", files(a="one", b="two", c="four"))
+    tokenized.clear()
+    second = refresh_here(settings)
+    assert [(change.kind, change.name) for change in second.changes.files] == [("changed", "c.parquet")]
+    assert tokenized == ["c.parquet"]
+    assert here() == ["a.parquet", "c.parquet"]
+
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, content in files(a="one", b="two", c="four").items():
+        (local / name).write_bytes(content)
+    source = {"name": "hub", "path": str(local), "id_column": "id"}
+    build_here({**settings, "sources": [source], "output": str(tmp_path / "alone")})
+    for split in ("train", "validation"):
+        ours, theirs = (getattr(flat_tokens.open(tmp_path / name), split) for name in ("out", "alone"))
+        assert ours.slice(0, ours.token_count).tolist() == theirs.slice(0, theirs.token_count).tolist()
+        assert keys(tmp_path / "out", split) == keys(tmp_path / "alone", split)
+    assert first.version != second.version
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import tasks.cuts
+import tasks.download
 from flat_tokens.storage import Store
 from tasks.caching import Place
-from tasks.cuts import FILES, Cut, CutFile, at_hand, cut_file, recorded
-from tasks.models import FoundFile, Slice, Source, SourceFile
+from tasks.cuts import FILES, Cut, CutFile, at_hand, cut_file, fetched_ahead, look_into, recorded
+from tasks.hub import resolve_hub
+from tasks.models import FoundFile, HubDataset, Slice, Source, SourceFile
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.test_slices import source_file
 
 SLICE_BYTES = 250
@@ -174,3 +178,107 @@ def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) 
     assert file.stamp == ()
     part = CutFile(file=file, cuts=(Cut(0, 1, None, 10),)).slices[0]
     assert at_hand(part, sources, place) is part
+
+
+def on_the_hub(hub: StandInHub, **files: bytes) -> tuple[list[FoundFile], tuple[Source, ...]]:
+    """Parquet files of a repository, as they are found there."""
+    hub.commit("org/text", {f"{name}.parquet": content for name, content in files.items()})
+    source = Source(hub=HubDataset(path="org/text"))
+    return list(resolve_hub(source, 0).files), (source,)
+
+
+def parquet_bytes(tmp_path: Path, text: str) -> bytes:
+    write_file(tmp_path, text)
+    return (tmp_path / "data" / "a.parquet").read_bytes()
+
+
+def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+    """The cuts are those of the whole file, and so is all that is said of it; the file itself is not fetched."""
+    body = parquet_bytes(tmp_path, "document" * 100_000)
+    (found,), sources = on_the_hub(stand_in_hub, a=body)
+    assert found.content == f"sha256:{hashlib.sha256(body).hexdigest()}"
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
+
+    whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, Path(place.scratch))
+    assert cut.cuts == whole.cuts
+    assert cut.file.identity() == whole.file.identity()
+    assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
+    here = at_hand(cut.slices[0], sources, place)
+    assert Path(here.file.location).read_bytes() == body
+
+
+@pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
+def test_an_end_of_any_length_is_read(
+    stand_in_hub: StandInHub,
+    tmp_path: Path,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    end_bytes: int,
+) -> None:
+    monkeypatch.setattr(tasks.download, "END_BYTES", end_bytes)
+    (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
+    assert look_into(found, sources, SLICE_BYTES, Path(place.scratch)).file.location == ""
+
+
+@pytest.mark.parametrize("body", [b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
+def test_what_is_no_parquet_file_is_an_error_that_names_it(
+    stand_in_hub: StandInHub,
+    place: Place,
+    body: bytes,
+) -> None:
+    (found,), sources = on_the_hub(stand_in_hub, a=body)
+    with pytest.raises(ValueError, match=re.escape("a.parquet cannot be read as parquet")):
+        cut_file(found, sources, SLICE_BYTES, place)
+    assert list(Path(place.scratch).rglob("*.part")) == []
+
+
+def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+    (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
+    lie = found.model_copy(update={"content": f"sha256:{'0' * 64}"})
+    cut = cut_file(lie, sources, SLICE_BYTES, place)
+    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+        at_hand(cut.slices[0], sources, place)
+
+
+def test_a_file_of_the_same_content_is_known_at_another_revision(
+    stand_in_hub: StandInHub,
+    tmp_path: Path,
+    place: Place,
+    fetched: list[str],
+) -> None:
+    one = parquet_bytes(tmp_path, "one")
+    (found,), sources = on_the_hub(stand_in_hub, a=one)
+    cut_file(found, sources, SLICE_BYTES, place)
+    found_now, _ = on_the_hub(stand_in_hub, a=one, b=parquet_bytes(tmp_path, "two"))
+    known = recorded(found_now, sources, SLICE_BYTES, [place.root])
+    assert [file.name for file in known] == ["a.parquet"]
+    assert next(iter(known.values())).file.found == found_now[0] != found
+    assert fetched == []
+
+
+def test_files_are_fetched_ahead_in_the_order_of_their_slices(
+    tmp_path: Path, place: Place, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and those that are here not at all; a file that cannot be had is an error for whoever wants it."""
+    monkeypatch.setattr(tasks.cuts, "FETCHERS", 1)
+    parts: list[Slice] = []
+    for name in ("c", "a", "b", "gone", "here"):
+        found, sources = write_file(tmp_path, name)
+        shutil.copy(found.uri, tmp_path / f"{name}.parquet")
+        there = {"name": name, "uri": f"file://{tmp_path}/{name}.parquet", "immutable": None}
+        cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, tmp_path / name)
+        parts += cut.slices
+        if name != "here":
+            shutil.rmtree(tmp_path / name)
+    (tmp_path / "gone.parquet").unlink()
+    fetched.clear()
+    with fetched_ahead(parts, sources, place):
+        pass  # leaving waits for what is under way, and for no more
+    assert fetched in ([], ["c"])
+    with fetched_ahead(parts, sources, place):
+        assert Path(at_hand(parts[-9], sources, place).file.location).exists()
+        with pytest.raises(OSError, match="gone"):
+            at_hand(next(part for part in parts if part.file.name == "gone"), sources, place)
+    assert sorted(set(fetched)) == ["a", "b", "c", "gone"]
+    assert fetched.count("c") == 1
