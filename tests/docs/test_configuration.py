@@ -36,7 +36,7 @@ def test_every_key_is_there_and_no_other(heading: str, model: type[BaseModel], a
 def test_defaults_are_those_of_the_program() -> None:
     build, groups, documents = keys_under("# Configuration"), keys_under("Many workers"), DocumentPolicy()
     for name, field in GroupPolicy.model_fields.items():
-        assert groups[name] == str(field.default)
+        assert groups[name] == str(field.default).lower()
     for name in ("name", "layout", "runner", "verify_level"):
         assert build[name] == f"`{BuildConfig.model_fields[name].default}`"
     assert build["validation_fraction"] == str(BuildConfig.model_fields["validation_fraction"].default)
