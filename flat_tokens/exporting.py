@@ -29,6 +29,7 @@ from flat_tokens.arrays import read_json
 from flat_tokens.corpus import options_of
 from flat_tokens.formats import FORMATS, Part, Splits, source
 from flat_tokens.formats.flags import READING_ONLY, add_option_flags, given_options
+from flat_tokens.manifest import Checked, adding_up
 from flat_tokens.reader import MANIFEST, SPLITS, FlatTokens, SplitName, resolve
 from flat_tokens.storage import Store, StoredObject
 
@@ -98,8 +99,9 @@ def export_of(
     format: str,
     options: Mapping[str, Any],
     splits: Sequence[SplitName] = SPLITS,
+    watch: Callable[[Checked], object] | None = None,
 ) -> Export:
-    """The export of what is a dataset at a path now.
+    """The export of what is a dataset at a path now. *watch* is told how far it is with reading one that has no manifest.
 
     FileNotFoundError where there is none; ValueError for a format or an option that there is none of.
     """
@@ -110,15 +112,17 @@ def export_of(
     if store.is_local:
         store = Store.at(os.path.realpath(store.root))
     source(store.url)
-    return Export(store.url, _digest(store), tuple(splits), format, chosen)
+    return Export(store.url, _digest(store, watch), tuple(splits), format, chosen)
 
 
-def _digest(store: Store) -> str:
+def _digest(store: Store, watch: Callable[[Checked], object] | None) -> str:
     if store.exists(MANIFEST):
         return hashlib.sha256(store.read(MANIFEST)).hexdigest()
-    keys = sorted(f"{split}/{key}" for split in SPLITS for key, _ in (store / split).listing())
+    stored = sorted((f"{split}/{key}", size) for split in SPLITS for key, size in (store / split).listing())
+    seen = adding_up(watch, sum(size for _, size in stored))
     with ThreadPoolExecutor(READERS) as readers:
-        return hashlib.sha256(json.dumps(list(readers.map(store.digest, keys))).encode()).hexdigest()
+        digests = list(readers.map(lambda one: store.digest(one[0], seen), stored))
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def target(path_or_url: str) -> Store:

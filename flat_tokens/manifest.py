@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
@@ -111,15 +111,7 @@ def verify(
     store = resolve(root)
     published = read_metadata(store, "group")
     faults: list[str] = []
-    done, of, one_at_a_time = 0, bytes_to_check(store) if level == "full" and watch else 0, threading.Lock()
-
-    def seen(count: int) -> None:
-        nonlocal done
-        if watch is not None:
-            with one_at_a_time:
-                done += count
-                watch(Checked(done, of, len(faults)))
-
+    seen = adding_up(watch, bytes_to_check(store) if level == "full" and watch else 0, faults)
     seen(0)
     for fault in itertools.islice(check_published(root, store, published["zarr_format"], level, threads, seen), MAX_PROBLEMS):
         faults.append(fault)
@@ -136,6 +128,20 @@ def verify(
         sum(split.token_count for split in splits),
         sum(split.seq_count for split in splits),
     )
+
+
+def adding_up(watch: Callable[[Checked], object] | None, of: int, faults: Sequence[str] = ()) -> Seen:
+    """Who is told of bytes and tells *watch* how many of all they come to, one thread at a time."""
+    done, one_at_a_time = 0, threading.Lock()
+
+    def seen(count: int) -> None:
+        nonlocal done
+        if watch is not None:
+            with one_at_a_time:
+                done += count
+                watch(Checked(done, of, len(faults)))
+
+    return seen
 
 
 def bytes_to_check(store: Store) -> int:

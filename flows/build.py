@@ -9,7 +9,8 @@ from flows.groups import cancel_groups
 from flows.order import BuildResult, build
 from flows.receipts import results_from_receipts
 from flows.runners import runner_of
-from flows.watching import show, watched
+from flows.summaries import show
+from flows.watching import tags_of, watched
 from tasks.models import BuildConfig
 
 
@@ -27,7 +28,8 @@ def build_dataset(config: BuildConfig) -> BuildResult:
     Args:
         config: What is made of which text, and where it goes.
     """
-    with credentials(), watched(config), results_from_receipts(config.output), runner_of(config) as runner:
-        result = build(config, runner)
-    show(config, result)
+    with credentials():
+        with watched(config.name, tags_of(config)), results_from_receipts(config.output), runner_of(config) as runner:
+            result = build(config, runner)
+        show(config, result)
     return result

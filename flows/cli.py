@@ -74,7 +74,8 @@ def log_to_terminal(level: int) -> None:
         logging.lastResort.setLevel(logging.CRITICAL)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("flows", "tasks"):
+    handler.setLevel(level)  # of the loggers, a server may be told more
+    for name in ("flat_tokens", "flows", "tasks"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
@@ -324,8 +325,7 @@ def progress_line(now: Progress) -> str:
     done, parts = now.done, [f"{now.stage:9}"]
     if now.total:
         parts.append(f"{min(done.bytes / now.total, 1):4.0%}")
-    if done.documents:
-        parts += [f"{done.documents:,} documents", f"{done.tokens:,} tokens"]
+    parts += progress_counts(now)
     if done.bytes and now.seconds > 0.2:
         parts.append(f"{now.rate / 1e6:,.0f} MB/s")
         if now.left is not None:
@@ -333,6 +333,13 @@ def progress_line(now: Progress) -> str:
     else:
         parts.append(duration(now.seconds))
     return "  ".join(parts)
+
+
+def progress_counts(now: Progress) -> list[str]:
+    """What a stage has counted beside bytes, as far as it counts such things."""
+    done = now.done
+    counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
+    return [f"{count:,} {noun}" for count, noun in counts if count]
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays import LAYOUTS, LayoutName
-from flat_tokens.manifest import read_manifest, verify
+from flat_tokens.manifest import TOKEN_BYTES, read_manifest, verify
 from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store
 from flat_tokens.stored_array import StoredArray
@@ -27,6 +27,7 @@ from tasks.leases import building
 from tasks.listing import Listed, read_ids, read_keys
 from tasks.models import Model, Split
 from tasks.pieces import (
+    DOCUMENT_BYTES,
     PIECE_DOCUMENTS,
     RADIX_BITS,
     Counted,
@@ -96,10 +97,12 @@ def derive(order: Derivation, runner: Runner) -> DerivedResult:
             with stage("count", seconds):
                 plan = plan_of(order, inputs, listed, runner, place)
                 not_found = count_unfound(place) if listed else None
-            with stage("shuffle", seconds):
-                parts: dict[Split, list[Piece | Bucket]] = shuffled(order, plan, runner, place)
+            parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
+            if isinstance(order.operation, Shuffle):
+                with stage("shuffle", seconds):
+                    parts |= shuffled(order.operation, plan, runner, place)
             with stage("split", seconds):
-                meter.begin("split", 4 * sum(part.token_count for split in SPLITS for part in parts[split]))
+                meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
                 stretches = lay_out(parts, layout)
                 writing = in_order(runner, write_stretch, stretches, plan.selection, layout, place, version)
                 written: list[Written] = list(writing)
@@ -185,6 +188,7 @@ def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, r
             seed=order.operation.seed,
         )
     pieces = cut(inputs, wanted)
+    meter.begin("count", bytes_to_count(order, inputs, pieces))
     made = in_order(runner, make_keys, [piece for piece in pieces if piece.made_keys is not None], place)
     for _ in made:
         pass
@@ -196,6 +200,14 @@ def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, r
         here = piece.model_copy(update={"seq_count": count.seq_count, "token_count": count.token_count})
         placed[piece.split].append(here)
     return Plan({split: place_parts(placed[split]) for split in SPLITS}, selection, counted)
+
+
+def bytes_to_count(order: Derivation, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
+    """What is read to count documents: once, for a sample of so many a few times more; tokens where keys are made of them."""
+    by_count = isinstance(order.operation, Subset) and order.operation.count is not None
+    tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
+    times = HASH_DIGITS + 2 if by_count else 1
+    return times * DOCUMENT_BYTES * sum(piece.stop - piece.start for piece in pieces) + TOKEN_BYTES * tokens
 
 
 def sampled(
@@ -247,18 +259,12 @@ def count_unfound(place: Place) -> int:
     return len(found) - int(found.sum())
 
 
-def shuffled(order: Derivation, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
-    """What is written: the pieces themselves, or, of a split that is shuffled, buckets of their documents."""
-    parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
-    if not isinstance(order.operation, Shuffle):
-        return parts
-    shufflings = {
-        split: shuffling_of(split, order.operation.seed, plan.pieces[split])
-        for split in order.operation.shuffled
-        if plan.pieces[split]
-    }
+def shuffled(order: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
+    """What is written of the splits that are shuffled: buckets of their documents."""
+    parts: dict[Split, list[Piece | Bucket]] = {}
+    shufflings = {split: shuffling_of(split, order.seed, plan.pieces[split]) for split in order.shuffled if plan.pieces[split]}
     pieces = [piece for split in shufflings for piece in plan.pieces[split]]
-    meter.begin("shuffle", 4 * sum(piece.token_count for piece in pieces))
+    meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
     scattered = zip(pieces, in_order(runner, scatter, pieces, shufflings, place), strict=True)
     for split, of_split in groupby(scattered, lambda pair: pair[0].split):
         shuffling = shufflings[split]

@@ -9,7 +9,7 @@ from typing import Any
 from flat_tokens.arrays import LayoutName
 from flat_tokens.exporting import Export, Exported, Written, done_before, finish, target, write_part, writing
 from flat_tokens.formats import FORMATS, Files
-from flat_tokens.manifest import read_manifest, verify
+from flat_tokens.manifest import TOKEN_BYTES, read_manifest, verify
 from flat_tokens.storage import Store, StoredObject
 from flows.order import Runner, check_output, count_in_order, in_order, record_run, scratch_of, stage
 from tasks.caching import CACHE, RECEIPT, Place, attempt
@@ -65,10 +65,15 @@ def export(order: Export, output: str, runner: Runner) -> ExportResult:
         return export_result(done, seconds)
     parts = FORMATS[order.format].plan(order.source(), order.options)
     with writing(order, store), stage("export", seconds):
-        written: list[Written] = list(in_order(runner, write_part, parts, order, output))
+        meter.begin("export", TOKEN_BYTES * order.token_count)
+        written: list[Written] = list(in_order(runner, write_part, parts, order, output, count_exported))
         done = runner.start(finish, order, written, output).result()
     meter.begin("done")
     return export_result(done, seconds)
+
+
+def count_exported(tokens: int) -> None:
+    meter.add("export", TOKEN_BYTES * tokens, 0, tokens)
 
 
 def export_result(done: Exported, seconds: dict[str, float]) -> ExportResult:
@@ -104,6 +109,7 @@ def import_files(order: Import, runner: Runner) -> ImportResult:
             opened = open_import(order.path, order.format, order.options)
             files = Files.at(order.path)
             before = stamps(files.store, files.keys)
+            meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, digest_file, files.keys, files.store.url))
             layout = layout_of(order, root)
             made_of = provenance(order, opened, stored, tokenizer)
@@ -118,7 +124,7 @@ def import_files(order: Import, runner: Runner) -> ImportResult:
             with stage("import", seconds):
                 parts = parts_of(order, opened, stored, tokenizer.digest if tokenizer else None)
                 reused = sum(root.exists(f"{CACHE}/{digest_of(part.inputs())}/{RECEIPT}") for part in parts)
-                meter.begin("import", 4 * sum(split.token_count for split in opened.splits.values()))
+                meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in opened.splits.values()))
                 places: list[ShardPlace] = []
                 rule = SplitRule(fraction=order.validation_fraction or 0.0, seed=order.split_seed)
                 shards = in_order(runner, import_part, parts, place)
@@ -127,7 +133,7 @@ def import_files(order: Import, runner: Runner) -> ImportResult:
                 check_unchanged(order, files, before)
                 check_vocabulary(order, tokenizer, places)
             with stage("split", seconds):
-                meter.begin("split", 4 * sum(at.shard.token_count for at in places))
+                meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at in places))
                 written: list[WrittenSpan] = list(in_order(runner, write_span, spans, rule, layout, place, version))
             with stage("finalize", seconds):
                 runner.start(

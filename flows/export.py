@@ -14,7 +14,9 @@ from flat_tokens.reader import SPLITS
 from flows.credentials import credentials
 from flows.exchange import ExportResult, export
 from flows.stages import PrefectTasks
+from flows.summaries import show_export
 from flows.surgery import as_task
+from flows.watching import counted, dataset_name, watched
 from tasks.models import Location, Output, Split
 
 FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
@@ -44,6 +46,10 @@ def export_dataset(
         split: This split alone; both without it.
         workers: Files at a time; the number of cores without it.
     """
-    with credentials(), PrefectTasks(workers, TASKS) as runner:
-        order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,))
-        return export(order, output, runner)
+    with credentials():
+        name = dataset_name(dataset)
+        with watched(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers, TASKS) as runner:
+            order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
+            result = export(order, output, runner)
+        show_export(name, order, result)
+    return result

@@ -10,7 +10,9 @@ from prefect import Task, flow
 from flows.credentials import credentials
 from flows.exchange import ImportResult, conclude_import, import_files
 from flows.stages import PrefectTasks
+from flows.summaries import show_import
 from flows.surgery import as_task
+from flows.watching import dataset_name, short, watched
 from tasks.imports import Import, digest_file, import_part
 from tasks.split import write_span
 
@@ -25,5 +27,10 @@ TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
 @flow(name="import-dataset", flow_run_name="import {order.path}", persist_result=False)
 def import_dataset(order: Import) -> ImportResult:
     """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
-    with credentials(), PrefectTasks(order.workers, TASKS) as runner:
-        return import_files(order, runner)
+    name = order.name or dataset_name(order.path)
+    tags = [f"dataset:{name}", *([f"tokenizer:{short(order.tokenizer.name)}"] if order.tokenizer else [])]
+    with credentials():
+        with watched(name, tags), PrefectTasks(order.workers, TASKS) as runner:
+            result = import_files(order, runner)
+        show_import(order, result)
+    return result

@@ -5,7 +5,6 @@
 from typing import Annotated
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows.credentials import credentials
@@ -13,7 +12,8 @@ from flows.groups import cancel_groups
 from flows.receipts import results_from_receipts
 from flows.reruns import RefreshResult, refresh
 from flows.runners import runner_of
-from flows.watching import show, slug, watched
+from flows.summaries import leave, link, show
+from flows.watching import tags_of, tolerated, watched
 from tasks.changes import as_markdown
 from tasks.garbage import Policy
 from tasks.models import BuildConfig
@@ -39,15 +39,20 @@ def refresh_dataset(
         grace_days: Days for which a version that was in use is kept all the same.
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
-    with credentials(), watched(config), results_from_receipts(config.output), runner_of(config) as runner:
-        result = refresh(config, runner, policy)
-    create_markdown_artifact(
-        key=slug(f"{config.name}-refresh"),
-        markdown=f"# {config.name}\n\nVersion `{result.version}` at `{result.path}`: {result.outcome}.\n\n"
-        f"{as_markdown(result.changes)}"
-        + (f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""),
-        description=result.headline,
-    )
-    if result.build is not None:
-        show(config, result.build)
+    with credentials():
+        with watched(config.name, tags_of(config)), results_from_receipts(config.output), runner_of(config) as runner:
+            result = refresh(config, runner, policy)
+        with tolerated("changes"):
+            leave(f"{config.name}-refresh", changed(config, result), result.headline)
+        if result.build is not None:
+            show(config, result.build)
     return result
+
+
+def changed(config: BuildConfig, result: RefreshResult) -> str:
+    """What a refresh found in Markdown."""
+    removed = f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""
+    return (
+        f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}.\n\n"
+        f"{as_markdown(result.changes)}{removed}"
+    )

@@ -2,6 +2,8 @@
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
+import contextlib
+from collections.abc import Sequence
 from typing import Annotated
 
 from prefect import flow
@@ -10,20 +12,25 @@ from pydantic import Field
 
 from flows.credentials import credentials
 from flows.groups import cancel_groups
-from flows.order import BuildResult, scratch_of
+from flows.order import BuildResult, check_output, scratch_of
 from flows.receipts import results_from_receipts
-from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
+from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of, short_name
 from flows.runners import runner_of
-from flows.watching import show, watched
+from flows.summaries import show
+from flows.watching import dataset_name, short, tags_of, watched
 from tasks.leases import sharing
 from tasks.models import BuildConfig, Location, TokenizerConfig
+from tasks.versions import check_distinct
 
 
 def run_name() -> str:
     """What people find a run by."""
     given = flow_run.parameters
-    names = [getattr(tokenizer, "name", tokenizer) for tokenizer in given["tokenizers"]]
-    return f"retokenize {getattr(given['dataset'], 'name', given['dataset'])} with {', '.join(names)}"
+    return f"retokenize {getattr(given['dataset'], 'name', given['dataset'])} with {', '.join(names_of(given['tokenizers']))}"
+
+
+def names_of(tokenizers: Sequence[str | TokenizerConfig]) -> list[str]:
+    return [tokenizer if isinstance(tokenizer, str) else tokenizer.name for tokenizer in tokenizers]
 
 
 @flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False, on_cancellation=[cancel_groups])
@@ -39,14 +46,22 @@ def retokenize_dataset(
         tokenizers: Their names; or name, pattern, revision and engine as in a configuration.
         output: Where each is published. {output} stands for where the dataset is, {tokenizer} for a tokenizer's short name.
     """
-    with credentials():
-        base = base_of(dataset)
-        configs = reruns_of(base, tokenizers, output)
-        results = []
-        with sharing(scratch_of(configs[0])), runner_of(base.config) as runner:
+    name = dataset.name if isinstance(dataset, BuildConfig) else dataset_name(dataset)
+    tags = [f"dataset:{name}", *(f"tokenizer:{short(tokenizer)}" for tokenizer in names_of(tokenizers))]
+    results = []
+    with credentials(), contextlib.ExitStack() as held:
+        with watched(name, tags):
+            base = base_of(dataset)
+            configs = reruns_of(base, tokenizers, output)
+        check_distinct([base.config.output, *(config.output for config in configs)])
+        for config in configs:
+            check_output(config)
+            held.enter_context(sharing(scratch_of(configs[0])))
+            runner = held.enter_context(runner_of(base.config))
             text = read_text(base, configs[0], runner)
-            for config in configs:
-                with watched(config), results_from_receipts(config.output):
-                    results.append(rerun(config, text, runner))
-                show(config, results[-1])
-        return results
+        for config in configs:
+            rerun_name = f"{config.name}-{short_name(config.tokenizer)}"
+            with watched(rerun_name, tags_of(config)), results_from_receipts(config.output):
+                results.append(rerun(config, text, runner))
+            show(config, results[-1], rerun_name)
+    return results

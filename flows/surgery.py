@@ -12,6 +12,8 @@ from flat_tokens.arrays import LayoutName
 from flows.credentials import credentials
 from flows.derive import DerivedResult, conclude, derive
 from flows.stages import AGAIN, PrefectTasks
+from flows.summaries import show_derived
+from flows.watching import dataset_name, watched
 from tasks.derivations import Derivation, Merge, Relayout, Shuffle, Subset
 from tasks.inputs import examine
 from tasks.models import Location, Output, Split
@@ -40,8 +42,13 @@ Level = Literal["quick", "full"]
 
 
 def run(order: Derivation) -> DerivedResult:
-    with credentials(), PrefectTasks(order.workers, TASKS) as runner:
-        return derive(order, runner)
+    with credentials():
+        inputs = [dataset_name(path) for path in order.inputs]
+        name = order.name or inputs[0]
+        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(order.workers, TASKS) as runner:
+            result = derive(order, runner)
+        show_derived(order, result)
+    return result
 
 
 @flow(name="merge-datasets", flow_run_name="merge into {output}", persist_result=False)
@@ -131,7 +138,7 @@ def shuffle_dataset(
     )
 
 
-@flow(name="relayout-dataset", flow_run_name="{dataset} as {layout} into {output}", persist_result=False)
+@flow(name="relayout-dataset", flow_run_name="relayout {dataset} as {layout} into {output}", persist_result=False)
 def relayout_dataset(
     dataset: Location,
     output: Output,

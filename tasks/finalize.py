@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_metadata
-from flat_tokens.manifest import check_objects, check_split, manifest_bytes
+from flat_tokens.manifest import bytes_to_check, check_objects, check_split, manifest_bytes
 from flat_tokens.reader import MANIFEST, SPLITS, open_split
 from flat_tokens.storage import Store, StoredObject
 from flat_tokens.writer import commit
 from tasks.caching import Place
 from tasks.models import FORMAT_SEMANTICS, BuildConfig, Model, SourceFile, TokenShard, digest_of
+from tasks.progress import meter
 from tasks.shards import document_spec, open_shard
 from tasks.sources import PinnedSource
 from tasks.split import DOCUMENT_ARRAYS, Extent, ShardPlace, Span, Written
@@ -209,13 +211,17 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
     """Check what is about to be published. ValueError names every fault, up to ten."""
     # The marker may be there: another process that builds the same may have been faster.
     besides = {MANIFEST, *group_metadata(2, {}), *group_metadata(3, {})}
-    faults = list(check_objects(store, sorted(objects), besides, "full" if level == "full" else "quick", 2))
+    seen = None
+    if level == "full":
+        meter.begin("verify", bytes_to_check(store))
+        seen = functools.partial(meter.add, "verify")
+    faults = list(check_objects(store, sorted(objects), besides, "full" if level == "full" else "quick", 2, seen))
     for name in SPLITS:
         split = open_split(store / name)
         if (split.token_count, split.seq_count) != (totals[name]["token_count"], totals[name]["seq_count"]):
             faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
         if level == "full":
-            faults += check_split(split)
+            faults += check_split(split, seen)
     if faults:
         raise ValueError(f"{store.url} is not what was written; nothing was published:\n  " + "\n  ".join(faults[:10]))
 

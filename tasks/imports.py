@@ -112,7 +112,7 @@ def _opened(path: str, format: str, options: str, content: str) -> Opened:
 
 def digest_file(key: str, url: str) -> StoredObject:
     """Size and digest of a file below a directory."""
-    return Store.at(url).digest(key)
+    return Store.at(url).digest(key, functools.partial(meter.add, "examine"))
 
 
 def parts_of(order: Import, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:

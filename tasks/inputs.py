@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -13,13 +14,15 @@ from pydantic import Field
 
 from flat_tokens.arrays import LayoutName, open_array, read_metadata
 from flat_tokens.corpus import open_corpus, run_of, sources_of
-from flat_tokens.manifest import check_split, read_manifest, verify
+from flat_tokens.manifest import bytes_to_check, check_split, read_manifest, verify
 from flat_tokens.reader import MANIFEST, SPLITS, FlatTokens, open_split, resolve
 from flat_tokens.storage import Store, StoredObject
 from tasks.models import Model, Split, digest_of
+from tasks.progress import meter
 from tasks.split import DOCUMENT_ARRAYS
 
 READERS = 4
+SEEN = functools.partial(meter.add, "examine")
 FOREIGN = "a flat-tokens dataset without record of its documents"
 
 
@@ -121,10 +124,12 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens]) -> dict[str, Any
 
 
 def _of_content(store: Store, splits: dict[Split, FlatTokens]) -> dict[str, Any]:
+    stored = {split: sorted((store / split).listing()) for split in splits}
+    meter.expect(bytes_to_check(store) + sum(size for mine in stored.values() for _, size in mine))
     for split in splits.values():
-        for fault in check_split(split):
+        for fault in check_split(split, SEEN):
             raise ValueError(f"{fault}. Nothing is made of a dataset that breaks the format.")
-    source = _as_source(_name_of(store), {split: _digested(store / split) for split in splits})
+    source = _as_source(_name_of(store), {split: _digested(store / split, mine) for split, mine in stored.items()})
     return {
         "name": _name_of(store),
         "version": None,
@@ -166,10 +171,9 @@ def _as_source(name: str, stored: dict[Split, list[StoredObject]]) -> dict[str, 
     return {"name": name, "from": FOREIGN, "revision": None, "files": files}
 
 
-def _digested(store: Store) -> list[StoredObject]:
-    keys = sorted(key for key, _ in store.listing())
+def _digested(store: Store, stored: Sequence[tuple[str, int]]) -> list[StoredObject]:
     with ThreadPoolExecutor(READERS) as readers:
-        return list(readers.map(store.digest, keys))
+        return list(readers.map(lambda one: store.digest(one[0], SEEN), stored))
 
 
 def settings_of_sources(inputs: Sequence[Input]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.arrays import open_array
+from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import ahead, bounded_batches, checked_entries, cut_at_sequences
 from flat_tokens.keys import mix, token_keys
 from flat_tokens.reader import SPLITS, FlatTokens, open_split
@@ -20,11 +21,13 @@ from flat_tokens.storage import Store
 from tasks.caching import Place
 from tasks.inputs import Input
 from tasks.models import Model, Split
+from tasks.progress import meter
 from tasks.split import DOCUMENT_ARRAYS
 
 PIECE_TOKENS = 1 << 25
 """Tokens of a piece, unless one document has more: a shuffle holds a piece in memory for each worker."""
 PIECE_DOCUMENTS = 1 << 20
+DOCUMENT_BYTES = 8 * len(("start", *DOCUMENT_ARRAYS))
 BLOCK_TOKENS = 1 << 19
 
 SAMPLING = 0x5A3B1E
@@ -149,9 +152,15 @@ def make_keys(piece: Piece, place: Place) -> Piece:
         path = Path(place.staging) / piece.made_keys
         path.parent.mkdir(exist_ok=True)
         source = open_piece(piece)
-        keys = [*token_keys(bounded_batches(source, piece.start, piece.stop))]
+        keys = [*token_keys(_counted(bounded_batches(source, piece.start, piece.stop)))]
         np.save(path, np.concatenate([*keys, np.empty(0, np.uint64)]))
     return piece
+
+
+def _counted(batches: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
+    for batch in batches:
+        yield batch
+        meter.add("count", batch.encoded_tokens.nbytes)
 
 
 def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
@@ -237,6 +246,7 @@ def count_hashes(
     hash, behind the *digits* groups of sixteen that are *prefix*: int64[65536]
     """
     facts = facts_of(piece, open_piece(piece), place)
+    meter.add("count", DOCUMENT_BYTES * len(facts.key))
     keep, _ = choose(piece, facts, selection.model_copy(update={"below": None}), place)
     hashes = sample_hashes(facts.key[keep], selection.seed)
     if digits:
@@ -248,6 +258,7 @@ def count_hashes(
 def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
     """What is taken of a piece."""
     facts = facts_of(piece, open_piece(piece), place)
+    meter.add("count", DOCUMENT_BYTES * len(facts.key), len(facts.key))
     keep, skipped = choose(piece, facts, selection, place)
     lengths, of_source = facts.lengths[keep], sources_of(piece, facts)[keep]
     documents = np.bincount(of_source, minlength=len(piece.source_stops))

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 
 class Done(NamedTuple):
-    """What a stage has done: bytes of text tokenized, or bytes of tokens written."""
+    """What a stage has done: bytes of text tokenized, of tokens written, of objects checked; faults found in these."""
 
     bytes: int = 0
     documents: int = 0
     tokens: int = 0
+    faults: int = 0
 
 
 class Progress(NamedTuple):
@@ -59,10 +60,22 @@ class Meter:
             self._begun.pop(stage, None)
             self._begun[stage] = _Begun(stage, time.monotonic(), total, self._counts.get(stage, Done()).bytes)
 
-    def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0) -> None:
+    def expect(self, more: int) -> None:
+        """So much more is to be done in the stage that is under way than was known when it began."""
+        with self._lock:
+            now = next(reversed(self._begun.values()))
+            self._begun[now.stage] = now._replace(total=now.total + more)
+
+    def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0, faults: int = 0) -> None:
         with self._lock:
             before = self._counts.get(stage, Done())
-            self._counts[stage] = Done(before.bytes + done, before.documents + documents, before.tokens + tokens)
+            self._counts[stage] = Done(*map(sum, zip(before, (done, documents, tokens, faults), strict=True)))
+
+    def put(self, stage: str, total: int, done: Done) -> None:
+        """What a stage that is under way has done by now and will do, where it is counted by somebody else."""
+        with self._lock:
+            self._begun[stage] = self._begun[stage]._replace(total=total)
+            self._counts[stage] = done
 
     def reset(self) -> None:
         with self._lock:

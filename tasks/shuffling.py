@@ -26,6 +26,7 @@ from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import Place
 from tasks.models import Model, Split
 from tasks.pieces import ALL, BLOCK_TOKENS, Piece, open_piece, read_runs, taken_of
+from tasks.progress import meter
 from tasks.shards import SHARD_LAYOUT, document_spec
 
 BUCKET_TOKENS = 1 << 23
@@ -105,6 +106,7 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
     with FlatTokensWriter(store, SHARD_LAYOUT) as writer:
         for block, lengths in gather(tokens, begins[order], taken.lengths[order]):
             writer.append(TokenBatch(block, np.append(0, np.cumsum(lengths)).astype(np.uint64), 0))
+            meter.add("shuffle", block.nbytes, len(lengths), len(block))
     for name, column in columns.items():
         with ArrayWriter(store / "documents", name, spec) as column_writer:
             column_writer.append(column)
