@@ -129,13 +129,17 @@ def run_retokenize(options: argparse.Namespace) -> int:
     tokenizers = [read_tokenizer(text) for text in options.tokenizer]
 
     def alone() -> list[BuildResult]:
-        from flows.order import scratch_of
+        from flows.order import check_output, scratch_of
         from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of
         from flows.threads import threads_of
         from tasks.leases import sharing
+        from tasks.versions import check_distinct
 
         base = base_of(dataset)
-        configs = reruns_of(base, tokenizers, options.output or BESIDE)
+        configs = reruns_of(base, tokenizers, BESIDE if options.output is None else options.output)
+        check_distinct([base.config.output, *(config.output for config in configs)])
+        for config in configs:
+            check_output(config)
         with sharing(scratch_of(configs[0])), threads_of(base.config) as runner:
             text = read_text(base, configs[0], runner)
             return [rerun(config, text, runner) for config in configs]
@@ -144,7 +148,8 @@ def run_retokenize(options: argparse.Namespace) -> int:
         from flows.reruns import BESIDE
         from flows.retokenize import retokenize_dataset
 
-        results: list[BuildResult] = retokenize_dataset(dataset, list(tokenizers), options.output or BESIDE)
+        output = BESIDE if options.output is None else options.output
+        results: list[BuildResult] = retokenize_dataset(dataset, list(tokenizers), output)
         return results
 
     results = watched(options, alone, with_server)
@@ -256,7 +261,7 @@ def run_pin(options: argparse.Namespace) -> int:
     from tasks.versions import pin
 
     root = output_at(options)
-    version = options.version or read_pointer(root).version
+    version = read_pointer(root).version if options.version is None else options.version
     if version is None:
         raise ValueError(f"{root.url}: nothing was ever published here")
     return _tell(options, {"pinned": pin(root, version, options.note)})

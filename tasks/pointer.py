@@ -96,14 +96,25 @@ def _parse(root: Store, data: bytes | None) -> Pointer:
         raise ValueError(f"{root.path(POINTER)}: is not JSON ({error}). Restore it or remove it, and run again.") from error
     kinds = {"version": str, "manifest_sha256": str, "sequence": int}
     try:
-        if any(type(value[name]) is not kind for name, kind in kinds.items()):
+        if any(type(value[name]) is not kind for name, kind in kinds.items()) or not is_name(value["version"]):
             raise TypeError
-        former, withdrawn = (tuple(Former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
-    except (KeyError, TypeError, AttributeError) as error:
+        former, withdrawn = (tuple(_former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{root.path(POINTER)}: is not a pointer to a version. Restore it or remove it, and run again."
         ) from error
     return Pointer(value["version"], value["manifest_sha256"], value["sequence"], former, withdrawn)
+
+
+def _former(version: str, until: str) -> Former:
+    if not is_name(version) or datetime.fromisoformat(until).tzinfo is None:
+        raise ValueError
+    return Former(version, until)
+
+
+def is_name(version: str) -> bool:
+    """Whether it can be the name of a version: a path would lead out of the output."""
+    return not {"/", "\0"} & set(version) and version not in ("", ".", "..")
 
 
 def publish(root: Store, version: str, since: int) -> int:

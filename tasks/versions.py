@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from flat_tokens.manifest import read_manifest, verify
 from flat_tokens.reader import MANIFEST, SPLITS
 from flat_tokens.storage import Store
 from tasks.models import BuildConfig, Model, SourceFile
-from tasks.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
+from tasks.pointer import MARKERS, Pointer, is_dataset, is_name, manifest_digest, move, pointer_lock, read_pointer
 from tasks.sources import PinnedSource
 
 VERSIONS = "versions"
@@ -116,8 +116,7 @@ def changed_at(info: dict[str, Any]) -> datetime | None:
 
 def find_version(root: Store, name: str) -> str:
     """The published version of that name, or the only one whose name begins so. ValueError where there is none."""
-    if not name or {"/", "\0"} & set(name):
-        raise ValueError(f"{name!r} is not the name of a version")
+    _check_name(name)
     if is_dataset(root, name):
         return name
     there = [version for version in names_of(root, VERSIONS) if is_dataset(root, version)]
@@ -126,6 +125,11 @@ def find_version(root: Store, name: str) -> str:
         listed = ", ".join(matching or there) or "none"
         raise ValueError(f"{root.url}: {'several versions begin' if matching else 'no version begins'} with {name!r}: {listed}")
     return matching[0]
+
+
+def _check_name(name: str) -> None:
+    if not is_name(name):
+        raise ValueError(f"{name!r} is not the name of a version")
 
 
 def roll_back(root: Store, name: str | None = None) -> Pointer:
@@ -173,6 +177,7 @@ def pin(root: Store, name: str, note: str = "") -> str:
 
 def unpin(root: Store, name: str) -> str:
     """Let the policy decide over a version again. ValueError where it was not pinned."""
+    _check_name(name)
     pinned = [name_of.removesuffix(".json") for name_of in names_of(root, PINS)]
     matching = [version for version in pinned if version.startswith(name)]
     if len(matching) != 1:
@@ -231,6 +236,17 @@ def absolute(config: BuildConfig) -> BuildConfig:
 def _absolute(location: str) -> str:
     plain = location.removeprefix("file://").removeprefix("local://")
     return location if "://" in plain else os.path.abspath(os.path.expanduser(plain))
+
+
+def check_distinct(outputs: Sequence[str]) -> None:
+    """Refuse two names of one place: what is published at the one would be what readers of the other get."""
+    named: dict[str, str] = {}
+    for output in outputs:
+        root = Store.at(output)
+        place = os.path.realpath(root.root) if root.is_local else root.url.rstrip("/")
+        if place in named:
+            raise ValueError(f"{named[place]} and {output} are one place. Give each dataset an output of its own.")
+        named[place] = output
 
 
 def at_dataset(path_or_url: str) -> tuple[Store, str]:

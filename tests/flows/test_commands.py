@@ -121,6 +121,7 @@ def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: T
         (("rollback", output), "no version before"),
         (("rollback", output, "zzz"), "no version begins with 'zzz'"),
         (("unpin", output, "zzz"), "is not pinned"),
+        (("pin", output, ""), "'' is not the name of a version"),
         (("gc", output, "--keep", "0"), "at least one version is kept"),
         (("gc", output, "--days", "nan"), "should be 0 or more"),
         (("refresh", config, "--days", "3"), "give --keep, too"),
@@ -136,6 +137,28 @@ def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: T
         assert words in errors
         assert len(errors.strip().splitlines()) == 1
         assert "secret" not in errors
+
+
+def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """Not into the dataset itself, under whatever name, and not to the first of two outputs where the second cannot be had."""
+    terminal.lines("build", config)
+    output, other = tmp_path / "out", ROOT / "deployments/demo/tokenizer.json"
+    before = (output / "latest.json").read_bytes()
+    for place, words in (
+        (f"{output}/", "are one place"),
+        (f"file://{output}", "are one place"),
+        ("{output}", "would be the output of two"),
+        ("", "is not a path or URL"),
+    ):
+        status, _, errors = terminal("retokenize", output, "--tokenizer", other, "--output", place)
+        assert (status, (output / "latest.json").read_bytes()) == (1, before)
+        assert words in errors
+
+    (tmp_path / "out-tokenizer").touch()
+    status, _, errors = terminal("retokenize", output, "--tokenizer", "bytes", "--tokenizer", other)
+    assert status == 1
+    assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
+    assert not (tmp_path / "out-bytes" / "versions").exists()
 
 
 def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:

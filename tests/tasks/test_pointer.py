@@ -63,10 +63,29 @@ def test_a_pointer_survives_being_written_and_read(tmp_path: Path) -> None:
     assert now.withdrawn[0].version == "two"
 
 
-@pytest.mark.parametrize("spoiled", [[1], {"version": "a", "until": 1, "more": 2}, "text", {"version": "a"}])
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        [1],
+        {"version": "a", "until": 1, "more": 2},
+        "text",
+        {"version": "a"},
+        {"version": 3, "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "../../a", "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "a", "until": "yesterday"},
+        {"version": "a", "until": "2026-01-01T00:00:00"},  # of which time zone?
+    ],
+)
 def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path: Path, spoiled: Any) -> None:
     value = {"version": "one", "manifest_sha256": "1", "sequence": 1, "former": [spoiled]}
     (tmp_path / "latest.json").write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"latest\.json: is not a pointer to a version"):
+        read_pointer(Store.at(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../elsewhere", "a/b", "a\0b"])
+def test_a_pointer_out_of_the_output_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "latest.json").write_text(json.dumps({"version": name, "manifest_sha256": "1", "sequence": 1}))
     with pytest.raises(ValueError, match=r"latest\.json: is not a pointer to a version"):
         read_pointer(Store.at(tmp_path))
 

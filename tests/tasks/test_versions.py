@@ -13,7 +13,7 @@ import flat_tokens
 from flat_tokens.storage import Store
 from tasks.models import BuildConfig
 from tasks.pointer import read_pointer
-from tasks.versions import absolute, at_dataset, find_version, list_versions, pin, read_origin, roll_back, unpin
+from tasks.versions import absolute, at_dataset, check_distinct, find_version, list_versions, pin, read_origin, roll_back, unpin
 from tests.faults.support import build_here, settings_of, write_notes
 
 
@@ -123,12 +123,26 @@ def test_a_pin_is_seen_until_it_is_taken_away(output: str, tmp_path: Path) -> No
     one, _ = build_versions(output, tmp_path, 2)
     assert pin(root, one[:8], "for the paper") == one
     assert {version.version: version.pinned for version in list_versions(root)}[one] == "for the paper"
+    with pytest.raises(ValueError, match="'' is not the name of a version"):
+        unpin(root, "")  # the only pin begins so, but nobody has named it
     assert unpin(root, one[:8]) == one
     assert all(version.pinned is None for version in list_versions(root))
     with pytest.raises(ValueError, match="is not pinned; pinned are: none"):
         unpin(root, one)
     with pytest.raises(ValueError, match="no version begins"):
         pin(root, "nope")
+
+
+def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    monkeypatch.chdir(tmp_path)
+    for other in ("out", "./out/", "link", f"file://{tmp_path}/out"):
+        with pytest.raises(ValueError, match=f"{tmp_path}/out and {other} are one place"):
+            check_distinct([f"{tmp_path}/out", f"{tmp_path}/other", other])
+    with pytest.raises(ValueError, match="are one place"):
+        check_distinct(["memory://a/out", "memory://a/out/"])
+    check_distinct([f"{tmp_path}/out", f"{tmp_path}/out-2", "memory://out"])
 
 
 def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(output: str, tmp_path: Path) -> None:
