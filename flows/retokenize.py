@@ -53,9 +53,9 @@ def retokenize_dataset(
         with watched(name, tags):
             base = base_of(dataset)
             configs = reruns_of(base, tokenizers, output)
-        check_distinct([base.config.output, *(config.output for config in configs)])
-        for config in configs:
-            check_output(config)
+            check_distinct([base.config.output, *(config.output for config in configs)])
+            for config in configs:
+                check_output(config)
             held.enter_context(sharing(scratch_of(configs[0])))
             runner = held.enter_context(runner_of(base.config))
             text = read_text(base, configs[0], runner)
