@@ -138,7 +138,7 @@ def test_reports_keep_coming_and_tell_how_far_the_work_is(tmp_path: Path) -> Non
             assert time.monotonic() < until
             time.sleep(0.01)
         assert report.number > 1
-        assert tuple(report.done) == (1000, 3, 200)
+        assert tuple(report.done)[:3] == (1000, 3, 200)
         # the group is not concluded: no results were added
 
 
