@@ -14,7 +14,7 @@ from flat_tokens.storage import Store
 from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of
 from tasks.caching import CACHE, RECEIPT, Place, Recipe
 from tasks.cores import available_cores
-from tasks.cuts import look_into
+from tasks.cuts import at_hand, look_into
 from tasks.documents import Tally, read_documents
 from tasks.finalize import build_id, is_published, provenance
 from tasks.models import BuildConfig, FoundFile, Model, Slice, SourceFile
@@ -71,13 +71,15 @@ def plan(config: BuildConfig) -> Plan:
     tokenizer = load_tokenizer(config.tokenizer)
     found = [file for source in pinned for file in source.files]
     chosen = [file for source in pinned for file in to_sample(source.files)]
-    cuts = [look_into(file, config.sources, config.slice_bytes, scratch_of(config)) for file in chosen]
+    scratch = scratch_of(config)
+    cuts = [look_into(file, config.sources, config.slice_bytes, scratch) for file in chosen]
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
     check_one_format(config, files)
     slices = [cut.slices for cut in cuts]
-    recipe = make_recipe(config, Place(output=config.output, staging=""), tokenizer, [part for parts in slices for part in parts])
+    place = Place(output=config.output, staging="", scratch=os.fspath(scratch))
+    recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts])
 
     whole, slice_count = Estimate(), sum(map(len, slices))
     for index, source in enumerate(pinned):
@@ -152,7 +154,8 @@ class Sample(Model):
 
 def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: int) -> Sample:
     """Read and tokenize the beginnings of some slices of a source, spread over all of them: about *limit* bytes of text."""
-    chosen = slices[:: -(-len(slices) // SAMPLED_SLICES)] if slices else []
+    sampled = slices[:: -(-len(slices) // SAMPLED_SLICES)] if slices else []
+    chosen = [at_hand(part, recipe.sources, recipe.place) for part in sampled]
     engine = engine_of(tokenizer, recipe.fast)
     engine(large_string_array("a"))  # loading is not tokenizing
     seen = text = documents = tokens = 0

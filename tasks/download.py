@@ -129,16 +129,30 @@ def _bring(found: FoundFile, files: Path) -> Path:
 
         return fetch_hub(found, files)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
-    if found.immutable and (known := _fetched_before(note, files)):
-        return known
-    temporary = files / f".{note.stem}.{uuid.uuid4().hex}.part"
-    try:
-        sha256 = _fetch(found, temporary)
-        path = _settle(temporary, files / f"{sha256}.raw", sha256)
-    finally:
-        temporary.unlink(missing_ok=True)
-    Store.at(files).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
+    with _alone(files / f".{note.stem}.lock"):
+        if found.immutable and (known := _fetched_before(note, files)):
+            return known
+        temporary = files / f".{note.stem}.{uuid.uuid4().hex}.part"
+        try:
+            sha256 = _fetch(found, temporary)
+            path = _settle(temporary, files / f"{sha256}.raw", sha256)
+        finally:
+            temporary.unlink(missing_ok=True)
+        Store.at(files).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
     return path
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Several processes of a machine may want a file at once: one fetches it, the others find it then. The lock goes with the
+    first of them, so that whoever comes meanwhile may be another one to fetch: no harm but to time.
+    """
+    with open(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _settle(temporary: Path, target: Path, sha256: str) -> Path:

@@ -17,7 +17,8 @@ import flows.plan
 from flows.order import BuildResult, build
 from flows.plan import Plan, plan
 from flows.threads import Threads
-from tasks.models import BuildConfig
+from tasks.models import BuildConfig, HubDataset, Source
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 
 def configured(output: Path, *paths: Path | str, **settings: Any) -> BuildConfig:
@@ -52,6 +53,17 @@ def write(path: Path, rows: list[str]) -> Path:
         case "csv":
             path.write_text("url,text\n" + "".join(f"{beside},{row}\n" for row in rows))
     return path
+
+
+def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+    files = [write(tmp_path / "data" / f"{i}.parquet", texts(500, 60)) for i in range(5)]
+    stand_in_hub.commit("org/text", {file.name: file.read_bytes() for file in files})
+    config = configured(tmp_path / "out", tmp_path / "data", slice_bytes=5000)
+    there = config.model_copy(update={"sources": (Source(hub=HubDataset(path="org/text")),)})
+    made = plan(there)
+    assert len(list((tmp_path / "huggingface" / "hub").rglob("*.parquet"))) == 2
+    assert made.slices == pytest.approx(built(config).slices, rel=0.25)
+    check_estimate(made, built(there), 0.05)
 
 
 def check_estimate(made: Plan, result: BuildResult, tolerance: float) -> None:
