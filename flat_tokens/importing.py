@@ -16,6 +16,7 @@ from flat_tokens.corpus import open_corpus
 from flat_tokens.formats import FORMATS, Files, Readable
 from flat_tokens.formats.contract import ahead
 from flat_tokens.formats.flags import WRITING_ONLY, add_option_flags, given_options
+from flat_tokens.formats.nanogpt import Stream
 from flat_tokens.reader import Dataset, open
 from flat_tokens.storage import Store
 from flat_tokens.writer import write_dataset
@@ -68,6 +69,16 @@ def import_dataset(
     return open(out)
 
 
+def lost_bounds(format: str, options: Mapping[str, Any]) -> str | None:
+    """What to say to whoever imports files with these options: that documents run into one another, where they do."""
+    if format not in FORMATS or not issubclass(FORMATS[format].options, Stream) or options.get("end_of_text") is not None:
+        return None
+    return (
+        f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone. "
+        "Name it: --end-of-text 50256 for gpt2, 128000 for Llama 3"
+    )
+
+
 def _batches(split: Readable | None) -> Iterator[TokenBatch]:
     return iter(()) if split is None else ahead(split.batches())
 
@@ -85,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     dataset = import_dataset(options.path, options.out, options.format, given_options(options), layout=options.layout)
     splits = {name: getattr(dataset, name) for name in ("train", "validation")}
+    if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], given_options(options)):
+        arguments.warn(hint)
     counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}
     if options.json:
         arguments.print_json({"path": dataset.path, "splits": counts, "seconds": round(time.monotonic() - begun, 3)})

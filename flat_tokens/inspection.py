@@ -207,13 +207,15 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         revision = f" at {tokenizer['revision']}" if tokenizer["revision"] else ""
         yield "tokenizer", f"{tokenizer['name']}{revision}{highest}, digest {(tokenizer['digest'] or 'unknown')[:12]}"
     if documents := described["documents"]:
-        yield "text", f"{terminal.size(documents.get('text_bytes', 0))} in {documents.get('read', 0):,} documents read"
-        yield "written", f"{documents.get('written', 0):,} documents{_counted(documents)}"
+        read = terminal.plural(documents.get("read", 0), "document")
+        yield "text", f"{terminal.size(documents['text_bytes'])} in {read} read" if "text_bytes" in documents else f"{read} read"
+        yield "written", f"{terminal.plural(documents.get('written', 0), 'document')}{_counted(documents)}"
     if policy := described["policy"]:
         yield "policy", ", ".join(f"{key} {value}" for key, value in policy.items())
     if rule := described["split_rule"]:
         fraction = rule.get("validation_fraction")
-        yield "validation", f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"
+        drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"
+        yield "validation", drawn if fraction else "what the sources name as such; no document is drawn"
     if receipt := described.get("receipt"):
         digest, kind = (receipt["inputs"].get("file") or ["unknown", ""])[:2]
         yield "made of", f"{kind} file with sha256 {digest[:12]}, part {receipt['inputs'].get('range')}"
@@ -237,8 +239,8 @@ def _source_lines(source: Mapping[str, Any], bold: str, reset: str) -> Iterator[
     files = source["files"]
     size = f"{terminal.plural(len(files), 'file')}, {terminal.size(source['byte_count'])}"
     yield f"  source {bold}{source['name']}{reset} from {source['from']}{revision}: {size}"
-    if source["settings"]:
-        yield "    " + ", ".join(f"{key} {value}" for key, value in source["settings"].items())
+    if settings := [f"{key} {value}" for key, value in source["settings"].items() if value not in ({}, [], None)]:
+        yield "    " + ", ".join(settings)
     shown = files if len(files) <= FILES_SHOWN else files[: FILES_SHOWN - 1]
     rows = [[str(file["number"]), file["name"], terminal.size(file["size"]), f"sha256 {file['sha256'][:12]}"] for file in shown]
     yield from terminal.table(rows, "><><", indent=4)

@@ -238,6 +238,8 @@ class _ByStep:
         step = index(step)
         if step < 0 or (self._step_count is not None and step >= self._step_count):
             there_are = "they count from 0" if self._step_count is None else f"there are {self._step_count}"
+            if step >= 0 and self._total is not None:
+                there_are += ", more with more epochs, and with epochs=None no end"
             raise IndexError(f"there is no step {step}; {there_are}")
         start = self.start + step * self.batch_size
         stop = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)

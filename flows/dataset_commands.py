@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from flat_tokens.arrays import LAYOUTS
 from flat_tokens.exporting import add_target, export_of
 from flat_tokens.formats import FORMATS
 from flat_tokens.formats.flags import WRITING_ONLY, add_option_flags, given_options
+from flat_tokens.importing import lost_bounds
 from flat_tokens.reader import SPLITS
 from flows.cli import size
 from flows.commands import read_tokenizer, watched
@@ -329,6 +331,8 @@ def run_import(options: argparse.Namespace) -> int:
 
     result = watched(options, alone, with_server)
     print(result.model_dump_json(indent=2) if options.json else imported_text(result))
+    if hint := lost_bounds(result.format, order.options):
+        print(f"import: {hint}", file=sys.stderr)
     return 0
 
 

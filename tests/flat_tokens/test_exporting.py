@@ -212,6 +212,16 @@ def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path,
     assert "megatron has no option 'length'; it has end_of_text" in capsys.readouterr().err
 
 
+def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(dataset, tmp_path / "out", "jaxformer", end_of_text=END)
+    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "one")]) == 0
+    assert "each split is one long sequence: jaxformer keeps documents apart by an end-of-text token" in capsys.readouterr().err
+    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "back"), "--end-of-text", str(END)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(dataset), "--to", "megatron", str(tmp_path / "out"), "--split", "validation"]) == 0
     assert sorted(contents(tmp_path / "out")) == ["validation.bin", "validation.idx"]

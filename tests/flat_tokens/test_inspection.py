@@ -23,6 +23,9 @@ from flat_tokens.cli import main
 from flat_tokens.corpus import open_corpus, windows
 from flat_tokens.inspection import find_ids, find_text, stretches
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
+from flows.exchange import import_files
+from flows.threads import Threads
+from tasks.imports import Import
 from tests.flat_tokens.demo import build_demo
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
@@ -103,6 +106,19 @@ def test_it_says_what_is_there(demo: Path, capsys: pytest.CaptureFixture[str]) -
         assert part in said
     assert re.search(r"source notes from local files \(notes\.jsonl\): 1 file, 50\.4 kB", said)
     assert "\x1b" not in said
+
+
+def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No text, whose size could be told, no draw, no options."""
+    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
+    assert main(["export", str(tmp_path / "dataset"), str(tmp_path / "files"), "--to", "megatron"]) == 0
+    with Threads(1) as runner:
+        import_files(Import(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  text +3 documents read$", said, re.M)
+    assert re.search(r"^  validation +what the sources name as such; no document is drawn$", said, re.M)
+    assert re.search(r"^    format megatron$", said, re.M)
 
 
 def test_json_has_all_that_is_known(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

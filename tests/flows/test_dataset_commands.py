@@ -60,6 +60,17 @@ def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version
     assert [doc.ids for doc in read_docs(out)["train"]] == [(3,)]
 
 
+def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = foreign(tmp_path / "dataset", [[1, 2], [3]])
+    assert said_by(capsys, "export", dataset, tmp_path / "files", "--to", "llm.c", "--end-of-text", 9) == (0, "")
+    status, said = said_by(capsys, "import", tmp_path / "files", tmp_path / "one", "--json")
+    assert status == 0
+    assert said.startswith("import: each split is one long sequence: llm.c keeps documents apart by an end-of-text token")
+    assert said_by(capsys, "import", tmp_path / "files", tmp_path / "back", "--end-of-text", 9) == (0, "")
+
+
 def test_a_source_that_gets_another_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "ab":
         publish_docs(tmp_path / name, docs_of([1, 2]), name=name)
