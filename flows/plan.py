@@ -71,14 +71,13 @@ def plan(config: BuildConfig) -> Plan:
     tokenizer = load_tokenizer(config.tokenizer)
     found = [file for source in pinned for file in source.files]
     chosen = [file for source in pinned for file in to_sample(source.files)]
-    scratch = scratch_of(config)
-    cuts = [look_into(file, config.sources, config.slice_bytes, scratch) for file in chosen]
+    place = Place(output=config.output, staging="", scratch=os.fspath(scratch_of(config)))
+    cuts = [look_into(file, config.sources, config.slice_bytes, place) for file in chosen]
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
     check_one_format(config, files)
     slices = [cut.slices for cut in cuts]
-    place = Place(output=config.output, staging="", scratch=os.fspath(scratch))
     recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts])
 
     whole, slice_count = Estimate(), sum(map(len, slices))

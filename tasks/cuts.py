@@ -64,7 +64,7 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
     """Bring a file here and cut it into slices of about *slice_bytes* of text. A record of it is kept where its store will
     tell if it changes. ValueError, naming the file, where it is damaged or not as its source says.
     """
-    cut = look_into(found, sources, slice_bytes, Path(place.scratch))
+    cut = look_into(found, sources, slice_bytes, place)
     if found.immutable:
         bare = _bare(cut.file).model_copy(update={"found": None})
         record = Record(sha256=bare.sha256, file=bare, slice_bytes=slice_bytes, cuts=cut.cuts)
@@ -74,17 +74,23 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
     return cut
 
 
-def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, scratch: Path) -> CutFile:
+def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
     """A file and its slices. It is brought here, unless its store tells its digest and its end tells where to cut it. Nothing is
-    written but to *scratch*.
+    written to the output.
     """
-    with glimpsed(found, scratch) as glimpse, naming(sources, found.source):
-        file = glimpse or fetch_file(found, sources, scratch)
+    with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source):
+        file = glimpse or _fetch(found, sources, place)
         cuts = tuple(
             Cut(part.start, part.stop, part.rows, part.text_bytes)
             for part in plan_slices(file, sources[found.source], slice_bytes)
         )
     return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
+
+
+def _fetch(found: FoundFile, sources: tuple[Source, ...], place: Place) -> SourceFile:
+    """Fetch a file to where an attempt keeps what it fetches."""
+    scratch, is_own = Path(place.scratch), place.scratch == place.staging
+    return fetch_file(found, sources, scratch, hub_cache=scratch / "hub" if is_own else None)
 
 
 def _bare(file: SourceFile) -> SourceFile:
@@ -154,7 +160,7 @@ def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
     key = (found.uri, file.sha256, place.scratch)
     with _fetching[key]:
         if key not in _fetched or not _is_here(_fetched[key]):
-            here = fetch_file(found, sources, Path(place.scratch))
+            here = _fetch(found, sources, place)
             if here.sha256 != file.sha256:
                 place.root.remove(_key(found, sources[file.source]))
                 raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")

@@ -41,16 +41,17 @@ PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time: few, for each may stand for 32 kB."""
 
 
-def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
-    """The file with its digest, readable on this machine. ValueError where it is damaged or of no known format; OSError
-    where a server did not give it in several tries.
+def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
+    """The file with its digest, readable on this machine. *hub_cache*: where files of the hub go, if not to the user's cache.
+
+    ValueError where it is damaged or of no known format; OSError where a server did not give it in several tries.
     """
     with naming(sources, found.source):
-        return _fetched(found, sources[found.source], scratch / "files")
+        return _fetched(found, sources[found.source], scratch / "files", hub_cache)
 
 
-def _fetched(found: FoundFile, source: Source, files: Path) -> SourceFile:
-    path = Path(found.uri) if "://" not in found.uri else _bring(found, files)
+def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
+    path = Path(found.uri) if "://" not in found.uri else _bring(found, files, hub_cache)
     if not os.access(path, os.R_OK):
         raise ValueError(f"{found.name} cannot be read: {os.strerror(errno.EACCES)}. Get the right to read {path}.")
     before = stamp(os.fspath(path))
@@ -119,7 +120,7 @@ def _end_of_parquet(store: Store, size: int) -> bytes:
     return end[-length:] if length <= len(end) else store.read_range("", size - length, size)
 
 
-def _bring(found: FoundFile, files: Path) -> Path:
+def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
     """A remote file's local copy, under the name of its content. What was fetched before is taken again where the server
     still has the same version of it and the copy is whole.
     """
@@ -127,7 +128,7 @@ def _bring(found: FoundFile, files: Path) -> Path:
     if found.uri.startswith(("hf://", "datasets://")):
         from tasks.hub import fetch_hub
 
-        return fetch_hub(found, files)
+        return fetch_hub(found, files, hub_cache)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
     with _alone(files / f".{note.stem}.lock"):
         if found.immutable and (known := _fetched_before(note, files)):

@@ -91,8 +91,9 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     return PinnedSource(origin=origin, revision=commit, files=tuple(files))
 
 
-def fetch_hub(found: FoundFile, directory: Path) -> Path:
-    """The local path of a file on the hub: in Hugging Face's own cache, or written below *directory* where it is converted.
+def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> Path:
+    """The local path of a file on the hub: in the user's cache of it or another *cache*, or written below *directory* where it
+    is converted.
 
     ValueError where it cannot be had, OSError where the hub did not give it in several tries.
     """
@@ -110,6 +111,7 @@ def fetch_hub(found: FoundFile, directory: Path) -> Path:
         repo_type=place.type,
         revision=place.revision,
         endpoint=os.environ.get("HF_ENDPOINT"),
+        cache_dir=cache,
     )
     for force in (False, True):  # a copy in the cache may have been cut short
         call = partial(download, force_download=force)

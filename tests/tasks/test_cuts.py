@@ -39,9 +39,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = tasks.cuts.fetch_file
 
-    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path) -> SourceFile:
+    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
         names.append(found.name)
-        return real(found, sources, scratch)
+        return real(found, sources, scratch, hub_cache=hub_cache)
 
     monkeypatch.setattr(tasks.cuts, "fetch_file", fetch)
     return names
@@ -200,12 +200,15 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     cut = cut_file(found, sources, SLICE_BYTES, place)
     assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
 
-    whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, Path(place.scratch))
+    whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, place)
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
     assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
     here = at_hand(cut.slices[0], sources, place)
+    assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
+    own = place.model_copy(update={"scratch": str(tmp_path / "own"), "staging": str(tmp_path / "own")})
+    assert Path(at_hand(cut.slices[0], sources, own).file.location).is_relative_to(tmp_path / "own")
 
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
@@ -218,7 +221,7 @@ def test_an_end_of_any_length_is_read(
 ) -> None:
     monkeypatch.setattr(tasks.download, "END_BYTES", end_bytes)
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
-    assert look_into(found, sources, SLICE_BYTES, Path(place.scratch)).file.location == ""
+    assert look_into(found, sources, SLICE_BYTES, place).file.location == ""
 
 
 @pytest.mark.parametrize("body", [b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
@@ -267,7 +270,8 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
         found, sources = write_file(tmp_path, name)
         shutil.copy(found.uri, tmp_path / f"{name}.parquet")
         there = {"name": name, "uri": f"file://{tmp_path}/{name}.parquet", "immutable": None}
-        cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, tmp_path / name)
+        mine = place.model_copy(update={"scratch": str(tmp_path / name)})
+        cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, mine)
         parts += cut.slices
         if name != "here":
             shutil.rmtree(tmp_path / name)
