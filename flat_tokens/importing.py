@@ -13,10 +13,9 @@ from flat_tokens import arguments, terminal
 from flat_tokens.arrays import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.corpus import open_corpus
-from flat_tokens.formats import FORMATS, Files, Readable
+from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
 from flat_tokens.formats.flags import WRITING_ONLY, add_option_flags, given_options
-from flat_tokens.formats.nanogpt import Stream
 from flat_tokens.reader import Dataset, open
 from flat_tokens.storage import Store
 from flat_tokens.writer import write_dataset
@@ -71,7 +70,7 @@ def import_dataset(
 
 def lost_bounds(format: str, options: Mapping[str, Any]) -> str | None:
     """What to say to whoever imports files with these options: that documents run into one another, where they do."""
-    if format not in FORMATS or not issubclass(FORMATS[format].options, Stream) or options.get("end_of_text") is not None:
+    if format not in STREAMS or options.get("end_of_text") is not None:
         return None
     return (
         f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone. "

@@ -23,12 +23,14 @@ from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
 from flat_tokens.storage import Store
 
-__all__ = ["FLAT_TOKENS", "FORMATS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any", "source"]
+__all__ = ["FLAT_TOKENS", "FORMATS", "STREAMS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any", "source"]
 
 FLAT_TOKENS = "flat-tokens"
 
-_NANOGPTS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
-_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_NANOGPTS, DATATROVE, MDS, PARQUET, ARROW)
+_STREAMS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
+STREAMS = frozenset(entry.name for entry in _STREAMS)
+"""Formats that keep documents apart by an end-of-text token alone, which has to be named on the way in."""
+_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, MDS, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

@@ -212,14 +212,24 @@ def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path,
     assert "megatron has no option 'length'; it has end_of_text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
 ) -> None:
-    export(dataset, tmp_path / "out", "jaxformer", end_of_text=END)
-    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "one")]) == 0
-    assert "each split is one long sequence: jaxformer keeps documents apart by an end-of-text token" in capsys.readouterr().err
-    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "back"), "--end-of-text", str(END)]) == 0
+    if format in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
+    export(dataset, tmp_path / "out", format, **given_to(format))
+    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "one"), "--format", format]) == 0
+    said = capsys.readouterr().err
+    if sequences(tmp_path / "one")["train"] == TRAIN:
+        assert said == ""
+        return
+    assert len(sequences(tmp_path / "one")["train"]) == 1
+    assert f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone" in said
+    told = ["import", str(tmp_path / "out"), str(tmp_path / "back"), "--format", format, "--end-of-text", str(END)]
+    assert cli.main(told) == 0
     assert capsys.readouterr().err == ""
+    assert sequences(tmp_path / "back")["train"] == TRAIN
 
 
 def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path) -> None:
