@@ -263,7 +263,9 @@ def imported(order: Import, made_of: dict[str, Any], result: ImportResult) -> st
 
 def exported(name: str, order: Export, result: ExportResult) -> str:
     """An export in Markdown: what was read, and which files were written."""
-    reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
+    reused = "There was nothing to do: an earlier run had written all of it."
+    if not result.was_done:
+        reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
     took = result.seconds.get("export", 0.0)
     source = order.source()
     lines = [
@@ -271,7 +273,7 @@ def exported(name: str, order: Export, result: ExportResult) -> str:
         "",
         f"{link(result.path)}: {_amount(result.objects)}, of {link(order.location)}.",
         "",
-        "There was nothing to do: an earlier run had written all of it." if result.was_done else reused,
+        reused,
         "",
         "| split | sequences | tokens |",
         "|---|---:|---:|",

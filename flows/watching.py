@@ -186,7 +186,7 @@ class _Shown:
             done = what_was_done(one) or "there was nothing to do"
             self._put(one, 100.0, f"Done: {done}")
             self._ended.add((one.stage, one.done.bytes))
-            logger.info("%s: %s", one.stage, done)
+            logger.info("%s, %s: %s", self._name, one.stage, done)
 
     def _is_known(self, one: Progress) -> bool:
         return one.stage not in WITHOUT_PROGRESS and bool(one.stage in self._ids or one.total or one.done.bytes)

@@ -20,10 +20,14 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
 import flows.stages
-from flat_tokens import Checked
+from flat_tokens import Checked, TokenBatch, write_dataset
+from flat_tokens.reader import SPLITS
 from flows.build import build_dataset
 from flows.cli import progress_line, run_build
+from flows.derive import derive
+from flows.threads import Threads
 from flows.watching import _Shown, counted, dataset_name, describe, flow_run, logged, percent, slug, tags_of, watched
+from tasks.derivations import Derivation
 from tasks.models import BuildConfig
 from tasks.progress import Done, Meter, Progress, meter
 from tasks.shards import write_shard
@@ -352,3 +356,30 @@ def test_a_meter_is_told_of_what_others_count() -> None:
 
 def test_names_that_prefect_accepts() -> None:
     assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
+
+
+def stages_of(order: Derivation) -> dict[str, Progress]:
+    with Threads(2) as runner:
+        derive(order, runner)
+    return {one.stage: one for one in meter.stages()}
+
+
+def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
+    """Of a dataset without a manifest every byte for its digest, its six entries and seven tokens for the format, the tokens
+    again for keys; of each of its four documents 32 bytes; tokens as they are shuffled and written; the check at the end.
+    """
+    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[1, 2, 3], [4]])], [TokenBatch.from_sequences([[5, 6, 7], []])])
+    (tmp_path / "plain/manifest.json").unlink()
+    stored = sum(path.stat().st_size for split in SPLITS for path in (tmp_path / "plain" / split).rglob("*") if path.is_file())
+    order = {"inputs": [str(tmp_path / "plain")], "output": str(tmp_path / "out"), "verify_level": "full"}
+    stages = stages_of(Derivation.model_validate({**order, "operation": {"operation": "shuffle"}}))
+    assert {name: (one.total, one.done) for name, one in stages.items() if name in ("examine", "count", "shuffle", "split")} == {
+        "examine": (6 * 8 + 7 * 4 + stored, Done(6 * 8 + 7 * 4 + stored)),
+        "count": (4 * 32 + 7 * 4, Done(4 * 32 + 7 * 4, 4)),
+        "shuffle": (7 * 4, Done(7 * 4, 4, 7)),
+        "split": (7 * 4, Done(7 * 4)),
+    }
+    assert stages["verify"].done.bytes == stages["verify"].total > stored
+    sampled = stages_of(Derivation.model_validate({**order, "operation": {"operation": "subset", "count": 1}}))
+    assert sampled["count"].done.bytes <= sampled["count"].total
+    assert "shuffle" not in sampled
