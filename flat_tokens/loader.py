@@ -297,6 +297,10 @@ class ShuffledLoader(_ByStep):
                 "Take smaller batches or more epochs."
             )
 
+    def __repr__(self) -> str:
+        steps = "endless steps" if self._step_count is None else f"{self._step_count:,} steps"
+        return f"<ShuffledLoader: {steps} of {self.batch_size:,} rows of {self.view!r}>"
+
     @property
     def epoch_length(self) -> int:
         """Samples an epoch has: all rows of the view, in the reference order those of whole read blocks."""

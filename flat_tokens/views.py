@@ -187,6 +187,9 @@ class SplitView:
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.tokens.store.url}: {self._count:,} rows>"
+
     def __getitem__(self, i: SupportsIndex) -> Any:
         """Row *i*. IndexError where there is none."""
         i = index(i)  # of numpy's integers too: their products overflow

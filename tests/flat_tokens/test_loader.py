@@ -221,6 +221,12 @@ def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_siz
             assert sizes == [batch_size // hosts] * hosts
 
 
+def test_a_loader_says_what_it_is() -> None:
+    numbers = Numbers(10_000)
+    assert repr(ShuffledLoader(numbers, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {numbers!r}>"
+    assert repr(ShuffledLoader(numbers, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {numbers!r}>"
+
+
 def test_a_step_behind_the_last_epoch_says_how_there_are_more() -> None:
     with pytest.raises(
         IndexError, match="there is no step 1000; there are 3, more with more epochs, and with epochs=None no end"

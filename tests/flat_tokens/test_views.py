@@ -484,6 +484,11 @@ def test_inputs_of_many_tokens_are_those_of_each(shape: tuple[int, ...]) -> None
         assert np.array_equal(PackedTokens(rows).targets, ids.view(np.int32))
 
 
+def test_a_view_says_what_it_is(train: FlatTokens) -> None:
+    assert repr(train.packed(4)) == f"<PackedView of {train.store.url}: 2 rows>"
+    assert repr(train.documents(8)) == f"<DocumentsView of {train.store.url}: 3 rows>"
+
+
 def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
     """However an array is cut and viewed, what is kept of it stays as it is."""
     rows = PackedTokens(np.arange(1 << 20, dtype=np.uint32).reshape(512, -1))
