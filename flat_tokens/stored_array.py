@@ -40,8 +40,8 @@ RUN_BYTES = 16 << 20
 """Bytes asked for at a time where one read takes more."""
 MERGED_GAP = 1 << 16
 """Ranges of one object that are closer than this are asked for in one request, which costs more than these bytes."""
-MERGED_BYTES = 4 << 20
-"""No further than this, so that what is wanted of an object comes in several streams."""
+MERGED_BYTES = (4 << 20) + 4096
+"""No further than this, so that what is wanted of an object comes in several streams: 4 MiB of items, and their checksums."""
 
 WAITED_SECONDS = 30e-6
 SECONDS_AN_ITEM = 4e-9

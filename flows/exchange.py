@@ -12,13 +12,14 @@ from flat_tokens.formats import FORMATS, Files
 from flat_tokens.manifest import TOKEN_BYTES, read_manifest, verify
 from flat_tokens.storage import Store, StoredObject
 from flows.order import Runner, check_output, count_in_order, in_order, record_run, scratch_of, stage
-from tasks.caching import CACHE, RECEIPT, Place, attempt
+from tasks.caching import Place, attempt, without_receipt
 from tasks.finalize import (
     Provenance,
     build_id,
     card,
     document_totals,
     is_published,
+    repeated_keys,
     seal,
     source_totals,
     split_totals,
@@ -123,7 +124,7 @@ def import_files(order: Import, runner: Runner) -> ImportResult:
         with attempt(order.output, scratch_of(order), version) as place:
             with stage("import", seconds):
                 parts = parts_of(order, opened, stored, tokenizer.digest if tokenizer else None)
-                reused = sum(root.exists(f"{CACHE}/{digest_of(part.inputs())}/{RECEIPT}") for part in parts)
+                reused = len(parts) - len(without_receipt(root, [digest_of(part.inputs()) for part in parts]))
                 meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in opened.splits.values()))
                 places: list[ShardPlace] = []
                 rule = SplitRule(fraction=order.validation_fraction or 0.0, seed=order.split_seed)
@@ -193,13 +194,14 @@ def conclude_import(
     verify_level: str,
 ) -> str:
     """Write what is not tokens, check, commit; the version's name."""
-    totals = split_totals(spans, written)
+    store, totals = place.root / VERSIONS / version, split_totals(spans, written)
+    repeated = repeated_keys(store, layout, totals)
     # How much text it was, nobody knows.
-    documents = {name: fact for name, fact in document_totals(places, place).items() if name != "text_bytes"}
+    documents = {name: fact for name, fact in document_totals(places, repeated).items() if name != "text_bytes"}
     by_source = [{name: fact for name, fact in one.items() if name != "text_bytes"} for one in source_totals(made_of, places)]
     totals["documents"] = {**documents, "by_source": by_source}
     described = card(made_of, layout, totals, version)
-    seal(place.root / VERSIONS / version, layout, made_of.model_dump(), totals, written, described, verify_level)
+    seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
     return version
 
 

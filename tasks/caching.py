@@ -10,12 +10,12 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import Field
 
 from flat_tokens.storage import Store
+from tasks.known import digest_all
 from tasks.models import FORMAT_SEMANTICS, DocumentPolicy, Model, Slice, Source, TokenizerConfig, TokenShard, digest_of
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ RECEIPT = "receipt.json"
 CACHE = "_cache"
 STAGING = "_staging"
 QUARANTINE = "_quarantine"
-READERS = 16
+RECEIPTS_AT_ONCE = 1000
 
 NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What reading an object raises where something else, or nothing, stands under its name."""
@@ -76,10 +76,17 @@ class Recipe(Model):
 
 def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
     """Those of some shards' keys that have no receipt at an output."""
-    asked = list(keys)
-    with ThreadPoolExecutor(READERS) as readers:
-        there = readers.map(root.exists, [f"{CACHE}/{key}/{RECEIPT}" for key in asked])
-        return [key for key, stored in zip(asked, there, strict=True) if not stored]
+    asked, missing = list(keys), list[str]()
+    for first in range(0, len(asked), RECEIPTS_AT_ONCE):
+        some = asked[first : first + RECEIPTS_AT_ONCE]
+        names = [f"{CACHE}/{key}/{RECEIPT}" for key in some]
+        if root.is_local:
+            missing += [key for key, name in zip(some, names, strict=True) if not root.exists(name)]
+            continue
+        # A byte of each: of what is not there, a store would be asked for a listing too, whether it is a directory.
+        answers = root.read_ranges(names, [0] * len(some), [1] * len(some))
+        missing += [key for key, answer in zip(some, answers, strict=True) if isinstance(answer, FileNotFoundError)]
+    return missing
 
 
 def receipt_json(shard: TokenShard) -> bytes:
@@ -119,19 +126,26 @@ def load_shard(root: Store, key: str) -> TokenShard | None:
 
 def _read_shard(root: Store, key: str) -> TokenShard | None:
     """The shard of *key*, None where it has no receipt. ValueError where it is not what was written."""
-    cache = root / CACHE
+    store = root / CACHE / key
     try:
-        shard = read_receipt(cache.read(f"{key}/{RECEIPT}"))
+        receipt = store.read(RECEIPT)
+    except FileNotFoundError:
+        return None
+    except NOT_A_FILE as error:
+        raise ValueError(str(error)) from error
+    try:
+        shard = read_receipt(receipt)
         if shard.key != key or digest_of(shard.inputs) != key:
             raise ValueError("it has the receipt of another shard")
         for stored in shard.objects:
             if ".." in stored.key.split("/") or stored.key.startswith("/"):
                 raise ValueError(f"{stored.key!r} is not the name of an object")
-            if (now := (cache / key).digest(stored.key)) != stored:
+        for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
+            if now != stored:
                 raise ValueError(f"{stored.key} has {now.size} bytes, sha256 {now.sha256[:12]}; not what was written")
     except NOT_A_FILE as error:
-        if isinstance(error, FileNotFoundError) and not cache.exists(f"{key}/{RECEIPT}"):
-            return None
+        if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
+            return None  # it went away meanwhile
         raise ValueError(str(error)) from error
     return shard
 

@@ -16,11 +16,12 @@ from flat_tokens.arrays import LAYOUTS, Layout, LayoutName, group_metadata, put_
 from flat_tokens.manifest import bytes_to_check, check_objects, check_split, manifest_bytes
 from flat_tokens.reader import MANIFEST, SPLITS, open_split
 from flat_tokens.storage import Store, StoredObject
+from flat_tokens.stored_array import StoredArray
 from flat_tokens.writer import commit
 from tasks.caching import Place
 from tasks.models import FORMAT_SEMANTICS, BuildConfig, Model, SourceFile, TokenShard, digest_of
 from tasks.progress import meter
-from tasks.shards import document_spec, open_shard
+from tasks.shards import document_spec
 from tasks.sources import PinnedSource
 from tasks.split import DOCUMENT_ARRAYS, Extent, ShardPlace, Span, Written
 from tasks.tokenizers import Tokenizer
@@ -99,7 +100,8 @@ def write_version(
     """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
     store = place.root / "versions" / version
     totals: dict[str, Any] = split_totals(spans, written)
-    totals["documents"] = {**document_totals(places, place), "by_source": source_totals(made_of, places)}
+    repeated = repeated_keys(store, layout, totals)
+    totals["documents"] = {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}
     described = card(made_of, layout, totals, version)
     return seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
 
@@ -151,7 +153,7 @@ def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, 
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
 
 
-def document_totals(places: list[ShardPlace], place: Place) -> dict[str, Any]:
+def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
     shards = [at.shard for at in places]
     skipped: Counter[str] = Counter()
     replaced: Counter[str] = Counter()
@@ -166,7 +168,7 @@ def document_totals(places: list[ShardPlace], place: Place) -> dict[str, Any]:
         "written": written,
         "skipped": dict(sorted(skipped.items())),
         "replaced": dict(sorted(replaced.items())),
-        "repeated_keys": repeated_keys(shards, place),
+        "repeated_keys": repeated,
         "text_bytes": sum(shard.text_bytes for shard in shards),
     }
 
@@ -187,13 +189,19 @@ def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[st
     ]
 
 
-def repeated_keys(shards: list[TokenShard], place: Place) -> int:
-    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts."""
+def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any]) -> int:
+    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts. The keys are read as they were
+    written for the version, whose objects are larger and fewer than those of its shards.
+    """
+    spec = document_spec(LAYOUTS[layout])
+    columns = [StoredArray(store / f"documents/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
 
     def keys() -> Iterator[npt.NDArray[np.uint64]]:
-        return (open_shard(place.root, shard)[1].key.read(0, shard.written) for shard in shards)
+        for column in columns:
+            for start in range(0, column.length, spec.object_length):
+                yield column.read(start, min(start + spec.object_length, column.length))
 
-    return count_repeated(keys, sum(shard.written for shard in shards))
+    return count_repeated(keys, sum(column.length for column in columns))
 
 
 def count_repeated(keys: Callable[[], Iterable[npt.NDArray[np.uint64]]], count: int) -> int:

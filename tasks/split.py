@@ -11,26 +11,38 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from flat_tokens.arrays import LAYOUTS, ArrayWriter, Layout, LayoutName
+from flat_tokens.arrays import LAYOUTS, ArrayWriter, Layout, LayoutName, group_metadata
 from flat_tokens.keys import A, mix
 from flat_tokens.reader import SPLITS, FlatTokens
 from flat_tokens.storage import Store, StoredObject
-from tasks.caching import Place
+from tasks.caching import CACHE, Place
+from tasks.known import KnownStore
 from tasks.models import Model, Split, TokenShard
 from tasks.progress import meter
-from tasks.shards import document_spec, open_shard
+from tasks.shards import SHARD_LAYOUT, DocumentArrays, document_spec, open_shard
 
 SPAN_TOKENS = 1 << 26
 """Tokens that one task writes, at least one stored object."""
 
 SPAN_DOCUMENTS = 1 << 20
-BLOCK_TOKENS = 1 << 19
 READ_AHEAD = 3
 MAX_SLICES_OF_A_BLOCK = 8
-SPARSE = 8
-"""A block is not read as a whole where less than one part in so many of it is wanted."""
 
 DOCUMENT_ARRAYS = ("key", "file", "row")
+
+
+class Reads(NamedTuple):
+    """How tokens are read: *block* of them at a time; where less than one part in *sparse* of a block is wanted, only the runs
+    that are wanted, each alone. None: never so.
+    """
+
+    block: int
+    sparse: int | None
+
+
+FROM_DISK = Reads(1 << 19, 8)
+FROM_STORE = Reads(1 << 20, None)
+"""A request of an object store takes as long as some megabytes of its answer."""
 
 
 class SplitRule(Model):
@@ -119,7 +131,7 @@ def chosen(split: Split, all_in: Split | None, rule: SplitRule, keys: npt.NDArra
 
 def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
     """How many sequences and tokens of each split a shard holds, from its keys and starts."""
-    tokens, documents = open_shard(root, at.shard)
+    tokens, documents = _open(root, at.shard, "seq_starts", "documents/key")
     here = (tokens.seq_count, tokens.token_count)
     if at.all_in is not None or rule.fraction == 0:
         return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)
@@ -247,9 +259,31 @@ def store_documents(at: Extent, entries: Iterable[Entries], layout: LayoutName, 
     )
 
 
+def _open(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens, DocumentArrays]:
+    """A shard of which the arrays *names* are about to be read. No store is asked for what the receipt tells."""
+    if root.is_local:
+        return open_shard(root, shard)
+    directory = f"{CACHE}/{shard.key}"
+    store = KnownStore.of(root, directory, shard.objects, _metadata_of(shard))
+    store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(names))
+    return open_shard(store, shard)
+
+
+def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
+    """The metadata that a shard has if it was written by this code."""
+    column = document_spec(SHARD_LAYOUT)
+    for spec, length in (
+        (SHARD_LAYOUT.encoded_tokens, shard.token_count),
+        (SHARD_LAYOUT.seq_starts, shard.written + 1),
+        (column, shard.written),
+    ):
+        yield from spec.metadata(length).values()
+    yield from group_metadata(SHARD_LAYOUT.zarr_format, {"max_token_id": shard.max_token_id}).values()
+
+
 def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
     """The span's tokens that come from one shard, in order."""
-    source, documents = open_shard(place.root, at.shard)
+    source, documents = _open(place.root, at.shard, "seq_starts", "documents/key", "encoded_tokens")
     keep = chosen(span.split, at.all_in, rule, documents.key.read(0, source.seq_count))
     starts = source.seq_starts.read(0, source.seq_count + 1).astype(np.int64)
     # Kept documents that stand side by side make one run of tokens.
@@ -273,16 +307,16 @@ class _Piece(NamedTuple):
     last: int
 
 
-def _pieces(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[_Piece]:
+def _pieces(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads) -> Iterator[_Piece]:
     """What is read for many runs: blocks, or, where a block holds little of them, each run alone."""
-    starts = np.arange(int(begins[0]) // BLOCK_TOKENS * BLOCK_TOKENS, int(ends[-1]), BLOCK_TOKENS)
+    starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
     firsts = np.searchsorted(ends, starts, "right")
-    lasts = np.searchsorted(begins, starts + BLOCK_TOKENS, "left")
+    lasts = np.searchsorted(begins, starts + reads.block, "left")
     for start, first, last in zip(starts.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
         if first == last:
             continue
-        low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + BLOCK_TOKENS)
-        if (high - low).sum() * SPARSE < high[-1] - low[0]:
+        low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + reads.block)
+        if reads.sparse is not None and (high - low).sum() * reads.sparse < high[-1] - low[0]:
             yield from map(_Piece, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
         else:
             yield _Piece(int(low[0]), int(high[-1]), first, last)
@@ -292,11 +326,12 @@ def _runs(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[n
     """The tokens of many runs, the next pieces being read while one is used."""
     if not len(begins):
         return
-    buffers = deque(np.empty((READ_AHEAD + 1, BLOCK_TOKENS), np.uint32))
+    reads = FROM_DISK if source.store.is_local else FROM_STORE
+    buffers = deque(np.empty((READ_AHEAD + 1, reads.block), np.uint32))
 
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         under_way: deque[tuple[_Piece, Future[npt.NDArray[np.uint32]]]] = deque()
-        for piece in _pieces(begins, ends):
+        for piece in _pieces(begins, ends, reads):
             out = buffers[0][: piece.end - piece.begin]
             buffers.rotate(-1)  # a buffer is used again when all the others have been
             under_way.append((piece, readers.submit(source.encoded_tokens.read, piece.begin, piece.end, out)))
@@ -324,7 +359,7 @@ def _of_piece(
 
 def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Entries:
     """The span's documents that come from one shard."""
-    source, documents = open_shard(place.root, at.shard)
+    source, documents = _open(place.root, at.shard, "seq_starts", "documents/key", "documents/row")
     keys = documents.key.read(0, source.seq_count)
     keep = np.flatnonzero(chosen(span.split, at.all_in, rule, keys))
     lengths = np.diff(source.seq_starts.read(0, source.seq_count + 1))[keep]

@@ -198,6 +198,17 @@ def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
             assert act() == expected
 
 
+def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
+    store = Store.at(f"{bucket.url}/below")
+    for key, data in {"some": b"content", "none": b""}.items():
+        store.put(key, data)
+        bucket.proxy.requests.clear()
+        assert store.read(key) == data
+        assert len(bucket.proxy.requests) == 1
+    with pytest.raises(FileNotFoundError):
+        store.read("nothing")
+
+
 @pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call hangs. The error names the object, and is one of those that another try may mend."""

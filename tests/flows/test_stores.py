@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +83,28 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
     assert flat_tokens.verify(f"{bucket}/out", "full").seq_count == 189
     assert run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings).was_published
     assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 1
+
+
+def notes(path: Path, count: int) -> Path:
+    """Documents of many lengths: no two slices hold the same."""
+    dice = random.Random(0)
+    lines = (json.dumps({"id": str(i), "text": "salt wind " * dice.randrange(40)}) for i in range(count))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_slice_costs_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ten objects of a shard are stored. It is looked for, and its four arrays come back once, though it is counted and both
+    splits are written from it. One that is there already is read through once, and nothing of it is asked for again.
+    """
+    settings: dict[str, Any] = {"slice_bytes": 4000, "validation_fraction": 0.3, "verify_level": "quick"}
+    settings["source"] = {"path": str(notes(tmp_path / "notes.jsonl", 200)), "id_column": "id"}
+    with BUCKETS["s3"](monkeypatch) as bucket:
+        for most in (17, 12):
+            bucket.proxy.requests.clear()
+            made = run(f"{bucket.url}/out", tmp_path / "scratch", **settings)
+            asked = sum("_cache" in path for _, path, _ in bucket.proxy.requests)
+            assert made.slices >= 10
+            assert asked / made.slices <= most
+            Store.at(made.path).remove("")
+        assert made.slices_reused == made.slices

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 import tasks.caching
 from flat_tokens.storage import Store
-from tasks.caching import CACHE, QUARANTINE, Place, Recipe, load_shard, put_aside, read_receipt, receipt_json, repairing
+from tasks.caching import (
+    CACHE,
+    QUARANTINE,
+    Place,
+    Recipe,
+    load_shard,
+    put_aside,
+    read_receipt,
+    receipt_json,
+    repairing,
+    without_receipt,
+)
 from tasks.models import DocumentPolicy, Slice, Source, SourceFile, TokenizerConfig, TokenShard, digest_of
 
 FILE = SourceFile(source=0, name="a.parquet", location="/data/a.parquet", size=100, sha256="ab" * 32, format="parquet")
@@ -182,6 +193,22 @@ def test_the_same_holds_on_an_object_store() -> None:
         store.put("tokens/c/0", b"tokenz")
         assert load_shard(root, shard.key) is None
         assert not store.exists("receipt.json")
+    finally:
+        root.remove("")
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_shards_without_receipts_are_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(tasks.caching, "RECEIPTS_AT_ONCE", 3)
+    root = Store.at(tmp_path if kind == "disk" else "memory://test-without-receipts")
+    keys = [digest_of(i) for i in range(10)]
+    try:
+        assert without_receipt(root, keys) == keys
+        for key in keys[::2]:
+            (root / CACHE / key).put("receipt.json", b"{}")
+        (root / CACHE / keys[1]).put("encoded_tokens/c/0", b"tokens")
+        assert without_receipt(root, keys) == keys[1::2]
+        assert without_receipt(root, []) == []
     finally:
         root.remove("")
 

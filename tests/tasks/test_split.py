@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tasks.known
 import tasks.split
 from flat_tokens.arrays import LAYOUTS, ArraySpec, ArrayWriter, Layout, LayoutName, group_metadata, open_array, put_metadata
 from flat_tokens.batch import TokenBatch
@@ -21,7 +22,7 @@ from flat_tokens.writer import FlatTokensWriter
 from tasks.caching import CACHE, Place
 from tasks.models import Split, TokenShard
 from tasks.shards import document_spec
-from tasks.split import Counts, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
+from tasks.split import Counts, Reads, ShardPlace, Span, SplitRule, Written, count_documents, lay_out, write_span
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -79,15 +80,17 @@ def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
     batch = TokenBatch.from_sequences([document.tokens for document in shard.documents])
     with FlatTokensWriter(store, SHARD_LAYOUT) as writer:
         writer.append(batch)
+    objects = writer.objects
     columns = {"key": [document.key for document in shard.documents], "row": range(0, 2 * len(shard.documents), 2)}
     for name, values in columns.items():
         with ArrayWriter(store, f"documents/{name}", document_spec(SHARD_LAYOUT)) as column:
             column.append(np.array(list(values), np.uint64))
+        objects += column.objects
     count = len(shard.documents)
     stored = TokenShard(
         key=key,
         inputs={},
-        objects=(),
+        objects=tuple(objects),
         text_bytes=0,
         rows=2 * count,
         read=count,
@@ -196,7 +199,8 @@ def datasets(draw: st.DrawFn) -> list[Shard]:
     span_documents=st.sampled_from([1, 4, 9, 1 << 20]),
     block=st.sampled_from([1, 3, 8, 1 << 10]),
     slices_of_a_block=st.sampled_from([0, 1, 8]),
-    sparse=st.sampled_from([0, 2, 8, 1 << 20]),
+    sparse=st.sampled_from([None, 2, 8, 1 << 20]),
+    small_bytes=st.sampled_from([0, 60, 1 << 20]),
 )
 def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     place: Place,
@@ -208,19 +212,20 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     span_documents: int,
     block: int,
     slices_of_a_block: int,
-    sparse: int,
+    sparse: int | None,
+    small_bytes: int,
 ) -> None:
-    """Whatever the shards, the spans' and blocks' sizes, and the order in which spans are written: every object is written
-    once, and all of them together are what a list would hold.
+    """Whatever the shards, the spans' and blocks' sizes, what is read whole, and the order in which spans are written: every
+    object is written once, and all of them together are what a list would hold.
     """
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.split, "SPAN_TOKENS", span_tokens)
         patch.setattr(tasks.split, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.split, "BLOCK_TOKENS", block)
+        patch.setattr(tasks.split, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.known, "WHOLE_BYTES", small_bytes)
         patch.setattr(tasks.split, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
-        patch.setattr(tasks.split, "SPARSE", sparse)
         spans = laid_out(store_shards(shards, place), rule, layout, place)
         written = write_all(spans, rule, layout, place)
     rows = model(shards, rule)
