@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,15 @@ from flat_tokens.corpus import RECEIPT, Corpus, SourceFile, open_corpus, windows
 from flat_tokens.documents import Locator, Place, digest_is, nameless, places_of, read_rows
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import MAX_PROBLEMS, check_objects, check_published, check_split
+from flat_tokens.manifest import (
+    MAX_PROBLEMS,
+    Checked,
+    adding_up,
+    bytes_to_check,
+    check_objects,
+    check_published,
+    check_split,
+)
 from flat_tokens.reader import POINTER, FlatTokens, resolve
 from flat_tokens.storage import Store, StoredObject
 from flat_tokens.vocabulary import Vocabulary
@@ -81,7 +89,8 @@ def part(text: str) -> Part:
 
 def run(options: argparse.Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
-    faults = list(itertools.islice(check(options), MAX_PROBLEMS + 1))
+    with terminal.progress("verify") as watch:
+        faults = list(itertools.islice(check(options, watch), MAX_PROBLEMS + 1))
     found: dict[str, Any] = {"path": options.path, "level": level}
     retokenized: Retokenized | None = None
     if not faults:
@@ -127,8 +136,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {terminal.plural(count, 'document')} not reachable: {reason}"
 
 
-def check(options: argparse.Namespace) -> Iterator[str]:
-    """Every fault of what is at the path, as a sentence. FileNotFoundError or ValueError where there is nothing to check."""
+def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None) -> Iterator[str]:
+    """Every fault of what is at the path, as a sentence. FileNotFoundError or ValueError where there is nothing to check.
+    *watch* is told how far a full check of a dataset is.
+    """
     root = Store.at(options.path)
     if options.format in (None, FLAT_TOKENS):
         try:
@@ -140,7 +151,8 @@ def check(options: argparse.Namespace) -> Iterator[str]:
                 return
         else:
             if "max_token_id" not in metadata["attributes"]:
-                yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2)
+                seen = adding_up(watch, bytes_to_check(store)) if options.full and watch else None
+                yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
                     yield from _check_part(root, options)
                 else:

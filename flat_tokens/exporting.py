@@ -29,7 +29,7 @@ from flat_tokens.arrays import read_json
 from flat_tokens.corpus import options_of
 from flat_tokens.formats import FORMATS, Part, Splits, source
 from flat_tokens.formats.flags import READING_ONLY, add_option_flags, given_options
-from flat_tokens.manifest import Checked, adding_up
+from flat_tokens.manifest import TOKEN_BYTES, Checked, adding_up
 from flat_tokens.reader import MANIFEST, SPLITS, FlatTokens, SplitName, resolve
 from flat_tokens.storage import Store, StoredObject
 
@@ -266,14 +266,17 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def write(export: Export, path_or_url: str, threads: int | None = None) -> Exported:
-    """Export on this machine, several files at a time."""
+def write(
+    export: Export, path_or_url: str, threads: int | None = None, watch: Callable[[Checked], object] | None = None
+) -> Exported:
+    """Export on this machine, several files at a time. *watch* is told again and again how far it is, in bytes of tokens."""
     store = target(path_or_url)
     if done := done_before(export, store):
         return done
     parts = FORMATS[export.format].plan(export.source(), export.options)
     with writing(export, store), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        tasks = [pool.submit(write_part, part, export, path_or_url) for part in parts]
+        seen = adding_up(watch, TOKEN_BYTES * export.token_count)
+        tasks = [pool.submit(write_part, part, export, path_or_url, lambda tokens: seen(TOKEN_BYTES * tokens)) for part in parts]
         try:
             return finish(export, [task.result() for task in tasks], path_or_url)
         except BaseException:
@@ -298,7 +301,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     splits = SPLITS if options.split is None else (options.split,)
-    done = write(export_of(options.path, options.to, given_options(options), splits), options.out)
+    with terminal.progress("examine") as watch:
+        order = export_of(options.path, options.to, given_options(options), splits, watch)
+    with terminal.progress("export") as watch:
+        done = write(order, options.out, watch=watch)
     seconds = time.monotonic() - begun
     if options.json:
         arguments.print_json(described(done, seconds))

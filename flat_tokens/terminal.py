@@ -5,17 +5,24 @@ do to the terminal.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
+
+from flat_tokens.manifest import Checked
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RESET = "\x1b[0m"
 BOLD = "\x1b[1m"
 DIM = "\x1b[2m"
+CLEAR = "\x1b[K"
 MATCH = "\x1b[30;48;5;220m"
+
+SECONDS_BETWEEN = 0.125
 
 SHADES = tuple(f"\x1b[38;5;16;48;5;{shade}m" for shade in (152, 223, 151, 225, 189, 187))
 """Black on six pale backgrounds: neighbours differ, and the text can be read on dark and light terminals alike."""
@@ -112,6 +119,46 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Such as ``0:12`` or ``1:02:03``."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[Checked], None] | None]:
+    """Who is to be told how far the block has come, and shows it in a line of the terminal until it ends. None where standard
+    error is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    begun = shown = time.monotonic()
+
+    def show(now: Checked) -> None:
+        nonlocal shown
+        at = time.monotonic()
+        if at - shown >= SECONDS_BETWEEN:
+            shown = at
+            sys.stderr.write(f"\r{progress_line(what, now, at - begun)[: width() - 1]}{CLEAR}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write(f"\r{CLEAR}")
+        sys.stderr.flush()
+
+
+def progress_line(what: str, now: Checked, seconds: float) -> str:
+    """Such as ``verify   45%  2.1 GB of 4.7 GB  211 MB/s  0:12 left``."""
+    share, rate = now.byte_count / now.of if now.of else 0, now.byte_count / max(seconds, 1e-3)
+    parts = [what, f"{min(share, 1):4.0%}", f"{size(now.byte_count)} of {size(now.of)}", f"{rate / 1e6:,.0f} MB/s"]
+    if rate and now.of > now.byte_count:
+        parts.append(f"{duration((now.of - now.byte_count) / rate)} left")
+    return "  ".join(parts + ([plural(now.faults, "fault")] if now.faults else []))
 
 
 def short(count: float) -> str:

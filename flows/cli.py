@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from flat_tokens.terminal import duration
 from tasks.models import BuildConfig, faults_of
 
 if TYPE_CHECKING:
@@ -340,11 +341,6 @@ def progress_counts(now: Progress) -> list[str]:
     done = now.done
     counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
     return [f"{count:,} {noun}" for count, noun in counts if count]
-
-
-def duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def size(count: float) -> str:

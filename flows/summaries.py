@@ -18,7 +18,8 @@ from flat_tokens.exporting import Export
 from flat_tokens.manifest import faults_found, read_manifest
 from flat_tokens.reader import POINTER, SPLITS
 from flat_tokens.storage import Store, StoredObject
-from flows.cli import duration, size
+from flat_tokens.terminal import duration
+from flows.cli import size
 from flows.derive import DerivedResult
 from flows.exchange import ExportResult, ImportResult
 from flows.order import BuildResult

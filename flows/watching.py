@@ -19,7 +19,8 @@ from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogHandler
 
 from flat_tokens.manifest import Checked, read_manifest
-from flows.cli import duration, progress_counts, size
+from flat_tokens.terminal import duration
+from flows.cli import progress_counts, size
 from tasks.inputs import version_at
 from tasks.models import BuildConfig
 from tasks.progress import Done, Progress, meter

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-from flows.cli import duration, progress_line, read_config, size
+from flat_tokens.terminal import duration
+from flows.cli import progress_line, read_config, size
 from tasks.progress import Done, Progress
 
 ROOT = Path(__file__).parents[2]
