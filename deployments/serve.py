@@ -8,6 +8,7 @@ the others are those of prefect.yaml.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
@@ -33,6 +34,9 @@ SETTINGS = {
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     "PREFECT_WORKER_QUERY_SECONDS": "3",
 }
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 Process = subprocess.Popen[bytes]
 
@@ -114,7 +118,15 @@ def _refuse_taken(port: int) -> None:
 
 def _start(*command: str, program: tuple[str, ...] = ("-m", "prefect")) -> Process:
     # In a session of its own: Ctrl-C is for this process, which stops the others in order.
-    return subprocess.Popen([sys.executable, *program, *command], cwd=CHECKOUT, start_new_session=True)  # noqa: S603
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, *program, *command], cwd=CHECKOUT, start_new_session=True, preexec_fn=_stop_with_parent
+    )
+
+
+def _stop_with_parent() -> None:
+    """Where this process is killed, nobody is left to stop what it has started: Linux does."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _wait_for(url: str, server: Process) -> None:

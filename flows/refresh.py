@@ -2,6 +2,7 @@
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
+import logging
 from typing import Annotated
 
 from prefect import flow
@@ -17,6 +18,8 @@ from flows.watching import tags_of, tolerated, watched
 from tasks.changes import as_markdown
 from tasks.garbage import Policy
 from tasks.models import BuildConfig
+
+logger = logging.getLogger("flows.refresh")  # a deployment loads this file under another name
 
 
 @flow(
@@ -42,6 +45,7 @@ def refresh_dataset(
     with credentials():
         with watched(config.name, tags_of(config)), results_from_receipts(config.output), runner_of(config) as runner:
             result = refresh(config, runner, policy)
+            logger.info(result.headline)
         with tolerated("changes"):
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
         if result.build is not None:

@@ -257,6 +257,10 @@ def at_dataset(path_or_url: str) -> tuple[Store, str]:
     store = Store.at(path_or_url)
     if store.is_local:
         store = Store.at(os.path.realpath(store.root))
+        if os.path.isfile(store.root):
+            raise ValueError(
+                f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."
+            )
     parent, name = store.root.rpartition("/")[::2]
     if parent.rpartition("/")[2] == VERSIONS and store.exists(MANIFEST):
         root = Store.at(parent.rpartition("/")[0]) if store.is_local else Store(parent.rpartition("/")[0], store.fs)

@@ -151,6 +151,7 @@ def test_a_run_can_be_watched(service: Service) -> None:
     lines = until(logs, "the log lines")
     assert any(line.startswith("Worker 'builds' submitting flow run") for line in lines)
     assert "Beginning flow run 'refresh fruit with bytes' for flow 'refresh-dataset'" in lines
+    assert any(line.startswith("published ") and line.endswith(": 3 files came") for line in lines)
 
     made = until(lambda: service.events("prefect.asset.materialization.succeeded"), "the asset")[-1]
     assert made["resource"]["prefect.resource.name"] == "fruit"
@@ -372,5 +373,9 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
         assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
         assert again.deployment("fruit")["schedules"] == []
         assert again.run(run_id)["state_type"] == "RUNNING"  # its process is none of the service's
+        left = descendants(again.process.pid)
+        assert len(left) >= 3
+        again.process.kill()  # nobody is there to stop them
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), "the processes to end")
     finally:
         end(again)

@@ -186,6 +186,8 @@ def test_a_dataset_is_found_by_its_output_a_version_or_the_link(tmp_path: Path) 
         assert (root.root, name) == (str(output), version)
     with pytest.raises(ValueError, match="is neither a configuration file nor an output"):
         at_dataset(str(tmp_path / "in"))
+    with pytest.raises(ValueError, match=r"latest\.json: is a file, not a dataset\. Give the output"):
+        at_dataset(str(output / "latest.json"))
 
 
 def test_a_dataset_on_an_object_store_is_found_by_its_output_or_a_version(tmp_path: Path) -> None:
