@@ -40,6 +40,7 @@ from flows.stages import PrefectTasks
 from flows.watching import flow_run, logged, tags_of
 from tasks.caching import attempt, without_receipt
 from tasks.cuts import cut_file, fetched_ahead
+from tasks.download import bytes_to_cut
 from tasks.groups import (
     READERS,
     Fault,
@@ -67,9 +68,6 @@ T = TypeVar("T")
 
 SPANS = 8
 """Spans in a group: each is a quarter of a gigabyte of tokens."""
-
-UNKNOWN_BYTES = 1_000_000_000
-"""What a file counts whose size is not known before it is fetched."""
 
 START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
 IDLE = 120.0
@@ -256,7 +254,7 @@ class Groups:
         self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
         self._here: deque[Started] = deque()
         fetch_bytes = self._policy.fetch_bytes
-        self._files = _Queue(fetch_bytes, 2 * fetch_bytes, lambda file: file.size or UNKNOWN_BYTES)
+        self._files = _Queue(fetch_bytes, 2 * fetch_bytes, bytes_to_cut)
         self._slices = _Queue(self._policy.slices, self._policy.threshold)
         self._spans = _Queue(SPANS, math.inf)
         self._queues = {cut_file: self._files, make_shard: self._slices, write_span: self._spans}

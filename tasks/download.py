@@ -33,6 +33,9 @@ BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
 """Bytes of a response that are lost, at most, when its connection breaks."""
 
+UNKNOWN_BYTES = 1_000_000_000
+"""What a file counts whose size is not known before it is fetched."""
+
 PARQUET = b"PAR1"
 END_BYTES = 1 << 20
 """Of a Parquet file: in most cases all that stands behind its data."""
@@ -75,13 +78,24 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     )
 
 
+def bytes_to_cut(found: FoundFile) -> int:
+    """About how many bytes have to be fetched before it is known where to cut a file."""
+    size = UNKNOWN_BYTES if found.size is None else found.size
+    return min(size, END_BYTES) if _told_digest(found) else size
+
+
+def _told_digest(found: FoundFile) -> str:
+    """The digest of a Parquet file whose store tells it and its size; empty otherwise."""
+    is_parquet = bool(found.size) and found.name.lower().endswith(".parquet")
+    return (found.content or "").partition("sha256:")[2] if is_parquet else ""
+
+
 @contextlib.contextmanager
 def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
     """A Parquet file of which the store tells the digest, as far as its end, which says where its parts are: a file of its size
     with a hole, there for as long as the block runs. None where that cannot be had; whoever fetches the whole file is told why.
     """
-    digest = (found.content or "").partition("sha256:")[2]
-    if not digest or not found.size or not found.name.lower().endswith(".parquet"):
+    if not (digest := _told_digest(found)) or found.size is None:
         yield None
         return
     path = scratch / "files" / f".{uuid.uuid4().hex}.part"

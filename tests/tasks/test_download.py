@@ -18,7 +18,7 @@ import zstandard
 
 import tasks.sources
 from flat_tokens.storage import ObjectWriter, Store
-from tasks.download import fetch_file
+from tasks.download import bytes_to_cut, fetch_file
 from tasks.models import FoundFile, Source, SourceFile
 from tasks.sources import ATTEMPTS, resolve_source
 
@@ -512,3 +512,12 @@ def test_splits_are_told_by_names_that_stand_alone(
     assert [(file.name, file.split) for file in found] == expected
     with pytest.raises(ValueError, match=r"no file is of split 'dev'; there are data/constrained.jsonl, data/test-0"):
         resolve_source(Source(path=root, split="dev"), 0)
+
+
+def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
+    found = FoundFile(source=0, name="a.parquet", uri="hf://datasets/o/n@c/a.parquet", size=5 << 20, content="sha256:" + "0" * 64)
+    assert bytes_to_cut(found) == 1 << 20
+    assert bytes_to_cut(found.model_copy(update={"size": 9})) == 9
+    for other in ({"content": "blob:0"}, {"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
+        assert bytes_to_cut(found.model_copy(update=other)) == 5 << 20
+    assert bytes_to_cut(found.model_copy(update={"size": None})) == 1_000_000_000
