@@ -45,7 +45,7 @@ class DamagedError(ValueError):
         self.path, self.faults = path, faults
 
     def __str__(self) -> str:
-        return f"{self.path}: {faults_found(len(self.faults))}:\n  " + "\n  ".join(self.faults)
+        return f"{self.path}: {faults_found(len(self.faults))}: {'; '.join(self.faults)}"
 
 
 def faults_found(count: int) -> str:

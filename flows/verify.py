@@ -7,8 +7,7 @@ from typing import Any, Literal
 from prefect import flow
 
 import flat_tokens
-from flat_tokens import DamagedError, Verification
-from flat_tokens.manifest import faults_found
+from flat_tokens import DamagedError
 from flows.credentials import credentials
 from flows.summaries import show_check
 from flows.watching import counted, dataset_name, watched
@@ -24,15 +23,13 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
         dataset: Path or URL of an output, whose latest version is checked, or of a version.
         level: quick compares names and sizes; full checks every byte and every sentence of the format.
     """
-    found: Verification | DamagedError
     with credentials():
         name = dataset_name(dataset)
         with watched(name, [f"dataset:{name}"]):
             try:
                 found = flat_tokens.verify(dataset, level, watch=counted("verify"))
             except DamagedError as damaged:
-                found = damaged
+                show_check(name, level, damaged, meter.read())
+                raise
             show_check(name, level, found, meter.read())
-            if isinstance(found, DamagedError):
-                raise ValueError(f"{found.path}: {faults_found(len(found.faults))}: {'; '.join(found.faults)}")
     return found._asdict()

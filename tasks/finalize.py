@@ -231,7 +231,7 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
         if level == "full":
             faults += check_split(split, seen)
     if faults:
-        raise ValueError(f"{store.url} is not what was written; nothing was published:\n  " + "\n  ".join(faults[:10]))
+        raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
 
 
 def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:

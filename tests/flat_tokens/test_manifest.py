@@ -457,7 +457,7 @@ def test_faults_are_told_of_when_they_are_found(dataset: Path) -> None:
         verify(dataset, "full")
     assert told[-1].faults == len(damaged.value.faults) >= 2
     assert damaged.value.path == str(dataset)
-    assert str(damaged.value).startswith(f"{dataset}: {told[-1].faults} faults:\n  train/encoded_tokens")
+    assert str(damaged.value).startswith(f"{dataset}: {told[-1].faults} faults: train/encoded_tokens")
     assert pickle.loads(pickle.dumps(damaged.value)).faults == damaged.value.faults
 
 

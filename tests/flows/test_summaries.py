@@ -338,7 +338,9 @@ def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
         data = bytearray(path.read_bytes())
         data[0] ^= 1
         path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"faults: documents/train/key/c/0 has sha256 .*; train/encoded_tokens/c/0 has sha256"):
+    with pytest.raises(
+        DamagedError, match=r"3 faults: documents/train/key/c/0 has sha256 .*; train/encoded_tokens/c/0 has sha256"
+    ):
         verify_dataset(str(b), "full")
     seen = Seen(f"verify {b}", "dataset:b-texts")
     assert (seen.run["state_type"], seen.run["run_count"]) == ("FAILED", 1)
