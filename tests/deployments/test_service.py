@@ -161,6 +161,39 @@ def test_a_run_can_be_watched(service: Service) -> None:
     ]
 
 
+def test_an_export_and_a_check_can_be_watched(service: Service, home: Path) -> None:
+    """Of what the refresh has published; by the same names and tags, with progress and a summary each."""
+    until(lambda: latest(home / "out"), "the first refresh")
+    out = f"{home}/out"
+    started = [
+        service.start_run("export", {"dataset": out, "output": f"{home}/files", "format": "megatron"}),
+        service.start_run("verify", {"dataset": out, "level": "full"}),
+    ]
+    runs = [service.ended(answer.json()["id"]) for answer in started]
+    assert [(run["name"], run["state_type"]) for run in runs] == [
+        (f"export {out} to megatron", "COMPLETED"),
+        (f"verify {out}", "COMPLETED"),
+    ]
+    assert all({"flat-tokens", "dataset:fruit"} <= set(run["tags"]) for run in runs)
+    for run, what in zip(runs, ("export", "verify"), strict=True):
+        artifacts = service.artifacts(run["id"])
+        assert {key: one["type"] for key, one in artifacts.items()} == {
+            f"fruit-{what}": "progress",
+            f"fruit-{what}-summary": "markdown",
+        }
+        assert float(artifacts[f"fruit-{what}"]["data"]) == 100.0
+        lines = until(lambda run=run: [line for line in service.logs(run["id"]) if line.startswith("fruit, ")], "the log lines")
+        assert [line.partition(":")[0] for line in lines] == [f"fruit, {what}"]
+
+    def exported() -> list[dict[str, Any]]:
+        events = service.events("prefect.asset.materialization.succeeded")
+        return [one for one in events if one["resource"]["prefect.resource.id"] == f"file://{home}/files"]
+
+    made = until(exported, "the asset")[0]
+    assert made["payload"]["format"] == "megatron"
+    assert [one["prefect.resource.id"] for one in made["related"] if one["prefect.resource.role"] == "asset"] == [f"file://{out}"]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
