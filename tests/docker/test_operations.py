@@ -59,7 +59,8 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
         ("cores' price", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 3600 * 0.04),
         ("tokenizing, 8 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 8),
         ("tokenizing, 64 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 64),
-        ("fetching, one machine", lambda tokens: tokens * BYTES_A_TOKEN * PACKED / NETWORK),
+        ("fetching, *m* machines", lambda tokens: tokens * BYTES_A_TOKEN * PACKED / NETWORK),
+        ("shards written and read again, *m* machines", lambda tokens: 8 * tokens / NETWORK),
         ("slices of 128 MB", lambda tokens: tokens * BYTES_A_TOKEN / 128e6),
         ("slices of 1 GB", lambda tokens: tokens * BYTES_A_TOKEN / 1e9),
         ("token shards (`_cache`), until collected", lambda tokens: tokens * 4),
@@ -71,6 +72,6 @@ def test_sums_follow_from_the_rates(row: str, formula: object) -> None:
     assert callable(formula)
     (line,) = [one for one in TEXT.splitlines() if one.startswith(f"| {row} |")]
     for cell, tokens in zip(line.strip("| ").split(" | ")[2:], (10e9, 350e9, 15e12), strict=True):
-        number, _, unit = cell.strip().partition(" ")
+        number, _, unit = cell.strip().removesuffix(" / m").partition(" ")
         value = float(number.replace(",", "")) * UNITS[unit]
         assert value == pytest.approx(formula(tokens), rel=0.16 if len(number.strip("0.")) == 1 else 0.05), (row, cell)
