@@ -100,6 +100,7 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
     server.start()
     server._api._httpd.handle_error = lambda request, client_address: None
+    server._api._httpd.socket.listen(128)  # where more than five ask at once, the others would wait for a second
     try:
         with proxy(f"http://127.0.0.1:{server._api._httpd.server_address[1]}") as between:
             between.conditions = True
