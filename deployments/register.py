@@ -136,8 +136,7 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
         concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
         work_pool_name=pool["name"],
         work_queue_name=pool["work_queue_name"],
-        # Those of a process pool are its own, see create_pools.
-        job_variables={} if client.read_work_pool(pool["name"]).type == PROCESS else pool["job_variables"],
+        job_variables=pool["job_variables"],
     )
     return name + "".join(f" ({remark})" for remark in _remarks(there, parameters, schedules))
 
@@ -201,8 +200,9 @@ def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -
 
 
 def process_template(env: Mapping[str, str]) -> dict[str, Any]:
-    """The base job template of a process pool. Environment, command and directory are no variables of it: who may create a run
-    of a deployment cannot have the worker run something else, or read and write elsewhere than the operator's roots allow.
+    """The base job template of a process pool. Command and directory are no variables of it, and its environment has one value:
+    who may create a run of a deployment cannot have the worker run something else, or read and write elsewhere than the
+    operator's roots allow.
     """
     return {
         "job_configuration": {"name": "{{ name }}", "stream_output": "{{ stream_output }}", "env": dict(env)},
@@ -216,6 +216,13 @@ def process_template(env: Mapping[str, str]) -> dict[str, Any]:
                     "description": "Show what runs print in the worker's output, too",
                     "type": "boolean",
                     "default": True,
+                },
+                "env": {
+                    "title": "Environment",
+                    "description": "Of the pool: register.py sets it, and workers have theirs",
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {name: {"type": "string", "enum": [value]} for name, value in env.items()},
                 },
             },
         },

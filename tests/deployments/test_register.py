@@ -299,14 +299,25 @@ def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> N
     assert ["'grace' was unexpected" in fault.message for fault in faults if fault.validator == "additionalProperties"] == [True]
 
 
-@pytest.mark.parametrize("variable", ["env", "command", "working_dir", "labels", "env.FLAT_TOKENS_OUTPUT_ROOTS"])
-def test_environment_command_and_directory_are_the_pools_own(variable: str) -> None:
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"env": {"FLAT_TOKENS_OUTPUT_ROOTS": "/"}},
+        {"env": {"A": "2"}},
+        {"env.A": "2"},
+        {"command": "x"},
+        {"working_dir": "x"},
+        {"labels": {}},
+    ],
+)
+def test_environment_command_and_directory_are_the_pools_own(variables: dict[str, Any]) -> None:
+    """What the deployments say of the environment is what the pool says."""
     template = process_template({"A": "1"})
     assert template["job_configuration"]["env"] == {"A": "1"}
     assert "command" not in template["job_configuration"]
     closed = jsonschema.Draft202012Validator(template["variables"])
-    assert closed.is_valid({"name": "x", "stream_output": False})
-    assert not closed.is_valid({variable: "x"})
+    assert closed.is_valid({"name": "x", "stream_output": False, "env": {"A": "1"}})
+    assert not closed.is_valid(variables)
 
 
 def test_every_run_knows_the_name_of_the_credentials() -> None:
