@@ -138,7 +138,7 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
         work_queue_name=pool["work_queue_name"],
         job_variables=pool["job_variables"],
     )
-    return name + "".join(f" ({remark})" for remark in _remarks(there, parameters, schedules))
+    return name + "".join(f" ({remark})" for remark in remarks(there, parameters, schedules))
 
 
 def _deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
@@ -148,9 +148,10 @@ def _deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse | No
         return None
 
 
-def _remarks(
+def remarks(
     there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
 ) -> Iterator[str]:
+    """What whoever registers a deployment should know of the one that is *there*."""
     before, now = ((each.get("config") or {}).get("output") for each in (there.parameters if there else {}, parameters))
     if before != now and before is not None:
         yield f"it refreshed {before} until now: two datasets of one name share a deployment"

@@ -12,11 +12,13 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jsonschema
 import pytest
 import yaml
 from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
 from deployments.register import (
@@ -25,6 +27,7 @@ from deployments.register import (
     load_flow,
     process_template,
     read_deployments,
+    remarks,
     run_form,
     schedules_of,
     wanted,
@@ -283,6 +286,17 @@ def test_an_interval_goes_on_from_where_it_began() -> None:
     (other,) = schedules_of([longer], [before])
     assert isinstance(other.schedule, IntervalSchedule)
     assert (other.schedule.interval, other.schedule.anchor_date > before.schedule.anchor_date) == (timedelta(days=7), True)  # type: ignore[union-attr]
+
+
+def test_what_is_paused_and_a_name_that_two_datasets_share_is_told() -> None:
+    before = DeploymentResponse(name="d", flow_id=uuid4(), parameters={"config": {"output": "/out/a"}})
+    assert list(remarks(before, {"config": {"output": "/out/a"}}, [])) == []
+    assert list(remarks(None, {"config": {"output": "/out/b"}}, [])) == []
+    (told,) = remarks(before, {"config": {"output": "/out/b"}}, [])
+    assert told == "it refreshed /out/a until now: two datasets of one name share a deployment"
+    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
+    assert list(remarks(before, before.parameters, [paused])) == ["paused"]
+    assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
 
 
 def test_a_dataset_that_is_named_as_a_deployment_is_refused(tmp_path: Path) -> None:
