@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,22 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays import LAYOUTS, LayoutName
+from flat_tokens.arrays import LayoutName
 from flat_tokens.manifest import TOKEN_BYTES, read_manifest, verify
 from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store
-from flat_tokens.stored_array import StoredArray
 from flows.order import Runner, check_output, in_order, record_run, scratch_of, stage
 from tasks.caching import STAGING, Place, attempt, sweep
 from tasks.derivations import Derivation, Derived, Relayout, Shuffle, Subset, card, derived
-from tasks.finalize import count_repeated, is_published, seal, split_totals
+from tasks.finalize import is_published, repeated_keys, seal, split_totals
 from tasks.inputs import Input, examine, settings_of_sources, version_at
 from tasks.leases import building
 from tasks.listing import Listed, read_ids, read_keys
 from tasks.models import Model, Split
 from tasks.pieces import (
     DOCUMENT_BYTES,
-    PIECE_DOCUMENTS,
     RADIX_BITS,
     Counted,
     Piece,
@@ -42,7 +40,6 @@ from tasks.pieces import (
 from tasks.pointer import publish, read_pointer
 from tasks.progress import meter
 from tasks.rewriting import Stretch, lay_out, place_parts, write_stretch
-from tasks.shards import document_spec
 from tasks.shuffling import Bucket, scatter, shuffling_of
 from tasks.split import Written
 from tasks.versions import VERSIONS
@@ -326,17 +323,7 @@ def conclude(
     """Count repeated keys, write metadata, manifest and card, check, commit; the version's name."""
     store = place.root / VERSIONS / version
     totals = split_totals(stretches, written)
-    keys = [
-        StoredArray(store / f"documents/{split}/key", document_spec(LAYOUTS[layout]), totals[split]["seq_count"])
-        for split in SPLITS
-    ]
-
-    def columns() -> Iterator[npt.NDArray[np.uint64]]:
-        for array in keys:
-            for start in range(0, array.length, PIECE_DOCUMENTS):
-                yield array.read(start, min(start + PIECE_DOCUMENTS, array.length))
-
-    totals["documents"] = {**documents, "repeated_keys": count_repeated(columns, sum(array.length for array in keys))}
+    totals["documents"] = {**documents, "repeated_keys": repeated_keys(store, layout, totals, Path(place.staging))}
     described = card(made_of, layout, totals, version)
     seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
     return version

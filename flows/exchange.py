@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from flat_tokens.arrays import LayoutName
@@ -195,7 +196,7 @@ def conclude_import(
 ) -> str:
     """Write what is not tokens, check, commit; the version's name."""
     store, totals = place.root / VERSIONS / version, split_totals(spans, written)
-    repeated = repeated_keys(store, layout, totals)
+    repeated = repeated_keys(store, layout, totals, Path(place.staging))
     # How much text it was, nobody knows.
     documents = {name: fact for name, fact in document_totals(places, repeated).items() if name != "text_bytes"}
     by_source = [{name: fact for name, fact in one.items() if name != "text_bytes"} for one in source_totals(made_of, places)]

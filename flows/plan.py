@@ -12,7 +12,7 @@ from pathlib import Path
 from flat_tokens.arrays import LayoutName
 from flat_tokens.storage import Store
 from flows.order import check_apart, check_one_format, layout_of, make_recipe, scratch_of
-from tasks.caching import CACHE, RECEIPT, Place, Recipe
+from tasks.caching import Place, Recipe, without_receipt
 from tasks.cores import available_cores
 from tasks.cuts import at_hand, look_into
 from tasks.documents import Tally, read_documents
@@ -87,7 +87,7 @@ def plan(config: BuildConfig) -> Plan:
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
         for i in mine:
-            stored = sum(root.exists(f"{CACHE}/{recipe.key(part)}/{RECEIPT}") for part in slices[i])
+            stored = len(slices[i]) - len(without_receipt(root, map(recipe.key, slices[i])))
             whole = whole.plus(sample, slices[i], stored, copied_bytes(chosen[i], files[i]), scale)
         content = sum(part.text_bytes for i in mine for part in slices[i]) / _size(chosen[i] for i in mine)
         looked_into = {chosen[i].name for i in mine}

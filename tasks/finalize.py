@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import PurePath
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +103,7 @@ def write_version(
     """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
     store = place.root / "versions" / version
     totals: dict[str, Any] = split_totals(spans, written)
-    repeated = repeated_keys(store, layout, totals)
+    repeated = repeated_keys(store, layout, totals, Path(place.staging))
     totals["documents"] = {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}
     described = card(made_of, layout, totals, version)
     return seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
@@ -189,30 +192,46 @@ def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[st
     ]
 
 
-def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any]) -> int:
+def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], staging: Path) -> int:
     """Documents whose key an earlier document has: equal ids, or, without ids, equal texts. The keys are read as they were
     written for the version, whose objects are larger and fewer than those of its shards.
     """
     spec = document_spec(LAYOUTS[layout])
     columns = [StoredArray(store / f"documents/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
 
-    def keys() -> Iterator[npt.NDArray[np.uint64]]:
-        for column in columns:
-            for start in range(0, column.length, spec.object_length):
-                yield column.read(start, min(start + spec.object_length, column.length))
+    keys = (
+        column.read(start, min(start + spec.object_length, column.length))
+        for column in columns
+        for start in range(0, column.length, spec.object_length)
+    )
+    return count_repeated(keys, sum(column.length for column in columns), staging)
 
-    return count_repeated(keys, sum(column.length for column in columns))
+
+def count_repeated(keys: Iterable[npt.NDArray[np.uint64]], count: int, staging: Path) -> int:
+    """How many of *count* keys, each uint64, are those of earlier ones. Where they are too many for memory, they are divided
+    into files in *staging* first: equal keys are in one of them.
+    """
+    parts = -(-count // KEYS_AT_ONCE)
+    if parts <= 1:
+        return _repeated(np.concatenate([*keys, np.empty(0, np.uint64)]))
+    with tempfile.TemporaryDirectory(dir=staging, prefix="keys-") as directory, contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(Path(directory, str(part)), "w+b")) for part in range(parts)]
+        for some in keys:
+            part_of = some % np.uint64(parts)
+            order = np.argsort(part_of, kind="stable")
+            bounds = np.searchsorted(part_of[order], np.arange(parts + 1, dtype=np.uint64)).tolist()
+            for file, (start, stop) in zip(files, pairwise(bounds), strict=True):
+                file.write(some[order[start:stop]].tobytes())
+        return sum(_repeated(_all_of(file)) for file in files)
 
 
-def count_repeated(keys: Callable[[], Iterable[npt.NDArray[np.uint64]]], count: int) -> int:
-    """How many of *count* keys are those of earlier ones. In bounded memory: in several passes over *keys()* if need be."""
-    parts = max(1, -(-count // KEYS_AT_ONCE))
-    repeated = 0
-    for part in range(parts):
-        mine = [some if parts == 1 else some[some % np.uint64(parts) == np.uint64(part)] for some in keys()]
-        together = np.concatenate([*mine, np.empty(0, np.uint64)])
-        repeated += len(together) - len(np.unique(together))
-    return repeated
+def _repeated(keys: npt.NDArray[np.uint64]) -> int:
+    return len(keys) - len(np.unique(keys))
+
+
+def _all_of(file: BinaryIO) -> npt.NDArray[np.uint64]:
+    file.seek(0)
+    return np.frombuffer(file.read(), np.uint64)
 
 
 def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,9 @@ from tasks.tokenizers import Engine, Tokens, UnencodableError, concatenate, engi
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset: a split that draws few documents reads little else."""
+
+
+UPLOADERS = 4
 
 
 def document_spec(layout: Layout) -> ArraySpec:
@@ -136,8 +140,8 @@ def write_shard(draft: TokenShard, place: Place) -> TokenShard:
     if root.is_local:
         _move(root, staged, Path(target.root), draft)
     else:
-        for stored in draft.objects:
-            target.upload(stored.key, staged / stored.key)
+        with ThreadPoolExecutor(UPLOADERS) as uploaders:
+            list(uploaders.map(lambda stored: target.upload(stored.key, staged / stored.key), draft.objects))
     target.put(RECEIPT, receipt_json(draft))
     shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
     return draft

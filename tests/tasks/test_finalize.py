@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,15 +23,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flat_tokens
+import tasks.finalize
 import tasks.shards
 from flat_tokens.keys import document_keys
 from flat_tokens.reader import SPLITS
 from flat_tokens.storage import Store
 from flows.order import BuildResult, build
 from flows.threads import Threads
-from tasks.finalize import Provenance, build_id, is_published
+from tasks.finalize import Provenance, build_id, count_repeated, is_published
 from tasks.models import BuildConfig
 from tasks.pointer import publish, read_pointer
 
@@ -596,3 +600,16 @@ def test_a_build_id_is_sixteen_hexadecimal_digits_of_provenance_and_layout(refer
     manifest = json.loads(Path(reference_build.path, "manifest.json").read_bytes())
     made_of = Provenance.model_validate(manifest["provenance"])
     assert build_id(made_of, manifest["layout"]) == reference_build.version == Path(reference_build.path).name
+
+
+@given(
+    keys=st.lists(st.integers(0, 40), max_size=200), cuts=st.lists(st.integers(0, 200), max_size=4), at_once=st.integers(1, 100)
+)
+def test_repeated_keys_are_counted_in_any_number_of_parts(keys: list[int], cuts: list[int], at_once: int) -> None:
+    """The first of equal keys is none of an earlier one, the others are."""
+    stored = np.array(keys, np.uint64) * np.uint64(2**58)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as staging:
+        patch.setattr(tasks.finalize, "KEYS_AT_ONCE", at_once)
+        found = count_repeated(np.split(stored, sorted(cuts)), len(keys), Path(staging))
+        assert os.listdir(staging) == []
+    assert found == len(keys) - len(set(keys))
