@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import flat_tokens
@@ -239,6 +240,17 @@ def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(service: Service,
     unexpected = next(iter(variables.get("env", variables)))
     assert f"'{unexpected}' was unexpected" in refused.text
     assert service.runs_tagged("wrong") == []
+
+
+def test_a_pool_of_another_type_is_the_operators(service: Service) -> None:
+    """Made before the deployments are registered, it keeps its template."""
+    template = json.loads((CHECKOUT / "docker/kubernetes-job.json").read_text())
+    (build,) = (one for one in read_deployments() if one["name"] == "build")
+    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
+        create_pools(client, [{**build, "work_pool": {**build["work_pool"], "name": "cluster"}}])
+        pool = client.read_work_pool("cluster")
+    assert (pool.type, pool.base_job_template) == ("kubernetes", template)
 
 
 def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service: Service, home: Path) -> None:
