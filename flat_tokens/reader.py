@@ -50,6 +50,9 @@ class FlatTokens:
     def __len__(self) -> int:
         return self.seq_count
 
+    def __repr__(self) -> str:
+        return f"FlatTokens({self.store.url!r}: {self.seq_count:,} sequences, {self.token_count:,} tokens)"
+
     def __getitem__(self, i: int) -> npt.NDArray[np.uint32]:
         return self.sequence(i)
 
@@ -180,6 +183,10 @@ class Dataset:
     def path(self) -> str:
         """The version's own path or URL, which never changes its content."""
         return self.store.url
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {getattr(self, name).token_count:,} tokens" for name in SPLITS)
+        return f"Dataset({self.store.url!r}: {counts})"
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

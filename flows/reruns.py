@@ -160,6 +160,11 @@ def base_of(dataset: str | BuildConfig) -> Base:
 def config_of(root: Store, version: str) -> BuildConfig:
     """The settings that a version was built with."""
     origin = read_origin(root, version)
+    if origin is None and (inputs := read_manifest(root / VERSIONS / version)["provenance"].get("inputs")):
+        raise ValueError(
+            f"{root.url}: version {version} was made of the datasets {', '.join(one['name'] for one in inputs)}, not of text. "
+            "Retokenize each of them, then make it again of what that gives."
+        )
     if origin is None:
         raise ValueError(
             f"{root.url}: how version {version} was built is not recorded (origins/{version}.json). Give its configuration file."

@@ -77,6 +77,13 @@ def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFi
             chosen.append(file.model_copy(update={"split": "validation"}))
         elif source.split is None or names_split(file.name, source.split):
             chosen.append(file.model_copy(update={"split": "train" if source.validation_split else None}))
+    if source.split is None and (
+        held_out := [file.name for file in chosen if file.split == "train" and names_split(file.name, "test")]
+    ):
+        listed = ", ".join(held_out[:5]) + (" ..." if len(held_out) > 5 else "")
+        logger.warning(
+            "source %r: %s: named as a test split, but train here. Set source.split to leave it out.", source.name, listed
+        )
     for split in filter(None, (source.split, source.validation_split)):
         if not any(names_split(file.name, split) for file in files):
             raise ValueError(

@@ -17,9 +17,11 @@ import pytest
 import flat_tokens
 import tasks.shards
 from flat_tokens.storage import Store
+from flows.derive import derive
 from flows.order import BuildResult, scratch_of
 from flows.reruns import BESIDE, RefreshResult, base_of, config_of, read_text, refresh, rerun, reruns_of, short_name
 from flows.threads import Threads
+from tasks.derivations import Derivation
 from tasks.garbage import Policy
 from tasks.leases import sharing
 from tasks.models import BuildConfig, TokenizerConfig
@@ -367,6 +369,15 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, t
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
     with pytest.raises(ValueError, match=r"has the sources other, but version .* was made of notes"):
         retokenize_here(renamed, "gpt2")
+
+
+def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings: Settings, tmp_path: Path) -> None:
+    refresh_here(settings)
+    both = {"operation": {"operation": "merge"}, "inputs": [settings["output"]] * 2, "output": str(tmp_path / "both")}
+    with Threads(1) as runner:
+        derive(Derivation.model_validate(both), runner)
+    with pytest.raises(ValueError, match=r"was made of the datasets dataset, dataset, not of text. Retokenize each of them"):
+        retokenize_here(str(tmp_path / "both"), "bytes")
 
 
 def test_a_configuration_that_was_never_built_is_built_for_the_tokenizers(settings: Settings, tmp_path: Path) -> None:

@@ -521,3 +521,13 @@ def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
     for other in ({"content": "blob:0"}, {"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
         assert bytes_to_cut(found.model_copy(update=other)) == 5 << 20
     assert bytes_to_cut(found.model_copy(update={"size": None})) == 1_000_000_000
+
+
+def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("test-0.jsonl", "train-0.jsonl", "validation-0.jsonl", "latest.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    said = "source 'source': test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
+    for split, expected in ((None, [said]), ("train", [])):
+        caplog.clear()
+        resolve_source(Source(path=str(tmp_path), split=split, validation_split="validation"), 0)
+        assert caplog.messages == expected
