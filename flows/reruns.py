@@ -94,6 +94,11 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
             outcome: Literal["published", "unchanged", "withdrawn"] = "unchanged"
         elif any(version == one.version for one in pointer.withdrawn):
+            if old is None:
+                raise ValueError(
+                    f"{root.url}: the latest version, {pointer.version}, is gone, and the sources give {version}, which was "
+                    "rolled back. Restore the one, or publish the other: python -m flows build"
+                )
             outcome = "withdrawn"
         else:
             with stage("download", seconds):
@@ -184,6 +189,8 @@ def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: s
     for given in tokenizers:
         tokenizer = TokenizerConfig(name=given) if isinstance(given, str) else given
         place = output.replace("{output}", base.config.output.rstrip("/")).replace("{tokenizer}", short_name(tokenizer))
+        if unknown := re.findall(r"\{\w*\}", place):
+            raise ValueError(f"output {output}: {unknown[0]} is not known; {{output}} and {{tokenizer}} are.")
         if place in [base.config.output, *(config.output for config in configs)]:
             raise ValueError(f"{place}: would be the output of two tokenizers. Set output to a name with {{tokenizer}} in it.")
         load_tokenizer(tokenizer)

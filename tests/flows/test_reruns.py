@@ -206,6 +206,16 @@ def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(setti
         refresh_here(settings)
 
 
+def test_a_latest_version_that_is_gone_is_named_where_its_successor_was_rolled_back(settings: Settings, tmp_path: Path) -> None:
+    first = refresh_here(settings)
+    write_notes(tmp_path / "in" / "d.jsonl", 3)
+    second = refresh_here(settings)
+    roll_back(Store.at(settings["output"]))
+    shutil.rmtree(first.path)
+    with pytest.raises(ValueError, match=f"the latest version, {first.version}, is gone, and the sources give {second.version}"):
+        refresh_here(settings)
+
+
 def notes(*texts: str) -> str:
     return "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts)
 
@@ -369,6 +379,11 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, t
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
     with pytest.raises(ValueError, match=r"has the sources other, but version .* was made of notes"):
         retokenize_here(renamed, "gpt2")
+
+
+def test_an_output_with_a_name_that_is_not_known_is_refused(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x-\{tokeniser\}: \{tokeniser\} is not known; \{output\} and \{tokenizer\} are"):
+        retokenize_here(settings, "bytes", output=f"{tmp_path}/x-{{tokeniser}}")
 
 
 def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings: Settings, tmp_path: Path) -> None:
