@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -261,6 +261,7 @@ class Groups:
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
         self._done: list[tuple[Store, str]] = []
+        self._told: set[UUID] = set()
         self._looked = 0.0
         self._moved = time.monotonic()
         self._failure: BaseException | None = None
@@ -363,6 +364,8 @@ class Groups:
         if report is not None and report != run.report:
             run.report, run.heard = report, now
             self._count(run, report.done)
+            if report.fault is not None or report.results is not None:
+                self._told.add(_id_of(run))
             if self._take(run, report):
                 return
             if report.fault is not None:
@@ -504,7 +507,7 @@ class Groups:
         # was a cancellation, the hook below follows.
         if isinstance(error, Exception | KeyboardInterrupt):
             with contextlib.suppress(*_AWAY), get_client(sync_client=True) as client:
-                cancel_runs(client, _own_tag())
+                cancel_runs(client, _own_tag(), self._told)  # what has said how it ended, ends so
         if error is None:
             with ThreadPoolExecutor(READERS) as cleaners:
                 list(cleaners.map(lambda done: forget(*done), self._done))
@@ -557,10 +560,15 @@ def _error(fault: Fault) -> Exception:
     return RuntimeError(f"{fault.kind}: {fault.message}")
 
 
-def _set_state(run: _Run, state: State[Any]) -> None:
+def _id_of(run: _Run) -> UUID:
+    """Of a group that was begun."""
     assert run.id is not None
+    return run.id
+
+
+def _set_state(run: _Run, state: State[Any]) -> None:
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(run.id, state, force=True)
+        client.set_flow_run_state(_id_of(run), state, force=True)
 
 
 def _add_tag(run: FlowRun, tag: str) -> None:
@@ -573,9 +581,9 @@ def _own_tag() -> str:
     return f"for:{flow_run().id}"
 
 
-def cancel_runs(client: SyncPrefectClient, tag: str) -> None:
-    """Cancel the runs with a tag that have not ended, each once: a run that just ends may refuse."""
-    told: set[UUID] = set()
+def cancel_runs(client: SyncPrefectClient, tag: str, but: Collection[UUID] = ()) -> None:
+    """Cancel the runs with a tag that have not ended, *but* for some, each once: a run that just ends may refuse."""
+    told = set(but)
     alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
     some = FlowRunFilter(tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=alive)))
     while True:

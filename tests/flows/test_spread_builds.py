@@ -143,9 +143,9 @@ def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, 
     assert "notes.jsonl, row 27" in line
     runs = groups_of(workers, "bad")
     assert len({run["parameters"]["group"] for run in runs}) == len(runs)
-    (failed,) = (run for run in runs if run["state_type"] == "FAILED")
+    until(lambda: all(run["state_type"] in ENDED for run in groups_of(workers, "bad")), "the groups do not end")
+    (failed,) = (run for run in groups_of(workers, "bad") if run["state_type"] == "FAILED")
     assert "notes.jsonl, row 27" in failed["state"]["message"]
-    until(lambda: all(run["state_type"] in ENDED for run in groups_of(workers, "bad")), "the other groups do not end")
 
 
 def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(workers: Pool, tmp_path: Path) -> None:
