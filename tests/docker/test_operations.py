@@ -60,7 +60,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
         ("tokenizing, 8 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 8),
         ("tokenizing, 64 cores", lambda tokens: tokens * BYTES_A_TOKEN / RATE / 64),
         ("fetching, *m* machines", lambda tokens: tokens * BYTES_A_TOKEN * PACKED / NETWORK),
-        ("shards written and read again, *m* machines", lambda tokens: 8 * tokens / NETWORK),
+        ("shards written, and read for either split, *m* machines", lambda tokens: 12 * tokens / NETWORK),
         ("slices of 128 MB", lambda tokens: tokens * BYTES_A_TOKEN / 128e6),
         ("slices of 1 GB", lambda tokens: tokens * BYTES_A_TOKEN / 1e9),
         ("token shards (`_cache`), until collected", lambda tokens: tokens * 4),
