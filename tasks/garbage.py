@@ -20,6 +20,7 @@ from pydantic import Field
 from flat_tokens.manifest import read_manifest
 from flat_tokens.storage import Store, make_directory, sync_directory
 from tasks.caching import CACHE, QUARANTINE, RECEIPT, STAGING, read_receipt, sweep
+from tasks.cuts import FILES
 from tasks.groups import GROUPS
 from tasks.leases import collecting, expired_leases, in_use
 from tasks.models import Model, digest_of
@@ -36,7 +37,6 @@ from tasks.versions import (
 )
 
 RUNS = "runs"
-FILES = f"{CACHE}/files"
 COLLECTED = "collected"
 """Below the staging: what is on its way out. The next build would sweep it, too."""
 

@@ -198,6 +198,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     (found,), sources = on_the_hub(stand_in_hub, a=body)
     assert found.content == f"sha256:{hashlib.sha256(body).hexdigest()}"
     cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert stand_in_hub.count("/resolve/", "GET") == 1
     assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
 
     whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, place)
