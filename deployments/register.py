@@ -37,9 +37,9 @@ sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
 
 from serve import arguments  # noqa: E402
 
-from flows.cli import read_config  # noqa: E402
+from flows.commands.config_file import read_config  # noqa: E402
 from flows.credentials import VARIABLE  # noqa: E402
-from flows.watching import tags_of  # noqa: E402
+from flows.watch.progress import tags_of  # noqa: E402
 
 SLUG = "register.py"
 """What the names of our own schedules begin with; those of others have none."""

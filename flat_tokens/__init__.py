@@ -1,13 +1,13 @@
 """flat-tokens: tokenized text as one long zarr array that trainers read at random."""
 
-from flat_tokens.arrays import LAYOUTS, Layout, LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.checker import Checked, DamagedError, Verification, verify
 from flat_tokens.keys import document_keys
-from flat_tokens.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
-from flat_tokens.manifest import Checked, DamagedError, Verification, verify
-from flat_tokens.packing import PackedDocuments, PackedDocumentsView
 from flat_tokens.reader import Dataset, FlatTokens, open
-from flat_tokens.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
+from flat_tokens.rows.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
+from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
+from flat_tokens.rows.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
 from flat_tokens.writer import write_dataset
 
 __all__ = [

@@ -2,6 +2,6 @@
 
 import sys
 
-from flat_tokens.cli import main
+from flat_tokens.tools.cli import main
 
 sys.exit(main())

@@ -1,67 +1,20 @@
-"""The manifest of a dataset, and checking a dataset against it and against every sentence of the format."""
+"""The manifest of a dataset: what it was made of, and the size and digest of every stored object."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+from flat_tokens.arrays.layouts import to_json
+from flat_tokens.stores.store import Store, StoredObject
 
-from flat_tokens.arrays import group_metadata, read_json, read_metadata, to_json
-from flat_tokens.reader import MANIFEST, POINTER, SPLITS, FlatTokens, open_split, resolve
-from flat_tokens.storage import Store, StoredObject
+if TYPE_CHECKING:
+    pass
+
 
 FORMAT_VERSION = 1
-
-BLOCK_TOKENS = 1 << 22
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
-MAX_PROBLEMS = 10
-
-
-Seen = Callable[[int], object]
-"""Who is told of bytes that have been read, from any thread."""
-
-
-class Checked(NamedTuple):
-    """How far a check has come: bytes that it has read, of so many, and faults that it has found."""
-
-    byte_count: int
-    of: int
-    faults: int
-
-
-class DamagedError(ValueError):
-    """A dataset is not what it says. ``path``: the version that was checked; ``faults``: a sentence each, up to ten."""
-
-    def __init__(self, path: str, faults: tuple[str, ...]) -> None:
-        super().__init__(path, faults)
-        self.path, self.faults = path, faults
-
-    def __str__(self) -> str:
-        return f"{self.path}: {faults_found(len(self.faults))}: {'; '.join(self.faults)}"
-
-
-def faults_found(count: int) -> str:
-    """Such as ``3 faults``; a check ends with the tenth."""
-    return f"{count} or more faults" if count == MAX_PROBLEMS else f"{count} fault" + "s" * (count != 1)
-
-
-class Verification(NamedTuple):
-    """What was checked and found right."""
-
-    path: str
-    level: str
-    object_count: int
-    byte_count: int
-    token_count: int
-    seq_count: int
 
 
 def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layout: str, provenance: dict[str, Any]) -> bytes:
@@ -93,172 +46,7 @@ def read_manifest(store: Store) -> dict[str, Any]:
     return manifest  # type: ignore[no-any-return]
 
 
-def verify(
-    path_or_url: str | os.PathLike[str],
-    level: Literal["quick", "full"] = "quick",
-    *,
-    threads: int = 2,
-    watch: Callable[[Checked], object] | None = None,
-) -> Verification:
-    """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
-    metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
-    *watch* is told again and again how far it is, by one thread at a time.
-
-    A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names all
-    that is wrong, up to ten things; FileNotFoundError where there is no published dataset.
-    """
-    root = Store.at(path_or_url)
-    store = resolve(root)
-    published = read_metadata(store, "group")
-    faults: list[str] = []
-    seen = adding_up(watch, bytes_to_check(store) if level == "full" and watch else 0, faults)
-    seen(0)
-    for fault in itertools.islice(check_published(root, store, published["zarr_format"], level, threads, seen), MAX_PROBLEMS):
-        faults.append(fault)
-        seen(0)
-    if faults:
-        raise DamagedError(store.url, tuple(faults))
-    splits = [open_split(store / split) for split in SPLITS]
-    objects = read_manifest(store)["objects"] if store.exists(MANIFEST) else []
-    return Verification(
-        store.url,
-        level,
-        len(objects),
-        sum(item["size"] for item in objects),
-        sum(split.token_count for split in splits),
-        sum(split.seq_count for split in splits),
-    )
-
-
-def adding_up(watch: Callable[[Checked], object] | None, of: int, faults: Sequence[str] = ()) -> Seen:
-    """Who is told of bytes and tells *watch* how many of all they come to, one thread at a time."""
-    done, one_at_a_time = 0, threading.Lock()
-
-    def seen(count: int) -> None:
-        nonlocal done
-        if watch is not None:
-            with one_at_a_time:
-                done += count
-                watch(Checked(done, of, len(faults)))
-
-    return seen
-
-
-def bytes_to_check(store: Store) -> int:
-    """What a full check of a dataset reads: its objects once for their digests, and its arrays, as they are in memory, once
-    for the format. What cannot be opened counts for nothing.
-    """
-    count = 0
-    with contextlib.suppress(ValueError, FileNotFoundError):
-        count = sum(item["size"] for item in read_manifest(store)["objects"])
-    for name in SPLITS:
-        with contextlib.suppress(ValueError, FileNotFoundError):
-            split = open_split(store / name)
-            count += split.encoded_tokens.length * TOKEN_BYTES + split.seq_starts.length * ENTRY_BYTES
-    return count
-
-
-def check_published(
-    root: Store,
-    store: Store,
-    zarr_format: Literal[2, 3],
-    level: Literal["quick", "full"],
-    threads: int,
-    seen: Seen | None = None,
-) -> Iterator[str]:
-    """Every fault of a published version, as a sentence. *seen* is told of bytes as they are read."""
-    described = store.exists(MANIFEST)
-    if root != store:
-        digest = store.digest(MANIFEST).sha256 if described else "missing"
-        if digest != read_json(root, POINTER).get("manifest_sha256"):
-            yield f"{MANIFEST} is not the one that {POINTER} names ({digest[:12]})"
-    if described:
-        expected = [StoredObject(**item) for item in read_manifest(store)["objects"]]
-        marker = set(group_metadata(zarr_format, {}))
-        yield from check_objects(store, expected, {MANIFEST, *marker}, level, threads, seen)
-    for name in SPLITS:
-        try:
-            split = open_split(store / name)
-            if level == "full":
-                yield from check_split(split, seen)
-        except (ValueError, FileNotFoundError) as error:
-            yield str(error)
-
-
-def check_objects(
-    store: Store,
-    expected: list[StoredObject],
-    besides: set[str],
-    level: Literal["quick", "full"],
-    threads: int,
-    seen: Seen | None = None,
-) -> Iterator[str]:
-    """Faults of the stored objects: missing, of another size or digest, or there without reason."""
-    found = dict(store.listing())
-    for stored in expected:
-        below = not stored.key.startswith("/") and ".." not in stored.key.split("/")
-        if stored.key not in found and below and not store.is_local:
-            with contextlib.suppress(FileNotFoundError):  # listings of object stores may lag
-                found[stored.key] = store.size(stored.key)
-        if stored.key not in found:
-            yield f"{stored.key} is missing"
-        elif (size := found[stored.key]) != stored.size:
-            yield f"{stored.key} has {size} bytes instead of {stored.size}"
-    for key in sorted(set(found) - {stored.key for stored in expected} - besides):
-        yield f"{key} is not in the manifest"
-    if level == "full":
-        # What is of another size is a fault already; what is not below the root is not read.
-        there = [stored for stored in expected if found.get(stored.key) == stored.size]
-        with ThreadPoolExecutor(threads) as pool:
-            for stored, now in zip(there, pool.map(lambda s: store.digest(s.key, seen), there), strict=True):
-                if now != stored:
-                    yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
-
-
-def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:
-    """Every sentence of the format that one flat-tokens array breaks."""
-    name = split.store.url
-    previous = np.uint64(0)
-    for entries in _blocks(split.seq_starts.length, split.seq_starts.read, seen):
-        joined = np.concatenate([[previous], entries])
-        if (joined[1:] < joined[:-1]).any():
-            yield f"{name}/seq_starts decreases"
-            return
-        previous = entries[-1]
-    if int(split.seq_starts.read(0, 1)[0]) != 0:
-        yield f"{name}/seq_starts begins with {int(split.seq_starts.read(0, 1)[0])} instead of 0"
-        return
-    marks = _distinct_starts(split)
-    ahead = np.empty(0, np.uint64)
-    start, max_token_id = 0, 0
-    for block in _blocks(split.token_count, split.slice, seen):
-        stop = start + len(block)
-        while not len(ahead) or ahead[-1] < stop:
-            more = next(marks, None)
-            if more is None:
-                break
-            ahead = np.concatenate([ahead, more])
-        here, ahead = ahead[ahead < stop], ahead[ahead >= stop]
-        marked = np.flatnonzero(block & np.uint32(1)).astype(np.uint64) + np.uint64(start)
-        if not np.array_equal(marked, np.unique(here)):
-            wrong = np.setxor1d(marked, here)[0]
-            yield f"{name}: token {wrong} is marked as a start where seq_starts says otherwise, or the reverse"
-            return
-        max_token_id = max(max_token_id, int(block.max()) >> 1)
-        start = stop
-    if max_token_id > split.max_token_id:
-        yield f"{name}: token id {max_token_id} is above max_token_id {split.max_token_id}"
-
-
-def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[npt.NDArray[Any]]:
-    for start in range(0, length, BLOCK_TOKENS):
-        block = read(start, min(start + BLOCK_TOKENS, length))
-        yield block
-        if seen is not None:
-            seen(block.nbytes)
-
-
-def _distinct_starts(split: FlatTokens) -> Iterator[npt.NDArray[np.uint64]]:
-    """First tokens of the sequences that have one, in blocks; an entry at the end of the tokens marks nothing."""
-    for entries in _blocks(split.seq_starts.length, split.seq_starts.read):
-        yield np.unique(entries[entries < split.token_count])
+POINTER = "latest.json"
+MANIFEST = "manifest.json"
+SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays import open_array, read_json, read_metadata
+from flat_tokens.arrays.opening import open_array, read_json, read_metadata
+from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.storage import Store
-from flat_tokens.stored_array import StoredArray
-from flat_tokens.views import BlocksView, DocumentsView, Framework, PackedView
+from flat_tokens.rows.views import BlocksView, DocumentsView, Framework, PackedView
+from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
-    from flat_tokens.packing import PackedDocumentsView
+    from flat_tokens.rows.packing import PackedDocumentsView
 
-POINTER = "latest.json"
-MANIFEST = "manifest.json"
-SplitName = Literal["train", "validation"]
+from flat_tokens.manifest import MANIFEST, POINTER, SPLITS
+
 STARTS_AT_A_TIME = 1 << 20
-SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class FlatTokens:
         framework: Framework = "numpy",
     ) -> PackedDocumentsView:
         """Documents packed into rows of *length* as torchtune does it, or closer: ``tokens``, ``labels``, ``input_pos``."""
-        from flat_tokens.packing import PackedDocumentsView  # which needs the manifest, and that the reader
+        from flat_tokens.rows.packing import PackedDocumentsView  # which needs the manifest, and that the reader
 
         return PackedDocumentsView(
             self,

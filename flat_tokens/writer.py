@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from flat_tokens.arrays import LAYOUTS, ArrayWriter, Layout, LayoutName, group_metadata, put_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
+from flat_tokens.arrays.writing import ArrayWriter, put_metadata
 from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import manifest_bytes
-from flat_tokens.reader import MANIFEST
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import MANIFEST, manifest_bytes
+from flat_tokens.stores.store import Store, StoredObject
 
 
 class FlatTokensWriter:

@@ -5,13 +5,13 @@
 from prefect import flow
 
 from flows.credentials import credentials
-from flows.groups import cancel_groups
-from flows.order import BuildResult, build
-from flows.receipts import results_from_receipts
-from flows.runners import runner_of
-from flows.summaries import show
-from flows.watching import tags_of, watched
-from tasks.models import BuildConfig
+from flows.pipelines.build import BuildResult, build
+from flows.runners.chosen import runner_of
+from flows.runners.receipts import results_from_receipts
+from flows.runners.work_pool import cancel_groups
+from flows.watch.progress import tags_of, watched
+from flows.watch.summaries import show
+from tasks.config import BuildConfig
 
 
 @flow(

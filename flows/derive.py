@@ -1,371 +1,164 @@
-"""The order of what is made of whole datasets - merge, subset, shuffle, relayout - whoever runs its tasks."""
+"""What is made of whole datasets, as Prefect flows: the order is in ``flows.derive``, here its work becomes tasks."""
 
-from __future__ import annotations
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
-import contextlib
-import os
-from collections import Counter
-from collections.abc import Sequence
-from itertools import groupby
-from pathlib import Path
-from typing import Any, NamedTuple
+from prefect import Task, flow
+from pydantic import Field
 
-import numpy as np
-import numpy.typing as npt
-
-from flat_tokens.arrays import LayoutName
-from flat_tokens.manifest import TOKEN_BYTES, read_manifest, verify
-from flat_tokens.reader import SPLITS
-from flat_tokens.storage import Store
-from flows.order import Runner, check_output, in_order, record_run, scratch_of, stage
-from tasks.caching import STAGING, Place, attempt, sweep
-from tasks.derivations import Derivation, Derived, Relayout, Shuffle, Subset, card, derived
-from tasks.finalize import is_published, repeated_keys, seal, split_totals
-from tasks.inputs import Input, examine, settings_of_sources, version_at
-from tasks.leases import building
-from tasks.listing import Listed, read_ids, read_keys
-from tasks.models import Model, Split
-from tasks.pieces import (
-    DOCUMENT_BYTES,
-    RADIX_BITS,
-    Counted,
-    Piece,
-    Selection,
-    count_hashes,
-    count_piece,
-    cut,
-    found_beside,
-    make_keys,
-)
-from tasks.pointer import publish, read_pointer
-from tasks.progress import meter
-from tasks.rewriting import Stretch, lay_out, place_parts, write_stretch
-from tasks.shuffling import Bucket, scatter, shuffling_of
-from tasks.split import Written
-from tasks.versions import VERSIONS
-
-LISTED = "listed.npy"
-HASH_DIGITS = 64 // RADIX_BITS
+from flat_tokens.arrays.layouts import LayoutName
+from flows.credentials import credentials
+from flows.pipelines.derive import DerivedResult, conclude, derive
+from flows.runners.prefect_tasks import AGAIN, PrefectTasks
+from flows.watch.progress import dataset_name, watched
+from flows.watch.summaries import show_derived
+from tasks.derive.inputs import examine
+from tasks.derive.pieces import count_hashes, count_piece, make_keys
+from tasks.derive.request import Derivation, Merge, Relayout, Shuffle, Subset
+from tasks.derive.shuffle import scatter
+from tasks.derive.write import write_stretch
+from tasks.locations import Location, Output
+from tasks.models import Split
 
 
-class DerivedResult(Model):
-    """What an operation came to. ``was_published``: there was nothing to do. ``not_found``: keys or ids of a list that no
-    document has, where there was a list.
-    """
-
-    operation: str
-    path: str
-    version: str
-    sequence: int
-    was_published: bool
-    layout: LayoutName
-    totals: dict[str, Any]
-    byte_count: int
-    not_found: int | None
-    seconds: dict[str, float]
+def as_task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
+    """A function as a task whose work is done again when the network or a store failed, never when the input is bad."""
+    return Task(function, name=name, task_run_name=run_name, **AGAIN)
 
 
-def derive(order: Derivation, runner: Runner) -> DerivedResult:
-    """Make a version of other datasets, publish it, and let ``latest`` point at it. What is there already is left as it is."""
-    meter.reset()
-    seconds: dict[str, float] = {}
-    check_apart(order)
-    root = check_output(order)
-    since = read_pointer(root).sequence
-    with building(root, scratch_of(order)):
-        with stage("examine", seconds):
-            listed = listed_in(order)
-            inputs: list[Input] = list(in_order(runner, examine, order.inputs))
-            made_of = derived(order, inputs, settings_of(order, listed))
-            layout = layout_of(order, inputs[0])
-            version = made_of.version(layout)
-        if done := done_before(root, made_of, inputs[0], layout):
-            if root.is_local:
-                sweep(Path(root.path(STAGING)))  # of an attempt that died behind its publication
-            # Not recorded: its inputs were others then.
-            return result_of(order, root, done, since, seconds, was_published=True)
-        if is_published(root, version, layout):
-            with stage("finalize", seconds):
-                verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
-                sequence = publish(root, version, since)
-            return finish(order, inputs, root, version, sequence, seconds, was_published=True)
+TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
+    examine: as_task(examine, "examine", "examine {path_or_url}"),
+    make_keys: as_task(make_keys, "make-keys", "make keys of {piece.label}"),
+    count_hashes: as_task(count_hashes, "sample", "sample {piece.label}"),
+    count_piece: as_task(count_piece, "count", "count {piece.label}"),
+    scatter: as_task(scatter, "shuffle", "shuffle {piece.label}"),
+    write_stretch: as_task(write_stretch, "write", "write {stretch.label}"),
+    conclude: as_task(conclude, "finalize", "finalize {version}"),
+}
 
-        with attempt(order.output, scratch_of(order), version) as place:
-            with stage("count", seconds):
-                plan = plan_of(order, inputs, listed, runner, place)
-                not_found = count_unfound(place) if listed else None
-            parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
-            if isinstance(order.operation, Shuffle):
-                with stage("shuffle", seconds):
-                    parts |= shuffled(order.operation, plan, runner, place)
-            with stage("split", seconds):
-                meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
-                stretches = lay_out(parts, layout)
-                writing = in_order(runner, write_stretch, stretches, plan.selection, layout, place, version)
-                written: list[Written] = list(writing)
-            with stage("finalize", seconds):
-                documents = document_totals(made_of, order, inputs, plan)
-                runner.start(
-                    conclude, made_of, layout, stretches, written, documents, place, version, order.verify_level
-                ).result()
-                sequence = publish(root, version, since)
-    return finish(order, inputs, root, version, sequence, seconds, was_published=False, not_found=not_found)
+Workers = Annotated[int, Field(ge=1, le=256)] | None
+Level = Literal["quick", "full"]
 
 
-def listed_in(order: Derivation) -> Listed | None:
-    """The documents that a subset's list names, None where it has none."""
-    if not isinstance(order.operation, Subset):
-        return None
-    if order.operation.key_list is not None:
-        return read_keys(order.operation.key_list)
-    return None if order.operation.id_list is None else read_ids(order.operation.id_list)
-
-
-def settings_of(order: Derivation, listed: Listed | None) -> dict[str, Any]:
-    """The settings of an operation that its result depends on: instead of a list's place, its content."""
-    settings = order.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
-    return {"operation": order.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
-
-
-def check_apart(order: Derivation) -> None:
-    """Refuse an output within an input: versions are not changed once they are published."""
-    root = Store.at(order.output)
-    output = os.path.realpath(root.root) if root.is_local else root.url
-    for path in order.inputs:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
-            if f"{output}/".startswith(f"{version_at(path).url}/"):
-                raise ValueError(f"the output {order.output} lies within the dataset {path}. Keep them apart.")
-
-
-def layout_of(order: Derivation, first: Input) -> LayoutName:
-    if order.layout != "auto":
-        return order.layout
-    return first.layout or ("mmap" if Store.at(order.output).is_local else "compact")
-
-
-def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
-    """The latest version of an output, where it is the first input, and was itself made of the version before it just as it
-    would be made anew now: appending the same again, or shuffling again with the same seed, does nothing.
-    """
-    pointer = read_pointer(root)
-    latest = pointer.version
-    if latest is None or first.location != (root / VERSIONS / latest).url or first.layout != layout:
-        return None
-    if made_of.operation == {"operation": Relayout().operation}:
-        return latest
-    before = read_manifest(root / VERSIONS / latest)["provenance"]
-    former = [one.version for one in pointer.former[-1:]]
-    inputs, now = before.get("inputs") or [{}], made_of.model_dump(mode="json")
-    in_place = [inputs[0].get("version")] == former
-    same = before.get("operation") == now["operation"] and before.get("name") == now["name"]
-    return latest if in_place and same and inputs[1:] == now["inputs"][1:] else None
-
-
-class Plan(NamedTuple):
-    """The pieces that a version is made of, each where it lands, what is taken of them, and what was counted of each."""
-
-    pieces: dict[Split, list[Piece]]
-    selection: Selection
-    counted: list[tuple[Piece, Counted]]
-
-
-def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, runner: Runner, place: Place) -> Plan:
-    """Cut the inputs, choose, count, and place what is taken one behind the other."""
-    wanted, selection = None, Selection()
-    if listed:
-        listed.save(Path(place.staging) / LISTED)
-    if isinstance(order.operation, Subset):
-        wanted = order.operation.sources
-        selection = Selection(
-            splits=order.operation.filtered,
-            dropped=order.operation.drop,
-            min_tokens=order.operation.min_tokens,
-            max_tokens=order.operation.max_tokens,
-            listed=LISTED if listed else None,
-            seed=order.operation.seed,
-        )
-    pieces = cut(inputs, wanted)
-    meter.begin("count", bytes_to_count(order, inputs, pieces))
-    made = in_order(runner, make_keys, [piece for piece in pieces if piece.made_keys is not None], place)
-    for _ in made:
-        pass
-    if isinstance(order.operation, Subset):
-        selection, pieces = sampled(order.operation, selection, pieces, runner, place)
-    counted = list(zip(pieces, in_order(runner, count_piece, pieces, selection, place), strict=True))
-    placed: dict[Split, list[Piece]] = {split: [] for split in SPLITS}
-    for piece, count in counted:
-        here = piece.model_copy(update={"seq_count": count.seq_count, "token_count": count.token_count})
-        placed[piece.split].append(here)
-    return Plan({split: place_parts(placed[split]) for split in SPLITS}, selection, counted)
-
-
-def bytes_to_count(order: Derivation, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
-    """What is read to count documents: once, for a sample of so many a few times more; tokens where keys are made of them."""
-    by_count = isinstance(order.operation, Subset) and order.operation.count is not None
-    tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
-    times = HASH_DIGITS + 2 if by_count else 1
-    return times * DOCUMENT_BYTES * sum(piece.stop - piece.start for piece in pieces) + TOKEN_BYTES * tokens
-
-
-def sampled(
-    order: Subset, selection: Selection, pieces: list[Piece], runner: Runner, place: Place
-) -> tuple[Selection, list[Piece]]:
-    """The selection with its sample, and the pieces with their shares of the documents whose hash is the last one in it."""
-    if order.fraction is not None:
-        share = dict.fromkeys(selection.splits, int(order.fraction * 2**64))
-        return selection.model_copy(update={"below": share}), pieces
-    if order.count is None:
-        return selection, pieces
-    mine = [piece for piece in pieces if piece.split in selection.splits]
-    prefix, missing = dict.fromkeys(selection.splits, 0), dict.fromkeys(selection.splits, order.count)
-    below: dict[Split, int] = {}
-    # The hash of the count-th document, sixteen bits at a time.
-    for digits in range(HASH_DIGITS):
-        for split, counts in _histograms(mine, runner, selection, place, prefix, digits).items():
-            if split not in below and (order.count == 0 or counts.sum() < missing[split]):
-                below[split] = (1 << 64) if order.count else 0
-            if split in below:
-                continue
-            value = int(np.searchsorted(np.cumsum(counts), missing[split]))
-            missing[split] -= int(counts[:value].sum())
-            prefix[split] = prefix[split] << RADIX_BITS | value
-    tied = {split: prefix[split] for split in selection.splits if split not in below}
-    selection = selection.model_copy(update={"below": {**tied, **below}})
-    mine = [piece for piece in pieces if piece.split in tied]
-    ties: dict[tuple[Split, int], int] = {}
-    before = {split: value >> RADIX_BITS for split, value in tied.items()}
-    for piece, found in zip(mine, in_order(runner, count_hashes, mine, selection, place, before, HASH_DIGITS - 1), strict=True):
-        taken = min(int(found[tied[piece.split] % (1 << RADIX_BITS)]), missing[piece.split])
-        ties[piece.split, piece.number] = taken
-        missing[piece.split] -= taken
-    return selection, [piece.model_copy(update={"ties": ties.get((piece.split, piece.number), 0)}) for piece in pieces]
-
-
-def _histograms(
-    pieces: list[Piece], runner: Runner, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
-) -> dict[Split, npt.NDArray[np.int64]]:
-    sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
-    for piece, found in zip(pieces, in_order(runner, count_hashes, pieces, selection, place, prefix, digits), strict=True):
-        sums[piece.split] += found
-    return sums
-
-
-def count_unfound(place: Place) -> int:
-    """Of a list of documents, how many none was found of."""
-    found = np.fromfile(found_beside(Path(place.staging) / LISTED), np.uint8)
-    return len(found) - int(found.sum())
-
-
-def shuffled(order: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
-    """What is written of the splits that are shuffled: buckets of their documents."""
-    parts: dict[Split, list[Piece | Bucket]] = {}
-    shufflings = {split: shuffling_of(split, order.seed, plan.pieces[split]) for split in order.shuffled if plan.pieces[split]}
-    pieces = [piece for split in shufflings for piece in plan.pieces[split]]
-    meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
-    scattered = zip(pieces, in_order(runner, scatter, pieces, shufflings, place), strict=True)
-    for split, of_split in groupby(scattered, lambda pair: pair[0].split):
-        shuffling = shufflings[split]
-        bounds = shuffling.bounds().astype(np.int64)
-        tokens = np.zeros(shuffling.buckets, np.int64)
-        for _, found in of_split:
-            tokens += found
-        ends = np.cumsum(tokens)
-        parts[split] = [
-            Bucket(
-                shuffling=shuffling,
-                pieces=len(plan.pieces[split]),
-                number=b,
-                first_seq=int(bounds[b]),
-                seq_count=int(bounds[b + 1] - bounds[b]),
-                first_token=int(ends[b] - tokens[b]),
-                token_count=int(tokens[b]),
-            )
-            for b in range(shuffling.buckets)
-        ]
-    return parts
-
-
-def document_totals(made_of: Derived, order: Derivation, inputs: Sequence[Input], plan: Plan) -> dict[str, Any]:
-    """What a manifest says of the documents, but for repeated keys."""
-    skipped: Counter[str] = Counter()
-    by_source = np.zeros((len(made_of.sources), 2), np.int64)
-    for piece, count in plan.counted:
-        skipped.update(count.skipped)
-        by_source[piece.source : piece.source + len(count.sources)] += np.array(count.sources)
-    texts = [one.text_bytes for one in inputs]
-    known = sum(filter(None, texts)) if None not in texts and not isinstance(order.operation, Subset) else None
-    read, written = sum(sum(one.seq_counts.values()) for one in inputs), int(by_source[:, 0].sum())
-    if read != written + skipped.total():
-        raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
-    return {
-        "read": read,
-        "written": written,
-        "skipped": dict(sorted(skipped.items())),
-        "replaced": {},
-        **({} if known is None else {"text_bytes": known}),
-        "by_source": [
-            {"name": source["name"], "written": documents, "token_count": tokens}
-            for source, (documents, tokens) in zip(made_of.sources, by_source.tolist(), strict=True)
-        ],
-    }
-
-
-def conclude(
-    made_of: Derived,
-    layout: LayoutName,
-    stretches: list[Stretch],
-    written: list[Written],
-    documents: dict[str, Any],
-    place: Place,
-    version: str,
-    verify_level: str,
-) -> str:
-    """Count repeated keys, write metadata, manifest and card, check, commit; the version's name."""
-    store = place.root / VERSIONS / version
-    totals = split_totals(stretches, written)
-    totals["documents"] = {**documents, "repeated_keys": repeated_keys(store, layout, totals, Path(place.staging))}
-    described = card(made_of, layout, totals, version)
-    seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
-    return version
-
-
-def finish(
-    order: Derivation,
-    inputs: Sequence[Input],
-    root: Store,
-    version: str,
-    sequence: int,
-    seconds: dict[str, float],
-    *,
-    was_published: bool,
-    not_found: int | None = None,
-) -> DerivedResult:
-    """The result, and a record of the run beside the versions: when, where, how long, and where the sources once lay."""
-    result = result_of(order, root, version, sequence, seconds, was_published=was_published, not_found=not_found)
-    record_run(root, version, {**order.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
+def run(order: Derivation) -> DerivedResult:
+    with credentials():
+        inputs = [dataset_name(path) for path in order.inputs]
+        name = order.name or inputs[0]
+        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(order.workers, TASKS) as runner:
+            result = derive(order, runner)
+        show_derived(order, result)
     return result
 
 
-def result_of(
-    order: Derivation,
-    root: Store,
-    version: str,
-    sequence: int,
-    seconds: dict[str, float],
-    *,
-    was_published: bool,
-    not_found: int | None = None,
+@flow(name="merge-datasets", flow_run_name="merge into {output}", persist_result=False)
+def merge_datasets(
+    datasets: Annotated[list[Location], Field(min_length=1)],
+    output: Output,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    allow_different_tokenizers: bool = False,
+    workers: Workers = None,
+    scratch: Output | None = None,
+    verify_level: Level = "quick",
 ) -> DerivedResult:
-    manifest = read_manifest(root / VERSIONS / version)
-    return DerivedResult(
-        operation=order.operation.operation,
-        path=f"{root.url}/{VERSIONS}/{version}",
-        version=version,
-        sequence=sequence,
-        was_published=was_published,
-        layout=manifest["layout"],
-        totals=manifest["totals"],
-        byte_count=sum(stored["size"] for stored in manifest["objects"]),
-        not_found=not_found,
-        seconds=seconds,
+    """Publish the documents of several datasets, one behind the other: train with train, validation with validation.
+
+    datasets: outputs of builds (their latest versions), versions, or plain zarr. output: where the version is published; the
+    first dataset's own place to append the others to it.
+    """
+    operation = Merge(allow_different_tokenizers=allow_different_tokenizers)
+    return run(
+        Derivation(
+            operation=operation,
+            inputs=tuple(datasets),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="subset-dataset", flow_run_name="subset of {dataset} into {output}", persist_result=False)
+def subset_dataset(
+    dataset: Location,
+    output: Output,
+    filters: Subset,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    workers: Workers = None,
+    scratch: Output | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
+    return run(
+        Derivation(
+            operation=filters,
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="shuffle-dataset", flow_run_name="shuffle {dataset} into {output}", persist_result=False)
+def shuffle_dataset(
+    dataset: Location,
+    output: Output,
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
+    split: Split | None = None,
+    name: str | None = None,
+    layout: Literal["auto"] | LayoutName = "auto",
+    workers: Workers = None,
+    scratch: Output | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish the documents of a dataset in an order that the seed decides. It takes as much disk again while it runs.
+
+    split: shuffle this one alone.
+    """
+    return run(
+        Derivation(
+            operation=Shuffle(seed=seed, split=split),
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
+    )
+
+
+@flow(name="relayout-dataset", flow_run_name="relayout {dataset} as {layout} into {output}", persist_result=False)
+def relayout_dataset(
+    dataset: Location,
+    output: Output,
+    layout: LayoutName,
+    name: str | None = None,
+    workers: Workers = None,
+    scratch: Output | None = None,
+    verify_level: Level = "quick",
+) -> DerivedResult:
+    """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""
+    return run(
+        Derivation(
+            operation=Relayout(),
+            inputs=(dataset,),
+            output=output,
+            name=name,
+            layout=layout,
+            workers=workers,
+            scratch=scratch,
+            verify_level=verify_level,
+        )
     )

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 from prefect import Task, flow
 from pydantic import Field
 
-from flat_tokens.exporting import export_of, finish, write_part
 from flat_tokens.formats import FORMATS
-from flat_tokens.reader import SPLITS
+from flat_tokens.manifest import SPLITS
+from flat_tokens.tools.export import export_of, finish, write_part
 from flows.credentials import credentials
-from flows.exchange import ExportResult, export
-from flows.stages import PrefectTasks
-from flows.summaries import show_export
-from flows.surgery import as_task
-from flows.watching import counted, dataset_name, watched
-from tasks.models import Location, Output, Split
+from flows.derive import as_task
+from flows.pipelines.exchange import ExportResult, export
+from flows.runners.prefect_tasks import PrefectTasks
+from flows.watch.progress import counted, dataset_name, watched
+from flows.watch.summaries import show_export
+from tasks.locations import Location, Output
+from tasks.models import Split
 
 FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
 

@@ -8,13 +8,14 @@ from typing import Any
 from prefect import Task, flow
 
 from flows.credentials import credentials
-from flows.exchange import ImportResult, conclude_import, import_files
-from flows.stages import PrefectTasks
-from flows.summaries import show_import
-from flows.surgery import as_task
-from flows.watching import dataset_name, short, watched
-from tasks.imports import Import, digest_file, import_part
-from tasks.split import write_span
+from flows.derive import as_task
+from flows.pipelines.exchange import ImportResult, conclude_import, import_files
+from flows.runners.prefect_tasks import PrefectTasks
+from flows.watch.progress import dataset_name, short, watched
+from flows.watch.summaries import show_import
+from tasks.derive.imports import digest_file, import_part
+from tasks.derive.request import Import
+from tasks.split.write import write_span
 
 TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
     digest_file: as_task(digest_file, "digest", "digest {key}"),

@@ -9,15 +9,15 @@ from prefect import flow
 from pydantic import Field
 
 from flows.credentials import credentials
-from flows.groups import cancel_groups
-from flows.receipts import results_from_receipts
-from flows.reruns import RefreshResult, refresh
-from flows.runners import runner_of
-from flows.summaries import leave, link, show
-from flows.watching import tags_of, tolerated, watched
-from tasks.changes import as_markdown
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.runners.chosen import runner_of
+from flows.runners.receipts import results_from_receipts
+from flows.runners.work_pool import cancel_groups
+from flows.watch.progress import tags_of, tolerated, watched
+from flows.watch.summaries import leave, link, show
+from tasks.config import BuildConfig
 from tasks.garbage import Policy
-from tasks.models import BuildConfig
+from tasks.output.changes import as_markdown
 
 logger = logging.getLogger("flows.refresh")  # a deployment loads this file under another name
 

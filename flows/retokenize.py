@@ -11,16 +11,17 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.credentials import credentials
-from flows.groups import cancel_groups
-from flows.order import BuildResult, check_output, scratch_of
-from flows.receipts import results_from_receipts
-from flows.reruns import BESIDE, base_of, read_text, rerun, reruns_of, short_name
-from flows.runners import runner_of
-from flows.summaries import show
-from flows.watching import dataset_name, short, tags_of, watched
-from tasks.leases import sharing
-from tasks.models import BuildConfig, Location, TokenizerConfig
-from tasks.versions import check_distinct
+from flows.pipelines.build import BuildResult, check_output, scratch_of
+from flows.pipelines.retokenize import BESIDE, base_of, read_text, rerun, reruns_of, short_name
+from flows.runners.chosen import runner_of
+from flows.runners.receipts import results_from_receipts
+from flows.runners.work_pool import cancel_groups
+from flows.watch.progress import dataset_name, short, tags_of, watched
+from flows.watch.summaries import show
+from tasks.config import BuildConfig, TokenizerConfig
+from tasks.locations import Location
+from tasks.output.leases import sharing
+from tasks.output.versions import check_distinct
 
 
 def run_name() -> str:

@@ -9,9 +9,9 @@ from prefect import flow
 import flat_tokens
 from flat_tokens import DamagedError
 from flows.credentials import credentials
-from flows.summaries import show_check
-from flows.watching import counted, dataset_name, watched
-from tasks.models import Location
+from flows.watch.progress import counted, dataset_name, watched
+from flows.watch.summaries import show_check
+from tasks.locations import Location
 from tasks.progress import meter
 
 

@@ -18,25 +18,16 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.storage import Store, make_directory, sync_directory
-from tasks.caching import CACHE, QUARANTINE, RECEIPT, STAGING, read_receipt, sweep
-from tasks.cuts import FILES
-from tasks.groups import GROUPS
-from tasks.leases import collecting, expired_leases, in_use
+from flat_tokens.stores.local import make_directory, sync_directory
+from flat_tokens.stores.store import Store
 from tasks.models import Model, digest_of
-from tasks.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
-from tasks.versions import (
-    ORIGINS,
-    PINS,
-    VERSIONS,
-    Version,
-    changed_at,
-    list_versions,
-    names_of,
-    read_origin,
-)
+from tasks.output.leases import collecting, expired_leases, in_use
+from tasks.output.paths import CACHE, FILES, GROUPS, ORIGINS, PINS, QUARANTINE, RECEIPT, RUNS, STAGING, VERSIONS
+from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
+from tasks.output.staging import sweep
+from tasks.output.versions import Version, changed_at, list_versions, names_of, read_origin
+from tasks.shards.receipts import read_receipt
 
-RUNS = "runs"
 COLLECTED = "collected"
 """Below the staging: what is on its way out. The next build would sweep it, too."""
 

@@ -13,19 +13,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from flat_tokens.arrays import LayoutName
-from flat_tokens.storage import Store
-from tasks.caching import CACHE, RECEIPT, Place, Recipe
+from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.stores.store import Store
+from tasks.config import Source
 from tasks.cores import available_cores
-from tasks.cuts import CutFile
-from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, Source, TokenShard, digest_of
-from tasks.pointer import read_pointer
+from tasks.download.cut import CutFile
+from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, TokenShard, digest_of
+from tasks.output.paths import CACHE, GROUPS, RECEIPT, VERSIONS
+from tasks.output.pointer import read_pointer
+from tasks.output.staging import Place
 from tasks.progress import Done, meter
-from tasks.split import Span, SplitRule, Written
-from tasks.tokenizers import load_tokenizer
-from tasks.versions import VERSIONS
+from tasks.shards.recipe import Recipe
+from tasks.split.rule import SplitRule
+from tasks.split.spans import Span
+from tasks.split.write import Written
+from tasks.tokenize.tokenizers import load_tokenizer
 
-GROUPS = "_groups"
 READERS = 16
 
 LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, ImportError, FileNotFoundError, PermissionError)

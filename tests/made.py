@@ -12,12 +12,14 @@ import numpy as np
 
 import flat_tokens
 from flat_tokens import TokenBatch
-from flat_tokens.arrays import LAYOUTS, ArrayWriter, LayoutName, open_array
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.manifest import manifest_bytes
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter, commit
-from tasks.pointer import publish
-from tasks.shards import document_spec
+from tasks.output.pointer import publish
+from tasks.shards.read import document_spec
 
 GPT2 = {"name": "gpt2", "digest": "97" * 32, "highest_id": 50256, "revision": None}
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flat_tokens.arrays import read_metadata
+from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
 from flat_tokens.formats.mds import MDS
@@ -20,8 +20,9 @@ from flat_tokens.formats.megatron import MEGATRON
 from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.parquet import ARROW, PARQUET
-from flat_tokens.reader import SPLITS, SplitName, open_split, resolve
-from flat_tokens.storage import Store
+from flat_tokens.manifest import SPLITS, SplitName
+from flat_tokens.reader import open_split, resolve
+from flat_tokens.stores.store import Store
 
 __all__ = ["FLAT_TOKENS", "FORMATS", "STREAMS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any", "source"]
 

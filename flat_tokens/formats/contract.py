@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.stores.store import Store, StoredObject
 
 BATCH_TOKENS = 1 << 19
 """Tokens handled at a time: 2 MB as they are stored, which a processor's cache holds."""

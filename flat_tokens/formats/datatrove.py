@@ -28,8 +28,8 @@ from flat_tokens.formats.contract import (
     require_sequences,
 )
 from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
-from flat_tokens.reader import SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.stores.store import Store, StoredObject
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats.contract import BATCH_TOKENS, Run, Splits, check_index, checked_entries, runs
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 
 Closing = Literal["always", "unless_present"]
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.foreign import MAX_CHUNK_BYTES, inflate
+from flat_tokens.arrays.foreign import MAX_CHUNK_BYTES, inflate
 from flat_tokens.formats.contract import (
     VALIDATION_WORDS,
     Files,
@@ -38,8 +38,9 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.indexed import Documents, IndexedFile, token_ids
 from flat_tokens.formats.nanogpt import Stream, StreamReader, stream, stream_length
-from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.stores.store import Store, StoredObject
 
 INDEX = "index.json"
 INT32 = np.dtype("<i4")

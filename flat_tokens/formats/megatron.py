@@ -30,8 +30,9 @@ from flat_tokens.formats.contract import (
     plan_files,
 )
 from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
-from flat_tokens.reader import STARTS_AT_A_TIME, SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.reader import STARTS_AT_A_TIME
+from flat_tokens.stores.store import Store, StoredObject
 
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1

@@ -42,8 +42,8 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
-from flat_tokens.reader import SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.stores.store import Store, StoredObject
 
 READ_BYTES = 8 << 20
 INDEX_BLOCK_BYTES = 1 << 18

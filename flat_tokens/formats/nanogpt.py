@@ -47,8 +47,9 @@ from flat_tokens.formats.contract import (
     split_of,
 )
 from flat_tokens.formats.indexed import StoredItems, Tokens, insert
-from flat_tokens.reader import FlatTokens, SplitName
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.reader import FlatTokens
+from flat_tokens.stores.store import Store, StoredObject
 
 Place = Literal["before", "after"]
 

@@ -17,7 +17,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays import read_json, to_json
+from flat_tokens.arrays.layouts import to_json
+from flat_tokens.arrays.opening import read_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.extras import extra
 from flat_tokens.formats.contract import (
@@ -35,8 +36,8 @@ from flat_tokens.formats.contract import (
     require_sequences,
     runs,
 )
-from flat_tokens.reader import SplitName
-from flat_tokens.storage import ObjectWriter, Store, StoredObject
+from flat_tokens.manifest import SplitName
+from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
 MAX_ROW_TOKENS = 2**31 - 1
 """A list's offsets are 32 bits wide."""

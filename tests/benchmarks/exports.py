@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from flat_tokens.formats import FORMATS  # noqa: E402
-from flat_tokens.storage import Store  # noqa: E402
+from flat_tokens.stores.store import Store  # noqa: E402
 
 NARROW = {"nanogpt", "build-nanogpt", "llm.c"}
 """Formats of 16 bits: a dataset with larger ids is refused there."""
 END_OF_TEXT = {"modalities", "nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3", "datatrove"}
 EXPORT = """
 import re, sys
-from flat_tokens.cli import main
+from flat_tokens.tools.cli import main
 status = main(sys.argv[1:])
 print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], re.search(r"RssFile:\\s+(\\d+)",
       open("/proc/self/status").read())[1], file=sys.stderr)

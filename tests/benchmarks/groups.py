@@ -31,11 +31,14 @@ def parent(output: str, groups: int, slices: int) -> None:
     from prefect import flow
 
     import flows.groups
-    from flows.groups import Groups
-    from flows.order import in_order
-    from tasks.caching import Place, Recipe
-    from tasks.models import BuildConfig, DocumentPolicy, Slice, SourceFile
-    from tasks.shards import make_shard
+    import flows.runners.work_pool
+    from flows.pipelines.build import in_order
+    from flows.runners.work_pool import Groups
+    from tasks.config import BuildConfig, DocumentPolicy
+    from tasks.models import Slice, SourceFile
+    from tasks.output.staging import Place
+    from tasks.shards.recipe import Recipe
+    from tasks.shards.write import make_shard
 
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -104,7 +107,7 @@ def workers(output: str, count: int) -> None:
     from prefect.client.orchestration import get_client
     from prefect.states import Completed, Pending, Running
 
-    from flat_tokens.storage import Store, StoredObject
+    from flat_tokens.stores.store import Store, StoredObject
     from tasks.groups import Report, Slices, put_report, read_group
     from tasks.models import TokenShard
     from tasks.progress import Done

@@ -29,7 +29,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
 BUILD = """
 import re, sys
-from flows.cli import main
+from flows.commands.main import main
 status = main(sys.argv[1:])
 print("peak kB:", re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
 sys.exit(status)

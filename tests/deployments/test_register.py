@@ -33,8 +33,8 @@ from deployments.register import (
     wanted,
 )
 from deployments.serve import arguments as command_line
-from flows.cli import read_config
-from tasks.models import BuildConfig
+from flows.commands.config_file import read_config
+from tasks.config import BuildConfig
 
 CHECKOUT = Path(__file__).parents[2]
 DATASETS = sorted((CHECKOUT / "deployments/datasets").glob("*.yaml"))

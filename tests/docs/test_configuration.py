@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tasks.models import BuildConfig, DocumentPolicy, GroupPolicy, Source
+from tasks.config import BuildConfig, DocumentPolicy, GroupPolicy, Source
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import flat_tokens
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tests.faults.forked import MUTATIONS, Child
 from tests.faults.support import digests, pointer, receipts

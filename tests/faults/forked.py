@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import flat_tokens
-import tasks.shards
+import tasks.shards.write
 from tests.faults.support import Settings, build_here, pointer, receipts, staged, version_digests
 
 MUTATIONS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.truncate"}
@@ -60,14 +60,14 @@ def look_and_build(settings: Settings) -> dict[str, Any]:
     seen = flat_tokens.verify(root, "full")
     finished = receipts(root)
     tokenized = []
-    real = tasks.shards.tokenize_slice
+    real = tasks.shards.write.tokenize_slice
 
     def tokenize(part: Any, recipe: Any) -> Any:
         shard = real(part, recipe)
         tokenized.append(shard.key)
         return shard
 
-    tasks.shards.tokenize_slice = tokenize
+    tasks.shards.write.tokenize_slice = tokenize
     result = build_here(settings, 1)
     return {
         "seen": Path(seen.path).name,

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import flat_tokens
-from flat_tokens.exporting import export_of
-from flows.derive import derive
-from flows.exchange import export, import_files
-from flows.threads import Threads
-from tasks.derivations import Derivation
-from tasks.imports import Import
+from flat_tokens.tools.export import export_of
+from flows.pipelines.derive import derive
+from flows.pipelines.exchange import export, import_files
+from flows.runners.threads import Threads
+from tasks.derive.request import Derivation, Import
 from tests.faults.forked import Child, die_at
 from tests.faults.support import digests, staged
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows.order import BuildResult, build
-from flows.threads import Threads
-from tasks.models import BuildConfig
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tests.faults.support import ROOT, build_here, command, digests, receipts, settings_of, staged, version_digests, write_notes
 

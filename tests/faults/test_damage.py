@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-from tasks.caching import receipt_json
 from tasks.models import TokenShard
+from tasks.shards.receipts import receipt_json
 from tests.faults.support import (
     Settings,
     build_here,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tests.faults.support import (
     ROOT,
     Settings,
@@ -124,7 +124,7 @@ def limited(code: str, limit: int) -> str:
 def test_limit_within_a_direct_write_is_called_by_its_name(tmp_path: Path, limit: int) -> None:
     """A direct write is refused as invalid where the limit is not at a block's end; that is not the cause."""
     code = f"""
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 try:
     Store.at({str(tmp_path)!r}).put("large", bytes(10_000_000))
 except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks.models import BuildConfig
+from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, family, finished, kill, pool, until
 

@@ -15,7 +15,7 @@ import pytest
 from prefect.filesystems import LocalFileSystem
 from prefect.results import ResultStore
 
-from flows.receipts import KEY_SEPARATOR, ReceiptStorage
+from flows.runners.receipts import KEY_SEPARATOR, ReceiptStorage
 from tasks.models import TokenShard
 from tests.faults.support import Settings, build_here, digests, receipts, settings_of, version_digests, write_notes
 

@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 import flat_tokens
-import flat_tokens.patience
-import flat_tokens.storage
-import tasks.download
-import tasks.hub
-import tasks.sources
-from flat_tokens.storage import Store
-from tasks.download import fetch_file
-from tasks.hub import fetch_hub, resolve_hub
-from tasks.models import HubDataset, Source
-from tasks.sources import resolve_source
+import flat_tokens.stores.local
+import flat_tokens.stores.retry
+import flat_tokens.stores.store
+import tasks.download.fetch
+import tasks.download.hub
+import tasks.download.sources
+import tasks.models
+from flat_tokens.stores.store import Store
+from tasks.config import HubDataset, Source
+from tasks.download.fetch import fetch_file
+from tasks.download.hub import fetch_hub, resolve_hub
+from tasks.download.sources import resolve_source
 from tests.faults.stores import QUICKER
 from tests.flat_tokens.test_remote import root, sequences, web_server  # noqa: F401  fixtures
 from tests.proxy import MANY_FAULTS, Proxy, at_random, proxy
@@ -38,7 +40,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.hub, "time", quick)
     for module in (tasks.sources, tasks.download):
         monkeypatch.setattr(module, "TIMEOUT", (10, 1.5))
-    monkeypatch.setattr(flat_tokens.patience, "FIRST_WAIT", flat_tokens.patience.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.patience, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 1.5)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.caching import attempt, sweep
+from tasks.output.staging import attempt, sweep
 from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
 
 HOLD = """
 import sys
 from pathlib import Path
-from tasks.caching import attempt
+from tasks.output.staging import attempt
 with attempt(sys.argv[1], Path(sys.argv[1]) / "_cache", "0123456789abcdef") as place:
     Path(place.staging, "half").write_text("written")
     print(place.staging, flush=True)

@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 
 import flat_tokens
-import flat_tokens.storage
-from flat_tokens.storage import Store
-from flows.order import build
-from flows.reruns import refresh
-from flows.threads import Threads
+import flat_tokens.stores.local
+import flat_tokens.stores.store
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import build
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
-from tasks.models import BuildConfig
-from tasks.pointer import look, read_pointer, swap
-from tasks.versions import list_versions
+from tasks.output.pointer import look, read_pointer, swap
+from tasks.output.versions import list_versions
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
 from tests.faults.support import write_notes
 from tests.proxy import MANY_FAULTS, Proxy, at_random
@@ -255,7 +256,7 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         hurry(monkeypatch)
-        monkeypatch.setattr("flows.order.FIRST_CONTACT_SECONDS", 0.1)
+        monkeypatch.setattr("flows.pipelines.build.FIRST_CONTACT_SECONDS", 0.1)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
@@ -308,7 +309,7 @@ def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest
         root.put("latest.json", b"theirs")
         raise ConnectionResetError("lost on its way")
 
-    monkeypatch.setattr("tasks.pointer._write_if", lose)
+    monkeypatch.setattr("tasks.output.pointer._write_if", lose)
     assert not swap(root, "latest.json", look(root, "latest.json"), b"mine")
     assert root.read("latest.json") == b"theirs"
 

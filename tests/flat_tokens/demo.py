@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.order import build
-from flows.threads import Threads
-from tasks.models import BuildConfig
+from flows.pipelines.build import build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer.json")

@@ -23,7 +23,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 
 import flat_tokens
 from flat_tokens import LayoutName, TokenBatch
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from flat_tokens.writer import write_dataset
 
 NAMES = get_args(LayoutName)

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from tasks.models import TokenizerConfig
-from tasks.tokenizers import large_string_array, load_tokenizer
+from tasks.config import TokenizerConfig
+from tasks.tokenize.engines import large_string_array
+from tasks.tokenize.tokenizers import load_tokenizer
 from tests.flat_tokens.demo import TOKENIZER
 
 BYTES = load_vocabulary("bytes")

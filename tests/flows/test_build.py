@@ -19,10 +19,10 @@ from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 
 import flat_tokens
 from flows.build import build_dataset
-from flows.order import build, in_order
-from flows.stages import PACK_SLICES, TASKS, PrefectTasks
-from flows.threads import Threads
-from tasks.models import BuildConfig
+from flows.pipelines.build import build, in_order
+from flows.runners.prefect_tasks import PACK_SLICES, TASKS, PrefectTasks
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 

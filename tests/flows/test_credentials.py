@@ -14,11 +14,11 @@ from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 
 import flat_tokens
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from flows.build import build_dataset
 from flows.credentials import VARIABLE, credentials
 from flows.verify import verify_dataset
-from tasks.models import BuildConfig
+from tasks.config import BuildConfig
 from tests.faults.stores import BUCKETS
 
 HIDDEN = "hidden-in-the-block-7Qz"

@@ -15,7 +15,7 @@ from prefect.client.orchestration import get_client
 import flat_tokens
 from flows.refresh import refresh_dataset
 from flows.retokenize import retokenize_dataset
-from tasks.models import BuildConfig
+from tasks.config import BuildConfig
 from tests.faults.support import write_notes
 
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ import pytest
 
 import flat_tokens
 from flat_tokens import LAYOUTS, LayoutName
-from flat_tokens.storage import Store
-from flows.order import BuildResult, build
-from flows.threads import Threads
-from tasks.models import BuildConfig
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
 from tests.faults.stores import BUCKETS
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

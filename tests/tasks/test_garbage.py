@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-from flat_tokens.storage import Store
-from tasks.caching import load_shard
+from flat_tokens.stores.store import Store
 from tasks.garbage import Collected, Policy, collect
-from tasks.leases import building
-from tasks.pointer import read_pointer
-from tasks.versions import Version, list_versions, names_of, pin, roll_back
+from tasks.output.leases import building
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
+from tasks.shards.receipts import load_shard
 from tests.faults.support import Settings, build_here, receipts, settings_of, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flat_tokens.storage import Store, StoredObject
-from tasks.caching import Place, Recipe, attempt
-from tasks.cuts import cut_file
-from tasks.download import fetch_file
+from flat_tokens.stores.store import Store, StoredObject
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.download.cut import cut_file
+from tasks.download.fetch import fetch_file
+from tasks.download.sources import resolve_source
 from tasks.groups import (
-    GROUPS,
     Files,
     Group,
     Slices,
@@ -31,12 +31,16 @@ from tasks.groups import (
     read_report,
     reporting,
 )
-from tasks.models import DocumentPolicy, FoundFile, Source, TokenizerConfig
+from tasks.models import FoundFile
+from tasks.output.paths import GROUPS
+from tasks.output.staging import Place, attempt
 from tasks.progress import meter
-from tasks.slices import plan_slices
-from tasks.sources import resolve_source
-from tasks.split import Span, SplitRule, Written
-from tasks.tokenizers import load_tokenizer
+from tasks.shards.recipe import Recipe
+from tasks.split.rule import SplitRule
+from tasks.split.spans import Span
+from tasks.split.write import Written
+from tasks.text.slices import plan_slices
+from tasks.tokenize.tokenizers import load_tokenizer
 from tests.made import docs_of, publish_docs
 
 WRITTEN = Written((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Readable, Splits
-from flat_tokens.storage import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import write_dataset
 
 Sequences = Sequence[Sequence[int]]

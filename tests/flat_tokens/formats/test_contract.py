@@ -19,7 +19,7 @@ from flat_tokens.formats import FORMATS, Files, open_any, source
 from flat_tokens.formats.contract import Joined, ahead, bounded_batches, cut_at_sequences, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter, write_dataset
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 

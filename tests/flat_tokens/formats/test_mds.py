@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats import mds as module
 from flat_tokens.formats.mds import MDS, Mds
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1

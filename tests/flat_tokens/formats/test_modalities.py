@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.formats import open_any
 from flat_tokens.formats.modalities import Modalities, create_raw_index, open_pbin, read_raw_index
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 GPT2_END = 50_256

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 END = 9

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats.contract import Format
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
-from flat_tokens.storage import Store
+from flat_tokens.stores.store import Store
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")

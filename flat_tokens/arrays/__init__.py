@@ -1,0 +1,1 @@
+"""Flat arrays as stored objects: layouts, writing, opening, reading."""

@@ -1,0 +1,1 @@
+"""Where bytes lie: local directories and object stores."""

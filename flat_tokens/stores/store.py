@@ -1,0 +1,387 @@
+"""Where datasets live: a local directory or any fsspec URL, with whole-object, durable, digested writes.
+
+An object appears under its name complete or not at all: on a local disk it is written under a staging name,
+synced and renamed; an object store shows an upload when it is finished. What a remote store does not answer because it is
+busy or the connection broke is asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from flat_tokens.stores.local import (
+    DIRECT_ALIGNMENT,
+    WRITE_BUFFER_BYTES,
+    LocalSink,
+    give_back,
+    make_directory,
+    named_errors,
+    read_direct,
+    take_buffer,
+)
+from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
+
+DIRECT_READ_BYTES = 1 << 18
+CONNECTIONS = 64
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 300.0
+"""For what goes out or comes in by one request, of PART_BYTES mostly."""
+PART_BYTES = 16 << 20
+"""Larger objects of object stores are read in parts of this size, and large ones are written so."""
+PARTS_AT_ONCE = 4
+UPLOADS = 6
+"""Times that an upload in parts is begun, if errors end it that would not pass by themselves."""
+
+
+class StoredObject(NamedTuple):
+    """A stored object: its *key* below the store's root, *size* in bytes, hexadecimal *sha256* of its content."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+class Sink(Protocol):
+    """The part of a file that an object is written to."""
+
+    def write(self, data: memoryview, /) -> object: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Store:
+    """A tree of objects below *root*. Keys are relative and use forward slashes.
+
+    *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
+    remote stores are held here until they are whole. *read_once*: large reads from a local disk go past the page cache too,
+    as data does that is copied and not used again. *patience*: for so many seconds a remote store is asked again.
+    """
+
+    root: str
+    fs: fsspec.AbstractFileSystem = field(repr=False)
+    staging: str | None = None
+    read_once: bool = False
+    patience: float = PATIENCE_SECONDS
+
+    @classmethod
+    def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
+        """The store at a local path or fsspec URL."""
+        url = os.fspath(path_or_url)
+        fs, root = fsspec.core.url_to_fs(url, **_options(url))
+        return cls(root.rstrip("/") or "/", fs, staging, read_once)
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def url(self) -> str:
+        """The root as a person writes it: a plain path where it is local, else a URL."""
+        return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
+
+    def __truediv__(self, name: str) -> Store:
+        return replace(self, root=posixpath.join(self.root, name))
+
+    def path(self, key: str) -> str:
+        return posixpath.join(self.root, key) if key else self.root
+
+    def ask(self, operation: str, key: str = "", /, *arguments: Any, **options: Any) -> Any:
+        """What the file system answers to one of its own operations on a path, asked again where the store is remote and its
+        error may pass. Of fsspec's operations, those that may be done twice: ``info``, ``ls``, ``find``, ``cat_file``.
+        """
+        if self.is_local:
+            return getattr(self.fs, operation)(self.path(key), *arguments, **options)
+        fs, path = self.connected(), self.path(key)
+        return persist(lambda: getattr(fs, operation)(path, *arguments, **options), self._named(key), self.patience)
+
+    def read(self, key: str) -> bytes:
+        """The whole object; FileNotFoundError where there is none."""
+        if self.is_local:
+            return Path(self.path(key)).read_bytes()
+        # Asked for the whole, the client of S3 asks for its size first.
+        whole = {"start": 0} if "s3" in self._protocols else {}
+        try:
+            return bytes(self.ask("cat_file", key, **whole))
+        except Exception as error:
+            if whole and status_of(error) == 416:  # no byte stands there
+                return b""
+            raise
+
+    def read_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes ``start:stop`` of an object."""
+        if not self.is_local:
+            return _checked(self.ask("cat_file", key, start=start, end=stop), start, stop) if start < stop else b""
+        fd = os.open(self.path(key), os.O_RDONLY)
+        try:
+            parts = []
+            while start < stop and (part := os.pread(fd, stop - start, start)):
+                parts.append(part)
+                start += len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            os.close(fd)
+
+    def read_ranges(
+        self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
+    ) -> list[bytes | FileNotFoundError]:
+        """Bytes ``starts[k]:stops[k]`` of object ``keys[k]`` for every k; ``-n:None`` are its last n bytes.
+
+        From an object store all are asked for at once. What is not there comes back as its FileNotFoundError; what stands
+        behind an object's end is left out.
+        """
+        if self.is_local:
+            return [self._read_local(key, start, stop) for key, start, stop in zip(keys, starts, stops, strict=True)]
+        fs, paths = self.connected(), [self.path(key) for key in keys]
+        answers: list[bytes | FileNotFoundError] = [b""] * len(keys)
+        left = list(range(len(keys)))
+
+        def ask_for_the_rest() -> None:
+            asked = [paths[k] for k in left], [starts[k] for k in left], [stops[k] for k in left]
+            failed: dict[int, BaseException] = {}
+            for k, part in zip(left, fs.cat_ranges(*asked, on_error="return"), strict=True):
+                if isinstance(part, BaseException) and not isinstance(part, FileNotFoundError):
+                    failed[k] = part
+                else:
+                    answers[k] = part if isinstance(part, FileNotFoundError) else _checked(part, starts[k], stops[k])
+            left[:] = failed
+            for error in failed.values():
+                raise error
+
+        persist(ask_for_the_rest, self._named(keys[0] if keys else ""), self.patience)
+        return answers
+
+    def _read_local(self, key: str, start: int, stop: int | None) -> bytes | FileNotFoundError:
+        try:
+            if stop is None:
+                size = self.size(key)
+                start, stop = max(size + start, 0), size
+            return self.read_range(key, start, stop)
+        except FileNotFoundError as error:
+            return error
+
+    def connected(self) -> fsspec.AbstractFileSystem:
+        """The file system, in this process: a forked child must not use its parent's connections and event loop."""
+        if getattr(self.fs, "_pid", None) in (None, os.getpid()):
+            return self.fs
+        return type(self.fs)(*self.fs.storage_args, **self.fs.storage_options)
+
+    @contextlib.contextmanager
+    def borrow_range(self, key: str, start: int, stop: int) -> Iterator[memoryview]:
+        """Bytes ``start:stop`` of an object, in a buffer that is used again after the ``with`` block."""
+        if self.read_once and self.is_local and DIRECT_READ_BYTES <= stop - start <= WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT:
+            buffer = take_buffer()
+            try:
+                if (data := read_direct(self.path(key), start, stop, buffer)) is not None:
+                    yield data
+                    return
+            finally:
+                give_back(buffer)
+        yield memoryview(self.read_range(key, start, stop))
+
+    def info(self, key: str) -> dict[str, Any]:
+        """What the store says of an object: its size, when it was written, the name of that state of it."""
+        return dict(self.ask("info", key))
+
+    def size(self, key: str) -> int:
+        """Size in bytes; FileNotFoundError where there is no such object."""
+        return os.stat(self.path(key)).st_size if self.is_local else int(self.info(key)["size"])
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object, or anything below a prefix. A store that does not answer is an error, and no absence."""
+        if self.is_local:
+            return os.path.exists(self.path(key))
+        try:
+            self.info(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes of an object from *start* on, in order and bounded pieces."""
+        if self.is_local:
+            with open(self.path(key), "rb") as file:
+                file.seek(start)
+                while block := file.read(WRITE_BUFFER_BYTES):
+                    yield block
+            return
+        while True:
+            try:
+                part = self.ask("cat_file", key, start=start, end=start + PART_BYTES)
+            except Exception as error:
+                if status_of(error) == 416:  # nothing stands there: what came before was all
+                    return
+                raise
+            # More than was asked for is all of it, of a server that knows no ranges.
+            yield part if len(part) <= PART_BYTES else part[start:]
+            if len(part) != PART_BYTES:
+                return
+            start += PART_BYTES
+
+    def digest(self, key: str, seen: Callable[[int], object] | None = None) -> StoredObject:
+        """Read an object through and say what it is now. *seen* is told the bytes of each piece."""
+        sha256, size = hashlib.sha256(), 0
+        for block in self.blocks(key):
+            sha256.update(block)
+            size += len(block)
+            if seen is not None:
+                seen(len(block))
+        return StoredObject(key, size, sha256.hexdigest())
+
+    def listing(self) -> Iterator[tuple[str, int]]:
+        """Every object below the root as (key, size). For checks and clean-up only: listings of object stores lag."""
+        prefix = len(self.root.rstrip("/")) + 1
+        self.fs.invalidate_cache()
+        for path, info in self.ask("find", detail=True, withdirs=False).items():
+            yield path[prefix:], int(info["size"] or 0)
+
+    def create(self, key: str) -> ObjectWriter:
+        """A writer for one object, which appears under *key* when the ``with`` block ends without an exception."""
+        return ObjectWriter(self, key)
+
+    def put(self, key: str, data: bytes) -> StoredObject:
+        """Write a small object in one piece."""
+        with self.create(key) as writer:
+            writer.write(data)
+        return writer.stored
+
+    def upload(self, key: str, path: str | os.PathLike[str]) -> None:
+        """Put a local file into a remote store."""
+        if os.path.getsize(path) <= PART_BYTES:
+            self.ask("pipe_file", key, Path(path).read_bytes())
+            return
+        fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self._protocols else {}
+        if "s3" in self._protocols:
+            parts["max_concurrency"] = PARTS_AT_ONCE
+        for begun in range(1, UPLOADS + 1):
+            try:
+                persist(lambda: fs.put_file(os.fspath(path), self.path(key), **parts), self._named(key), self.patience)
+            except Exception as error:
+                # An upload in parts may be one of which the store knows nothing more: its last acknowledgement was lost.
+                if begun == UPLOADS or isinstance(error, TimeoutError) or status_of(error) in (401, 403):
+                    raise
+            else:
+                return
+
+    def remove(self, key: str) -> None:
+        """Remove an object or everything below a prefix; nothing happens where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.ask("rm", key, recursive=True)
+
+    @property
+    def _protocols(self) -> set[str]:
+        return {self.fs.protocol} if isinstance(self.fs.protocol, str) else set(self.fs.protocol)
+
+    def _named(self, key: str) -> str:
+        return str(self.fs.unstrip_protocol(self.path(key)))
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What the client of a store is told, where fsspec's configuration says nothing else: to bear no silence for ever, to try
+    again a few times by itself, and to remember no listing, which others' writes would make wrong.
+    """
+    protocol, options = url.partition("://")[0], dict[str, Any]()
+    if protocol in ("s3", "s3a"):
+        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS}
+        retries = {"mode": "standard", "total_max_attempts": 3}
+        # Its client would ask for ten ranges at a time.
+        config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
+        options = {"config_kwargs": config, "use_listings_cache": False}
+    elif protocol in ("gs", "gcs", "http", "https"):
+        import aiohttp
+
+        waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        if protocol in ("http", "https"):
+            options = {"client_kwargs": {"timeout": waiting}}
+        else:
+            options = {"requests_timeout": waiting, "use_listings_cache": False}
+    configured = fsspec.config.conf.get(protocol, {})
+    return {
+        name: {**ours, **configured.get(name, {})} if isinstance(ours, dict) else configured.get(name, ours)
+        for name, ours in options.items()
+    }
+
+
+def _checked(part: Any, start: int, stop: int | None) -> bytes:
+    """One answer to a question for a range. Some servers give the whole object instead."""
+    if stop is not None and len(part) > stop - start:
+        return bytes(part[start:stop])
+    return bytes(part[start:]) if stop is None and len(part) > -start else bytes(part)
+
+
+class ObjectWriter:
+    """Writes one object and its digest; nothing is visible under the object's name until the block has ended."""
+
+    stored: StoredObject
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._sha256, self._size = hashlib.sha256(), 0
+        target = Path(store.path(key))
+        self._sink: Sink = LocalSink(target, Path(store.staging or target.parent)) if store.is_local else RemoteSink(store, key)
+
+    def write(self, data: Any) -> None:
+        """Append the bytes of anything with a contiguous buffer."""
+        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        self._sha256.update(view)
+        self._size += len(view)
+        self._sink.write(view)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None:
+            self._sink.discard()
+            return
+        self._sink.commit()
+        self.stored = StoredObject(self._key, self._size, self._sha256.hexdigest())
+
+
+class RemoteSink:
+    """Held here until it is whole, in memory or, where it is large, on a local disk; then uploaded, as often as it takes."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._held = bytearray()
+        self._file: Any = None
+
+    def write(self, data: memoryview) -> None:
+        if self._file is None and len(self._held) + len(data) > WRITE_BUFFER_BYTES:
+            if self._store.staging:
+                make_directory(Path(self._store.staging))
+            self._file = tempfile.NamedTemporaryFile(dir=self._store.staging, prefix=".upload.")  # noqa: SIM115  # see discard()
+            self._file.write(self._held)
+            self._held.clear()
+        if self._file is None:
+            self._held += data
+        else:
+            with named_errors(Path(self._file.name)):
+                self._file.write(data)
+
+    def commit(self) -> None:
+        try:
+            if self._file is None:
+                self._store.ask("pipe_file", self._key, bytes(self._held))
+            else:
+                with named_errors(Path(self._file.name)):
+                    self._file.flush()
+                self._store.upload(self._key, self._file.name)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.close()

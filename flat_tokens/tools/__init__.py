@@ -1,0 +1,1 @@
+"""The command ``flat-tokens``: one file a command, and what they share."""

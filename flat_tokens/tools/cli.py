@@ -1,0 +1,87 @@
+"""The command line: ``flat-tokens inspect | stats | verify | trace | diff | export | import``.
+
+Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from flat_tokens.tools import diff, trace
+from flat_tokens.tools import export as exporting
+from flat_tokens.tools import import_ as importing
+from flat_tokens.tools import inspect as inspection
+from flat_tokens.tools import stats as statistics
+from flat_tokens.tools import verify as audit
+from flat_tokens.tools.arguments import TROUBLE
+
+COMMANDS: dict[str, ModuleType] = {
+    "inspect": inspection,
+    "stats": statistics,
+    "verify": audit,
+    "trace": trace,
+    "diff": diff,
+    "export": exporting,
+    "import": importing,
+}
+
+STATUS = """\
+exit status:
+  0  all is well: shown, found, right, the same
+  1  it is not: nothing found, something damaged, a difference
+  2  it could not be told: bad arguments, nothing there, a package missing
+
+Errors are one line on standard error; FLAT_TOKENS_DEBUG=1 shows where one comes from.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    options = parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to fail
+    try:
+        status = int(COMMANDS[options.command].run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read has seen enough. Nothing is left that could fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # whatever a store's driver raises is one line too
+        if os.environ.get("FLAT_TOKENS_DEBUG"):
+            raise
+        print(f"flat-tokens {options.command}: {one_line(error)}", file=sys.stderr)
+        return TROUBLE
+
+
+def one_line(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    known = isinstance(error, OSError | ValueError | LookupError | MemoryError | ImportError) and not isinstance(error, KeyError)
+    return said if said and known else f"{type(error).__name__}: {said}"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="flat-tokens",
+        description="Look inside tokenized datasets, of flat-tokens and of its neighbours' formats, and turn one into another.",
+        epilog=STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+    return top

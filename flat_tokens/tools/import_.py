@@ -1,0 +1,108 @@
+"""``flat-tokens import``: a dataset out of files of a neighbour's format, on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import posixpath
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.batch import TokenBatch
+from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
+from flat_tokens.formats.contract import ahead
+from flat_tokens.reader import Dataset, open
+from flat_tokens.stores.store import Store
+from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.flags import WRITING_ONLY, add_option_flags, given_options
+from flat_tokens.writer import write_dataset
+
+SUMMARY = "make a dataset of files in another format"
+EXAMPLES = (
+    "formats:\n"
+    + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
+    + """
+
+examples:
+  flat-tokens import corpus/train.pbin out/web
+  flat-tokens import fineweb/ out/web --format build-nanogpt --end-of-text 50256
+
+A token that closes documents is removed where --end-of-text names it. python -m flows import does the same on several
+machines, gives every document a key, and publishes a version.
+"""
+)
+
+
+def import_dataset(
+    path_or_url: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    format: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    layout: LayoutName = "mmap",
+) -> Dataset:
+    """Write what is at a path, in any format that is read here, as a dataset.
+
+    FileExistsError where something is at *out* already; ValueError, naming the file, where what is read is damaged.
+    """
+    corpus = open_corpus(path_or_url, format, options)
+    store = Store.at(out)
+    if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):
+        raise FileExistsError(f"{store.url}: exists, and is no dataset. If an import was stopped there, remove it and try again.")
+    files = Files.at(path_or_url)
+    provenance = {
+        "name": posixpath.basename(files.url.rstrip("/")),
+        "imported": {
+            "format": corpus.format,
+            "options": dict(options or {}),
+            "files": [{"name": key, "size": files.store.size(key)} for key in files.keys],
+        },
+    }
+    named = {"train": corpus.splits.get("train"), "validation": corpus.splits.get("validation")}
+    if not any(named.values()):  # an array by itself
+        named["train"] = corpus.split(None)
+    write_dataset(out, _batches(named["train"]), _batches(named["validation"]), layout=layout, provenance=provenance)
+    return open(out)
+
+
+def lost_bounds(format: str, options: Mapping[str, Any]) -> str | None:
+    """What to say to whoever imports files with these options: that documents run into one another, where they do."""
+    if format not in STREAMS or options.get("end_of_text") is not None:
+        return None
+    return (
+        f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone. "
+        "Name it: --end-of-text 50256 for gpt2, 128000 for Llama 3"
+    )
+
+
+def _batches(split: Readable | None) -> Iterator[TokenBatch]:
+    return iter(()) if split is None else ahead(split.batches())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share; or a URL")
+    parser.add_argument("out", metavar="OUT", help="where the dataset is written; there must be nothing yet")
+    parser.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
+    parser.add_argument("--layout", choices=LAYOUTS, default="mmap", help="how the dataset is stored (default: mmap)")
+    add_option_flags(parser, except_for=WRITING_ONLY)
+    arguments.add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    dataset = import_dataset(options.path, options.out, options.format, given_options(options), layout=options.layout)
+    splits = {name: getattr(dataset, name) for name in ("train", "validation")}
+    if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], given_options(options)):
+        arguments.warn(hint)
+    counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}
+    if options.json:
+        arguments.print_json({"path": dataset.path, "splits": counts, "seconds": round(time.monotonic() - begun, 3)})
+    else:
+        print(f"imported to {dataset.path}, {time.monotonic() - begun:.1f} s")
+        for name, count in counts.items():
+            sequences = terminal.plural(count["seq_count"], "sequence")
+            print(f"  {name:10}  {terminal.plural(count['token_count'], 'token')} in {sequences}")
+    return arguments.SAME

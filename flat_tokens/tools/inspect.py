@@ -1,0 +1,431 @@
+"""``flat-tokens inspect``: what is at a path, from whom, how big; a sequence of it as text; the sequences that hold a text."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import itertools
+import posixpath
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import read_metadata
+from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
+from flat_tokens.reader import FlatTokens
+from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools.corpus import WINDOW_TOKENS, Corpus, windows
+from flat_tokens.tools.sources import places_of
+from flat_tokens.vocabulary import Vocabulary
+
+SUMMARY = "say what is at a path; show a sequence; find text"
+EXAMPLES = """\
+examples:
+  flat-tokens inspect out/web                        what it is, from whom, how big
+  flat-tokens inspect out/web --sequence 7           the text of sequence 7, each token in a colour of its own
+  flat-tokens inspect out/web --find "needle"        the sequences that hold it; exit status 1 where none does
+  flat-tokens inspect out/web --find-ids 464,2068    the same for token ids
+  flat-tokens inspect corpus.pbin --tokenizer gpt2 --sequence 0
+"""
+FILES_SHOWN = 8
+CONTEXT_BYTES = 60
+CONTEXT_TOKENS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_path(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--sequence", type=int, metavar="N", help="show sequence N of the split; -1 is the last")
+    what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case told apart")
+    what.add_argument(
+        "--find-ids", type=token_ids, metavar="IDS", help="find sequences that hold these token ids in a row: 1,2,3"
+    )
+    parser.add_argument("--split", metavar="NAME", help="train or validation; --sequence: the first without it, --find: all")
+    parser.add_argument(
+        "--limit", type=arguments.at_least(0), default=10, metavar="N", help="find N sequences at most; 0: all (default: 10)"
+    )
+    parser.add_argument("--ids", action="store_true", help="show token ids instead of text")
+    arguments.add_tokenizer(parser)
+    arguments.add_format(parser)
+    arguments.add_color(parser)
+    arguments.add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    corpus = arguments.corpus_of(options)
+    if options.sequence is not None:
+        return show_sequence(corpus, options)
+    if options.find is not None or options.find_ids is not None:
+        return show_matches(corpus, options)
+    description = describe(corpus)
+    if options.split is not None:
+        corpus.split(options.split)
+        description["splits"] = {options.split: description["splits"][options.split]}
+    if options.json:
+        arguments.print_json(description)
+    else:
+        print("\n".join(description_lines(description, terminal.wants_color(options.color))))
+    return arguments.SAME
+
+
+def token_ids(text: str) -> npt.NDArray[np.uint32]:
+    """Ids as a person writes them: separated by commas or spaces."""
+    try:
+        ids = [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        ids = []
+    if not ids or not 0 <= min(ids) <= max(ids) <= MAX_TOKEN_ID:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids from 0 to {MAX_TOKEN_ID}, such as 464,2068")
+    return np.array(ids, np.uint32)
+
+
+def describe(corpus: Corpus) -> dict[str, Any]:
+    """What is known of a corpus without reading its tokens, for JSON."""
+    totals = corpus.manifest.get("totals")
+    documents = totals.get("documents") if isinstance(totals, dict) else None
+    sizes = _sizes(corpus)
+    provenance = corpus.provenance
+    tokenizer = corpus.tokenizer
+    described: dict[str, Any] = {
+        "path": corpus.url,
+        "format": corpus.format,
+        "kind": corpus.kind,
+        "name": provenance.get("name"),
+        "version": posixpath.basename(corpus.store.root) if corpus.output is not None and not corpus.receipt else None,
+        "layout": corpus.manifest.get("layout"),
+        "stored": _stored(corpus),
+        "byte_count": sum(sizes.values()),
+        "object_count": len(sizes),
+        "splits": {name: _describe_split(corpus, name, split, sizes) for name, split in corpus.splits.items()},
+        "tokenizer": tokenizer._asdict() if tokenizer else None,
+        "documents": documents,
+        "policy": provenance.get("documents"),
+        "split_rule": provenance.get("split"),
+        "sources": [
+            {
+                "name": source.name,
+                "from": source.origin,
+                "revision": source.revision,
+                "settings": dict(source.settings),
+                "byte_count": sum(file.size for file in source.files),
+                "files": [file._asdict() for file in source.files],
+            }
+            for source in corpus.sources
+        ],
+    }
+    if corpus.receipt:
+        described["receipt"] = {key: value for key, value in corpus.receipt.items() if key != "objects"}
+    if corpus.format != FLAT_TOKENS:
+        described |= {
+            "summary": FORMATS[corpus.format].summary,
+            "keeps": FORMATS[corpus.format].keeps,
+            "loses": FORMATS[corpus.format].loses,
+        }
+    return described
+
+
+def _sizes(corpus: Corpus) -> dict[str, int]:
+    """Bytes of each stored object: as the manifest or receipt says, else as the store does."""
+    if corpus.manifest.get("objects"):
+        return {item["key"]: item["size"] for item in corpus.manifest["objects"]}
+    if corpus.format == FLAT_TOKENS:
+        return dict(corpus.store.listing())
+    files = Files.at(corpus.url)
+    return {key: files.store.size(key) for key in files.keys}
+
+
+def _stored(corpus: Corpus) -> str | None:
+    """How the tokens are stored, as their metadata says."""
+    split = next(iter(corpus.splits.values()))
+    if not isinstance(split, FlatTokens):
+        return None
+    metadata = read_metadata(split.store / "encoded_tokens", "array")
+    try:
+        if metadata["zarr_format"] == 2:
+            compressor = metadata["compressor"]
+            return f"zarr v2, chunks of {metadata['chunks'][0]:,}, {compressor['id'] if compressor else 'raw'}"
+        shape = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+        outer = metadata["codecs"][0]
+        if outer["name"] != "sharding_indexed":
+            return f"zarr v3, chunks of {shape:,}, {_codecs(metadata['codecs'])}"
+        inner = outer["configuration"]
+        return f"zarr v3, shards of {shape:,}, chunks of {inner['chunk_shape'][0]:,}, {_codecs(inner['codecs'])}"
+    except (KeyError, TypeError, IndexError):
+        return None
+
+
+def _codecs(codecs: list[dict[str, Any]]) -> str:
+    return " and ".join(str(codec["name"]) for codec in codecs if codec["name"] != "bytes") or "raw"
+
+
+def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[str, int]) -> dict[str, Any]:
+    of_split = {f"{name}/", f"documents/{name}/"}
+    known = corpus.format == FLAT_TOKENS and corpus.manifest.get("objects")
+    return {
+        "token_count": split.token_count,
+        "seq_count": split.seq_count,
+        "max_token_id": getattr(split, "max_token_id", None),
+        "byte_count": sum(size for key, size in sizes.items() if key.startswith(tuple(of_split))) if known else None,
+    }
+
+
+def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str]:
+    """A description for people."""
+    bold, dim, reset = (terminal.BOLD, terminal.DIM, terminal.RESET) if color else ("", "", "")
+    name = f" {described['name']!r}" if described["name"] else ""
+    version = f", version {described['version']}" if described["version"] else ""
+    yield f"{bold}{described['kind']}{name}{reset}{version}"
+    yield f"  {dim}{described['path']}{reset}"
+    yield ""
+    rows = [["split", "tokens", "sequences", "mean length", "largest id", "bytes"]]
+    for split, facts in described["splits"].items():
+        tokens, sequences, largest = facts["token_count"], facts["seq_count"], facts["max_token_id"]
+        size = "" if facts["byte_count"] is None else terminal.size(facts["byte_count"])
+        mean = f"{tokens / sequences:,.1f}" if sequences else ""
+        rows.append([split, f"{tokens:,}", f"{sequences:,}", mean, "" if largest is None else f"{largest:,}", size])
+    # Columns of which nothing is known are left out.
+    kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
+    yield from terminal.table([[row[k] for k in kept] for row in rows], "<" + ">" * (len(kept) - 1))
+    yield ""
+    yield from terminal.table([list(fact) for fact in _facts(described)], "<<")
+    for source in described["sources"]:
+        yield ""
+        yield from _source_lines(source, bold, reset)
+
+
+def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "size", f"{terminal.size(described['byte_count'])} in {terminal.plural(described['object_count'], 'file')}"
+    layout = ", ".join(filter(None, (described["layout"], described["stored"])))
+    if layout:
+        yield "layout", layout
+    if tokenizer := described["tokenizer"]:
+        highest = "" if tokenizer["highest_id"] is None else f", ids 0 to {tokenizer['highest_id']:,}"
+        revision = f" at {tokenizer['revision']}" if tokenizer["revision"] else ""
+        yield "tokenizer", f"{tokenizer['name']}{revision}{highest}, digest {(tokenizer['digest'] or 'unknown')[:12]}"
+    if documents := described["documents"]:
+        read = terminal.plural(documents.get("read", 0), "document")
+        yield "text", f"{terminal.size(documents['text_bytes'])} in {read} read" if "text_bytes" in documents else f"{read} read"
+        yield "written", f"{terminal.plural(documents.get('written', 0), 'document')}{_counted(documents)}"
+    if policy := described["policy"]:
+        yield "policy", ", ".join(f"{key} {value}" for key, value in policy.items())
+    if rule := described["split_rule"]:
+        fraction = rule.get("validation_fraction")
+        drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"
+        yield "validation", drawn if fraction else "what the sources name as such; no document is drawn"
+    if receipt := described.get("receipt"):
+        digest, kind = (receipt["inputs"].get("file") or ["unknown", ""])[:2]
+        yield "made of", f"{kind} file with sha256 {digest[:12]}, part {receipt['inputs'].get('range')}"
+        yield "documents", f"{receipt.get('written', 0):,} of {terminal.size(receipt.get('text_bytes', 0))} of text"
+    for key in ("summary", "keeps", "loses"):
+        if described.get(key):
+            yield key, described[key]
+
+
+def _counted(documents: Mapping[str, Any]) -> str:
+    """What became of documents that were not written as they were read."""
+    counts = [f"{count:,} skipped: {reason}" for reason, count in (documents.get("skipped") or {}).items()]
+    counts += [f"{count:,} mended: {reason}" for reason, count in (documents.get("replaced") or {}).items()]
+    if documents.get("repeated_keys"):
+        counts.append(f"{documents['repeated_keys']:,} with the key of another")
+    return "".join(f", {count}" for count in counts)
+
+
+def _source_lines(source: Mapping[str, Any], bold: str, reset: str) -> Iterator[str]:
+    revision = f" at {source['revision']}" if source["revision"] else ""
+    files = source["files"]
+    size = f"{terminal.plural(len(files), 'file')}, {terminal.size(source['byte_count'])}"
+    yield f"  source {bold}{source['name']}{reset} from {source['from']}{revision}: {size}"
+    if settings := [f"{key} {value}" for key, value in source["settings"].items() if value not in ({}, [], None)]:
+        yield "    " + ", ".join(settings)
+    shown = files if len(files) <= FILES_SHOWN else files[: FILES_SHOWN - 1]
+    rows = [[str(file["number"]), file["name"], terminal.size(file["size"]), f"sha256 {file['sha256'][:12]}"] for file in shown]
+    yield from terminal.table(rows, "><><", indent=4)
+    if len(shown) < len(files):
+        yield f"    and {len(files) - len(shown):,} more; --json lists all"
+
+
+def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
+    split = corpus.split(options.split)
+    name = next(name for name, found in corpus.splits.items() if found is split)
+    ids = split.sequence(options.sequence)
+    i = options.sequence % split.seq_count
+    vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
+    places = places_of(corpus, name, [i])
+    document = places[0].described(corpus.sources) if places else None
+    if options.json:
+        text = {} if vocabulary is None else {"text": vocabulary.decode(ids)[0].decode("utf-8", "replace")}
+        arguments.print_json(
+            {
+                "split": name,
+                "sequence": i,
+                "token_count": len(ids),
+                "document": document,
+                **text,
+                "ids": ids.tolist(),
+            }
+        )
+        return arguments.SAME
+    where = f", {document['file']} row {document['row']}, key {document['key']}" if document else ""
+    print(f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}", file=sys.stderr)
+    if vocabulary is None:
+        if not options.ids:
+            arguments.warn("no tokenizer is known: ids are shown. Name one with --tokenizer.")
+        print(*ids.tolist())
+        return arguments.SAME
+    color = terminal.wants_color(options.color)
+    sys.stdout.writelines(terminal.colored_tokens(_pieces(vocabulary, ids)) if color else _text(vocabulary, ids))
+    if color or sys.stdout.isatty():
+        print()
+    return arguments.SAME
+
+
+def _pieces(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[bytes]:
+    for start in range(0, len(ids), WINDOW_TOKENS):
+        data, ends = vocabulary.decode(ids[start : start + WINDOW_TOKENS])
+        for begin, end in itertools.pairwise([0, *ends.tolist()]):
+            yield data[begin:end]
+
+
+def _text(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[str]:
+    """The text of ids; on a terminal, without what that obeys."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    harmless = terminal.visible if sys.stdout.isatty() else str
+    for start in range(0, len(ids), WINDOW_TOKENS):
+        yield harmless(decoder.decode(vocabulary.decode(ids[start : start + WINDOW_TOKENS])[0]))
+    yield decoder.decode(b"", True)
+
+
+def _matches(corpus: Corpus, options: argparse.Namespace, vocabulary: Vocabulary | None) -> Iterator[tuple[str, Match]]:
+    for name, split in corpus.chosen(options.split).items():
+        if options.find is None:
+            found = find_ids(split, options.find_ids, vocabulary)
+        else:
+            assert vocabulary is not None
+            found = find_text(split, vocabulary, options.find.encode())
+        yield from ((name, match) for match in found)
+
+
+class Match(NamedTuple):
+    """The first place of a sequence that holds what was looked for: at *token* of the sequence."""
+
+    sequence: int
+    token: int
+    before: str
+    found: str
+    after: str
+
+
+def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
+    vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
+    if options.find is not None:
+        if not options.find:
+            raise ValueError("--find needs a text that is not empty")
+        if vocabulary is None:
+            raise ValueError("no tokenizer is known to find text with. Name one with --tokenizer, or look for ids: --find-ids")
+    color = terminal.wants_color(options.color)
+    mark, reset = (terminal.MATCH, terminal.RESET) if color else ("»", "«")
+    gap = " " if vocabulary is None else ""
+    found: list[dict[str, Any]] = []
+    matches = _matches(corpus, options, vocabulary)
+    for name, match in itertools.islice(matches, options.limit or None):
+        found.append({"split": name, **match._asdict()})
+        if not options.json:
+            before, text, after = (terminal.visible(part.replace("\n", " ")) for part in match[2:])
+            left, right = gap if before else "", gap if after else ""
+            print(f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}", flush=True)
+    more = next(matches, None) is not None
+    if options.json:
+        arguments.print_json({"matches": found, "more": more})
+    elif not found:
+        arguments.warn("nothing was found")
+    elif more:
+        arguments.warn(f"there are more than {options.limit}: --limit 0 shows all")
+    return arguments.SAME if found else arguments.DIFFERENT
+
+
+def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterator[Match]:
+    """The first match of each sequence whose text holds *needle*, however its tokens are cut, in memory of a window."""
+    last = -1
+    # Every token has a byte or more, so a match that begins before a window begins within this many tokens of it.
+    for ids, starts, sequences, skipped in stretches(split, len(needle) - 1):
+        data, ends = vocabulary.decode(ids)
+        at = data.find(needle)
+        while at >= 0:
+            first, final = np.searchsorted(ends, [at, at + len(needle) - 1], side="right").tolist()
+            k = int(np.searchsorted(starts, first, side="right")) - 1
+            stop = int(starts[k + 1]) if k + 1 < len(starts) else len(ids)
+            if final >= stop:  # it runs over the sequence's end
+                at = data.find(needle, at + 1)
+                continue
+            low, high = int(ends[starts[k] - 1]) if starts[k] else 0, int(ends[stop - 1])
+            if sequences[k] != last:
+                last = int(sequences[k])
+                yield Match(
+                    last,
+                    first - int(starts[k]) + (skipped if k == 0 else 0),
+                    data[max(at - CONTEXT_BYTES, low) : at].decode("utf-8", "ignore"),
+                    needle.decode("utf-8", "replace"),
+                    data[at + len(needle) : min(at + len(needle) + CONTEXT_BYTES, high)].decode("utf-8", "ignore"),
+                )
+            at = data.find(needle, high)
+
+
+def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabulary | None) -> Iterator[Match]:
+    """The first match of each sequence that holds the ids of *needle* one behind the other, in memory of a window."""
+
+    def shown(ids: npt.NDArray[np.uint32]) -> str:
+        return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
+
+    last = -1
+    for ids, starts, sequences, skipped in stretches(split, len(needle) - 1):
+        places = np.flatnonzero(ids[: max(len(ids) - len(needle) + 1, 0)] == needle[0])
+        for j in range(1, len(needle)):
+            places = places[ids[places + j] == needle[j]]
+        ks = np.searchsorted(starts, places, side="right") - 1
+        stops = np.append(starts[1:], len(ids))[ks]
+        whole = places + len(needle) <= stops
+        for k, at in zip(*(part[whole].tolist() for part in (ks, places)), strict=True):
+            if sequences[k] == last:
+                continue
+            last = int(sequences[k])
+            low, high, behind = int(starts[k]), int(np.append(starts[1:], len(ids))[k]), at + len(needle)
+            yield Match(
+                last,
+                at - low + (skipped if k == 0 else 0),
+                shown(ids[max(at - CONTEXT_TOKENS, low) : at]),
+                shown(ids[at:behind]),
+                shown(ids[behind : min(behind + CONTEXT_TOKENS, high)]),
+            )
+
+
+class Stretch(NamedTuple):
+    """A window with the last tokens before it of a sequence that goes on: *ids* uint32[n]; where each sequence begins in them,
+    ``starts`` int64[k], the first at 0; and which ``sequences`` these are, int64[k]. ``skipped``: tokens of the first one that
+    stand before the stretch.
+    """
+
+    ids: npt.NDArray[np.uint32]
+    starts: npt.NDArray[np.int64]
+    sequences: npt.NDArray[np.int64]
+    skipped: int
+
+
+def stretches(split: Readable, overlap: int) -> Iterator[Stretch]:
+    """All of a split's tokens in order; *overlap* tokens of a sequence that is cut come again."""
+    carried, place = np.empty(0, np.uint32), 0  # the last tokens of the sequence that goes on, how many it had so far
+    for window in windows(split):
+        if not len(window.ids):
+            continue
+        starts, sequences = window.starts, window.first_seq + np.arange(len(window.starts))
+        ids, skipped = window.ids, 0
+        if not len(starts) or starts[0] > 0:
+            ids, skipped = np.concatenate([carried, ids]), place - len(carried)
+            starts = np.append(0, starts + len(carried))
+            sequences = np.append(window.first_seq - 1, sequences)
+        yield Stretch(ids, starts, sequences, skipped)
+        place = len(ids) - int(starts[-1]) + (skipped if len(starts) == 1 else 0)
+        carried = ids[max(int(starts[-1]), len(ids) - overlap) :] if overlap else ids[:0]

@@ -1,0 +1,181 @@
+"""Plain text for terminals: tables, bars, numbers for people, colours where they are wanted, and nothing that a document could
+do to the terminal.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
+
+from flat_tokens.checker import Checked
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+RESET = "\x1b[0m"
+BOLD = "\x1b[1m"
+DIM = "\x1b[2m"
+CLEAR = "\x1b[K"
+MATCH = "\x1b[30;48;5;220m"
+
+SECONDS_BETWEEN = 0.125
+
+SHADES = tuple(f"\x1b[38;5;16;48;5;{shade}m" for shade in (152, 223, 151, 225, 189, 187))
+"""Black on six pale backgrounds: neighbours differ, and the text can be read on dark and light terminals alike."""
+
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
+VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# Direction marks would show the tokens in another order than they have.
+VISIBLE |= dict.fromkeys([0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def wants_color(when: str, stream: TextIO | None = None) -> bool:
+    """Whether to colour: ``always``, ``never``, or on terminals unless NO_COLOR is set (``auto``)."""
+    if when != "auto":
+        return when == "always"
+    stream = sys.stdout if stream is None else stream
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def visible(text: str) -> str:
+    """Text without what a terminal obeys: control characters as their pictures."""
+    return text.translate(VISIBLE)
+
+
+def shown(piece: bytes) -> str:
+    """A token's bytes on one line, quoted, whatever they hold; as bytes where they are no text by themselves."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def colored_tokens(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Tokens in alternating colours. A character that several tokens share is shown with the last of them."""
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    i = 0
+    for piece in pieces:
+        if text := decode(piece):
+            yield _in_shade(text, i)
+            i += 1
+    if text := decode(b"", True):
+        yield _in_shade(text, i)
+
+
+def _in_shade(text: str, i: int) -> str:
+    shade = SHADES[i % len(SHADES)]
+    # The colour ends before a line does: terminals would fill the rest of the line with it.
+    return f"{RESET}\n{shade}".join(f"{shade}{part}" if k == 0 else part for k, part in enumerate(_lines(text))) + RESET
+
+
+def _lines(text: str) -> list[str]:
+    lines = visible(text).split("\n")
+    return [f"{line}⏎" for line in lines[:-1]] + lines[-1:]
+
+
+def table(rows: Sequence[Sequence[str]], align: str, *, indent: int = 2, gap: int = 2) -> list[str]:
+    """Rows as lines of columns; *align* has ``<`` or ``>`` for each column."""
+    widths = [max((len(row[k]) for row in rows), default=0) for k in range(len(align))]
+    return [
+        (
+            " " * indent + (" " * gap).join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def bar(share: float, width: int) -> str:
+    """A bar for a share of 1, in eighths of a character; in whole ones where the terminal's encoding has no others."""
+    eighths = round(min(max(share, 0), 1) * width * 8)
+    if not can_show(EIGHTHS):
+        return "#" * (-(-eighths // 8))
+    if share > 0:
+        eighths = max(eighths, 1)
+    return EIGHTHS[8] * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def can_show(text: str) -> bool:
+    """Whether standard output's encoding has the characters."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def width(most: int = 110) -> int:
+    """Columns to fill."""
+    return max(min(shutil.get_terminal_size((100, 24)).columns, most), 40)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Such as ``0:12`` or ``1:02:03``."""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[Checked], None] | None]:
+    """Who is to be told how far the block has come, and shows it in a line of the terminal until it ends. None where standard
+    error is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    begun = shown = time.monotonic()
+
+    def show(now: Checked) -> None:
+        nonlocal shown
+        at = time.monotonic()
+        if at - shown >= SECONDS_BETWEEN:
+            shown = at
+            sys.stderr.write(f"\r{progress_line(what, now, at - begun)[: width() - 1]}{CLEAR}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write(f"\r{CLEAR}")
+        sys.stderr.flush()
+
+
+def progress_line(what: str, now: Checked, seconds: float) -> str:
+    """Such as ``verify   45%  2.1 GB of 4.7 GB  211 MB/s  0:12 left``."""
+    share, rate = now.byte_count / now.of if now.of else 0, now.byte_count / max(seconds, 1e-3)
+    parts = [what, f"{min(share, 1):4.0%}", f"{size(now.byte_count)} of {size(now.of)}", f"{rate / 1e6:,.0f} MB/s"]
+    if rate and now.of > now.byte_count:
+        parts.append(f"{duration((now.of - now.byte_count) / rate)} left")
+    return "  ".join(parts + ([plural(now.faults, "fault")] if now.faults else []))
+
+
+def short(count: float) -> str:
+    """A count in three digits and a letter."""
+    for unit in ("", "k", "M", "G"):
+        if abs(count) < 999.5:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:,.3g}T"
+
+
+def percent(share: float) -> str:
+    """A share for people, small ones not as nothing."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    return f"{share:.1%}".replace("%", " %")
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

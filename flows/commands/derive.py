@@ -1,0 +1,232 @@
+"""The commands that make datasets of datasets: merge, append, subset, shuffle, relayout."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.formats import FORMATS
+from flat_tokens.manifest import SPLITS
+from flat_tokens.tools.export import add_target
+from flat_tokens.tools.flags import WRITING_ONLY, add_option_flags
+from flows.commands.build import seconds_line, split_lines
+from flows.commands.display import size
+from flows.commands.exchange import checked, publishing, run_export, run_import
+from flows.commands.server import watched
+
+if TYPE_CHECKING:
+    from flows.pipelines.derive import DerivedResult
+    from tasks.derive.request import Derivation
+
+
+REASONS = {
+    "split": "in the split that is dropped",
+    "source": "of other sources",
+    "too_short": "too short",
+    "too_long": "too long",
+    "not_listed": "not in the list",
+    "not_sampled": "not in the sample",
+}
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the command line's parser; each has its function as ``run``."""
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
+        command.set_defaults(run=run)
+        command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+        command.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
+        command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
+        command.add_argument("--workers", type=int, metavar="N", help="tasks at a time (default: one for each core)")
+        return command
+
+    def add_publishing(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        command = add(name, run, about)
+        command.add_argument("--name", metavar="NAME", help="a name for people (default: the first input's)")
+        command.add_argument("--scratch", metavar="DIR", help="local directory for staging, where the output is remote")
+        command.add_argument("--verify-level", choices=("quick", "full"), default="quick", help="check before publication")
+        return command
+
+    def add_layout(command: argparse.ArgumentParser, default: str) -> None:
+        command.add_argument("--layout", choices=LAYOUTS, help=f"how the version is stored (default: {default})")
+
+    merge = add_publishing("merge", run_merge, "Publish the documents of several datasets, one behind the other.")
+    merge.add_argument("datasets", metavar="DATASET", nargs="+", help="an output, a version of it, or plain zarr; at last OUTPUT")
+    append = add_publishing(
+        "append", run_append, "Publish a new version of a dataset with the documents of others behind its own."
+    )
+    append.add_argument("datasets", metavar="DATASET", nargs="+")
+    append.add_argument("--to", required=True, metavar="OUTPUT", help="the output whose latest version they are appended to")
+    for command in (merge, append):
+        add_layout(command, "the first dataset's")
+        command.add_argument(
+            "--allow-different-tokenizers", action="store_true", help="also where it is not recorded that they are the same"
+        )
+
+    subset = add_publishing("subset", run_subset, "Publish the documents of a dataset that all filters let through.")
+    subset.add_argument("dataset", metavar="DATASET")
+    subset.add_argument("output", metavar="OUTPUT")
+    add_layout(subset, "the dataset's")
+    subset.add_argument(
+        "--source", dest="sources", action="append", metavar="NAME", help="of this source; may be given several times"
+    )
+    subset.add_argument("--min-tokens", type=int, metavar="N")
+    subset.add_argument("--max-tokens", type=int, metavar="N")
+    subset.add_argument(
+        "--keys", dest="key_list", metavar="FILE", help="whose keys are in this file: 16 hexadecimal digits a line, or .npy"
+    )
+    subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")
+    subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
+    subset.add_argument("--count", type=int, metavar="N", help="a sample of so many documents of each split")
+    subset.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws another sample")
+    subset.add_argument("--split", choices=SPLITS, help="filter this split alone; the other one stays as it is")
+    subset.add_argument("--drop", choices=SPLITS, help="leave this split empty")
+
+    shuffle = add_publishing("shuffle", run_shuffle, "Publish the documents of a dataset in an order that a seed decides.")
+    shuffle.add_argument("dataset", metavar="DATASET")
+    shuffle.add_argument("output", metavar="OUTPUT")
+    add_layout(shuffle, "the dataset's")
+    shuffle.add_argument("--seed", type=int, default=0, metavar="N")
+    shuffle.add_argument("--split", choices=SPLITS, help="shuffle this split alone")
+
+    relayout = add_publishing("relayout", run_relayout, "Publish a dataset in another layout.")
+    relayout.add_argument("dataset", metavar="DATASET")
+    relayout.add_argument("output", metavar="OUTPUT")
+    relayout.add_argument("--layout", choices=LAYOUTS, required=True, help="how the version is stored")
+
+    export = add("export", run_export, "Write a dataset in another format.")
+    export.add_argument("dataset", metavar="DATASET")
+    export.add_argument("output", metavar="OUT", help="an empty directory, or one where this export was begun")
+    add_target(export)
+
+    imported = add_publishing("import", run_import, "Publish the tokens of files in another format.")
+    imported.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share")
+    imported.add_argument("output", metavar="OUTPUT")
+    add_layout(imported, "mmap on local disks, compact elsewhere")
+    imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
+    imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
+    imported.add_argument("--validation-fraction", type=float, metavar="F", help="drawn by key, instead of the files' own splits")
+    imported.add_argument("--split-seed", type=int, default=0, metavar="N")
+    add_option_flags(imported, except_for=WRITING_ONLY)
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    *datasets, output = options.datasets
+    if not datasets:
+        raise ValueError("name the datasets and, at last, the output: merge DATASET [DATASET ...] OUTPUT")
+    return derive(options, "merge", datasets, output, allow_different_tokenizers=options.allow_different_tokenizers)
+
+
+def run_append(options: argparse.Namespace) -> int:
+    check_output_of_append(options.to, options.datasets)
+    datasets = [options.to, *options.datasets]
+    return derive(options, "merge", datasets, options.to, allow_different_tokenizers=options.allow_different_tokenizers)
+
+
+def check_output_of_append(to: str, datasets: list[str]) -> None:
+    """ValueError, with the command that does instead, where *to* is no output with a latest version."""
+    from flat_tokens.manifest import POINTER
+    from flat_tokens.stores.store import Store
+    from tasks.locations import plain_location
+    from tasks.output.paths import VERSIONS
+    from tasks.output.pointer import MARKERS
+
+    root = Store.at(plain_location(to))
+    if root.exists(POINTER):
+        return
+    merge = f"python -m flows merge {shlex.join([to, *datasets])} OUTPUT"
+    within = Store.at(os.path.realpath(root.root)) if root.is_local else root
+    output, _, _ = within.url.rpartition(f"/{VERSIONS}/")
+    if output and Store.at(output).exists(POINTER):
+        raise ValueError(f"{to} is one version, which never changes. Append to the output that it belongs to: --to {output}")
+    if any(root.exists(marker) for marker in MARKERS):
+        raise ValueError(
+            f"{to} is a dataset by itself: it has no {POINTER}, so it is no output that gets new versions, and a dataset never "
+            f"changes. Publish both as a new one: {merge}"
+        )
+    raise ValueError(
+        f"{to} has no {POINTER}: nothing was published there that could be appended to. Publish the first version: "
+        f"python -m flows merge {shlex.join([*datasets, to])}"
+    )
+
+
+def run_subset(options: argparse.Namespace) -> int:
+    names = ("sources", "min_tokens", "max_tokens", "key_list", "id_list", "fraction", "count", "seed", "split", "drop")
+    return derive(options, "subset", [options.dataset], options.output, **{name: getattr(options, name) for name in names})
+
+
+def run_shuffle(options: argparse.Namespace) -> int:
+    return derive(options, "shuffle", [options.dataset], options.output, seed=options.seed, split=options.split)
+
+
+def run_relayout(options: argparse.Namespace) -> int:
+    return derive(options, "relayout", [options.dataset], options.output)
+
+
+def derive(options: argparse.Namespace, operation: str, inputs: list[str], output: str, **settings: Any) -> int:
+    """Run an operation and say what it came to."""
+    from tasks.derive.request import Derivation
+
+    order = checked(
+        Derivation,
+        operation={"operation": operation, **settings},
+        inputs=inputs,
+        output=output,
+        layout=options.layout or "auto",
+        **publishing(options),
+    )
+
+    def alone() -> DerivedResult:
+        from flows.pipelines.derive import derive
+        from flows.runners.threads import Threads
+
+        with Threads(order.workers) as runner:
+            return derive(order, runner)
+
+    result = watched(options, alone, lambda: as_flow(order))
+    print(result.model_dump_json(indent=2) if options.json else derived_text(result))
+    return 0
+
+
+def as_flow(order: Derivation) -> DerivedResult:
+    """Run an operation as the Prefect flow that there is for it."""
+    from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
+    from tasks.derive.request import Merge, Shuffle, Subset
+
+    told: dict[str, Any] = order.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
+    operation, first = order.operation, order.inputs[0]
+    if isinstance(operation, Merge):
+        merged: DerivedResult = merge_datasets(
+            list(order.inputs), allow_different_tokenizers=operation.allow_different_tokenizers, **told
+        )
+        return merged
+    if isinstance(operation, Subset):
+        chosen: DerivedResult = subset_dataset(first, filters=operation, **told)
+        return chosen
+    if isinstance(operation, Shuffle):
+        shuffled: DerivedResult = shuffle_dataset(first, seed=operation.seed, split=operation.split, **told)
+        return shuffled
+    relaid: DerivedResult = relayout_dataset(first, **told)
+    return relaid
+
+
+def derived_text(result: DerivedResult) -> str:
+    """What an operation came to, for people."""
+    documents = result.totals["documents"]
+    lines = [
+        "nothing to do: this version is published" if result.was_published else "published",
+        f"  dataset    {result.path}  (number {result.sequence})",
+        *split_lines(result.totals),
+        f"  documents  {documents['written']:,} of {documents['read']:,}"
+        + "".join(f", {count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items())
+        + (f", {documents['repeated_keys']:,} with the key of another" if documents["repeated_keys"] else ""),
+        f"  size       {size(result.byte_count)} as {result.layout}",
+    ]
+    if result.not_found:
+        lines.append(f"  not found  {result.not_found:,} of the list are no document's")
+    return "\n".join([*lines, seconds_line(result.seconds)])

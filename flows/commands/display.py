@@ -1,0 +1,85 @@
+"""Progress on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from flat_tokens.tools.terminal import duration
+
+if TYPE_CHECKING:
+    from tasks.progress import Progress
+
+
+@contextlib.contextmanager
+def display(live: bool) -> Iterator[None]:
+    """Show progress on a terminal while the block runs."""
+    if not live:
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from tasks.progress import meter
+
+    with Live(
+        get_renderable=lambda: Text(progress_line(meter.read())),
+        console=Console(stderr=True),
+        refresh_per_second=8,
+        transient=True,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def log_progress(every: float = 10.0) -> Iterator[None]:
+    """Log progress now and then while the block runs."""
+    from tasks.progress import meter
+
+    done = threading.Event()
+
+    def log() -> None:
+        while not done.wait(every):
+            logging.getLogger("flows").info(progress_line(meter.read()))
+
+    thread = threading.Thread(target=log, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def progress_line(now: Progress) -> str:
+    """Such as ``tokenize  45%  12,345 documents  6,789,012 tokens  211 MB/s  0:12 left``."""
+    done, parts = now.done, [f"{now.stage:9}"]
+    if now.total:
+        parts.append(f"{min(done.bytes / now.total, 1):4.0%}")
+    parts += progress_counts(now)
+    if done.bytes and now.seconds > 0.2:
+        parts.append(f"{now.rate / 1e6:,.0f} MB/s")
+        if now.left is not None:
+            parts.append(f"{duration(now.left)} left")
+    else:
+        parts.append(duration(now.seconds))
+    return "  ".join(parts)
+
+
+def progress_counts(now: Progress) -> list[str]:
+    """What a stage has counted beside bytes, as far as it counts such things."""
+    done = now.done
+    counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
+    return [f"{count:,} {noun}" for count, noun in counts if count]
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError

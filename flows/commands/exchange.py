@@ -1,0 +1,122 @@
+"""The commands export and import."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from flat_tokens.manifest import SPLITS
+from flat_tokens.tools.export import export_of
+from flat_tokens.tools.flags import given_options
+from flat_tokens.tools.import_ import lost_bounds
+from flows.commands.build import seconds_line, split_lines
+from flows.commands.display import size
+from flows.commands.refresh import read_tokenizer
+from flows.commands.server import watched
+from tasks.faults import faults_of
+
+if TYPE_CHECKING:
+    from flows.pipelines.exchange import ExportResult, ImportResult
+
+
+def run_export(options: argparse.Namespace) -> int:
+    from tasks.locations import plain_location
+
+    splits = SPLITS if options.split is None else (options.split,)
+    dataset, output = plain_location(options.dataset), plain_location(options.output)
+    order = export_of(dataset, options.to, given_options(options), splits)
+
+    def alone() -> ExportResult:
+        from flows.pipelines.exchange import export
+        from flows.runners.threads import Threads
+
+        with Threads(options.workers) as runner:
+            return export(order, output, runner)
+
+    def with_server() -> ExportResult:
+        from flows.export import export_dataset
+
+        result: ExportResult = export_dataset(dataset, output, options.to, given_options(options), options.split, options.workers)
+        return result
+
+    result = watched(options, alone, with_server)
+    print(result.model_dump_json(indent=2) if options.json else exported_text(result))
+    return 0
+
+
+def exported_text(result: ExportResult) -> str:
+    """What an export came to, for people."""
+    files = f"{size(result.byte_count)} in {len(result.objects):,} files"
+    if result.was_done:
+        return f"nothing to do: {result.path} is this export, {files}"
+    reused = f"\n  reused     {result.reused:,} of {result.parts:,} parts" if result.reused else ""
+    return f"exported to {result.path}\n  {result.format:10} {files}{reused}\n{seconds_line(result.seconds)}"
+
+
+def run_import(options: argparse.Namespace) -> int:
+    from tasks.derive.request import Import
+
+    order = checked(
+        Import,
+        path=options.path,
+        output=options.output,
+        format=options.format,
+        options=given_options(options),
+        tokenizer=read_tokenizer(options.tokenizer) if options.tokenizer else None,
+        validation_fraction=options.validation_fraction,
+        split_seed=options.split_seed,
+        layout=options.layout or "auto",
+        **publishing(options),
+    )
+
+    def alone() -> ImportResult:
+        from flows.pipelines.exchange import import_files
+        from flows.runners.threads import Threads
+
+        with Threads(order.workers) as runner:
+            return import_files(order, runner)
+
+    def with_server() -> ImportResult:
+        from flows.import_dataset import import_dataset
+
+        result: ImportResult = import_dataset(order)
+        return result
+
+    result = watched(options, alone, with_server)
+    print(result.model_dump_json(indent=2) if options.json else imported_text(result))
+    if hint := lost_bounds(result.format, order.options):
+        print(f"import: {hint}", file=sys.stderr)
+    return 0
+
+
+def imported_text(result: ImportResult) -> str:
+    """What an import came to, for people."""
+    lines = [
+        "nothing to do: this version is published" if result.was_published else f"imported from {result.format}",
+        f"  dataset    {result.path}  (number {result.sequence})",
+        *split_lines(result.totals),
+        f"  size       {size(result.byte_count)} as {result.layout}",
+    ]
+    if result.parts_reused:
+        lines.append(f"  reused     {result.parts_reused:,} of {result.parts:,} parts")
+    return "\n".join([*lines, seconds_line(result.seconds)])
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def publishing(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
+
+
+def checked(model: type[M], **settings: Any) -> M:
+    """An order of what was given on the command line. ValueError says all that is wrong with it."""
+    try:
+        return model(**settings)
+    except ValidationError as error:
+        faults = faults_of(error, model)
+        operation = (settings.get("operation") or {}).get("operation")
+        raise ValueError("; ".join(fault.removeprefix(f"operation.{operation}").lstrip(".: ") for fault in faults)) from error

@@ -1,0 +1,134 @@
+"""A refresh: what the sources hold now, published if it is new."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import (
+    BuildResult,
+    Runner,
+    Text,
+    build_version,
+    check_output,
+    cut_files,
+    files_of,
+    layout_of,
+    pin_sources,
+    scratch_of,
+    stage,
+)
+from tasks.config import BuildConfig
+from tasks.finalize.provenance import build_id, provenance
+from tasks.garbage import Policy, remove_superfluous
+from tasks.models import FoundFile, Model, SourceFile
+from tasks.output.changes import Changes, changes_between
+from tasks.output.leases import building
+from tasks.output.paths import VERSIONS
+from tasks.output.pointer import is_dataset, publish, read_pointer
+from tasks.output.versions import read_origin, remember_origin
+from tasks.progress import meter
+from tasks.tokenize.tokenizers import load_tokenizer
+
+
+class RefreshResult(Model):
+    """What a refresh came to. ``withdrawn``: the sources give a version that was rolled back, so ``latest`` stays where it is.
+    ``removed``: versions that the policy no longer keeps.
+    """
+
+    outcome: Literal["published", "unchanged", "withdrawn"]
+    path: str
+    version: str
+    sequence: int
+    changes: Changes
+    build: BuildResult | None
+    removed: tuple[str, ...]
+    seconds: dict[str, float]
+
+    @property
+    def headline(self) -> str:
+        if self.outcome == "withdrawn":
+            return (
+                f"the sources give version {self.changes.after}, which was rolled back: latest stays at {self.version}. "
+                "To publish it all the same, build it: python -m flows build"
+            )
+        if self.outcome == "unchanged":
+            return f"nothing changed: {self.version} is what the sources give"
+        again = " again" if self.build and self.build.was_published else ""
+        return f"published {self.version}{again}: {self.changes.headline}"
+
+
+def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -> RefreshResult:
+    """Look the sources up again and publish what they give now, tokenizing only content that is new; nothing is done where it
+    is the latest version. With a *policy*, versions that it does not keep are removed at the end.
+
+    Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
+    """
+    meter.reset()
+    seconds: dict[str, float] = {}
+    root = check_output(config)
+    pointer = read_pointer(root)
+    built = None
+    with building(root, scratch_of(config)):
+        with stage("download", seconds), ThreadPoolExecutor(1) as beside:
+            loading = beside.submit(load_tokenizer, config.tokenizer)
+            pinned = pin_sources(config, root)
+            found = files_of(pinned)
+            known = known_files(root, pointer.version)
+            fresh = [file for file in found if file not in known]
+            cut = dict(zip(fresh, cut_files(config, fresh, runner), strict=True))
+            tokenizer = loading.result()
+            files = [cut[file].file if file in cut else known[file] for file in found]
+            version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config))
+        old = manifest_of(root, pointer.version)
+        if version == pointer.version and old is not None:
+            remember_origin(root, version, config, pinned, files)
+            publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
+            outcome: Literal["published", "unchanged", "withdrawn"] = "unchanged"
+        elif any(version == one.version for one in pointer.withdrawn):
+            if old is None:
+                raise ValueError(
+                    f"{root.url}: the latest version, {pointer.version}, is gone, and the sources give {version}, which was "
+                    "rolled back. Restore the one, or publish the other: python -m flows build"
+                )
+            outcome = "withdrawn"
+        else:
+            with stage("download", seconds):
+                absent = [file for file in found if file not in cut]
+                cut |= dict(zip(absent, cut_files(config, absent, runner), strict=True))
+            text = Text(pinned, [cut[file] for file in found])
+            built = build_version(config, text, tokenizer, runner, pointer.sequence, seconds)
+            outcome = "published"
+    now = read_pointer(root)
+    assert now.version is not None
+    new = read_manifest(root / VERSIONS / now.version)
+    changes = changes_between(pointer.version if old else None, old, version, new)
+    removed = remove_superfluous(root, policy) if policy else []
+    return RefreshResult(
+        outcome=outcome,
+        path=f"{root.url}/{VERSIONS}/{now.version}",
+        version=now.version,
+        sequence=now.sequence,
+        changes=changes,
+        build=built,
+        removed=tuple(item.name.rpartition("/")[2] for item in removed),
+        seconds=seconds,
+    )
+
+
+def known_files(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
+    """Files whose content is known without reading them: what their store calls it is what it was called for *version*."""
+    origin = read_origin(root, version) if version else None
+    if origin is None:
+        return {}
+    found = files_of(origin.pinned)
+    return {here: file for here, file in zip(found, origin.files, strict=False) if here.immutable}
+
+
+def manifest_of(root: Store, version: str | None) -> dict[str, Any] | None:
+    """The manifest of a version, None where it is not there."""
+    if version is None or not is_dataset(root, version):
+        return None
+    return read_manifest(root / VERSIONS / version)

@@ -1,0 +1,150 @@
+"""The same text for another tokenizer."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import (
+    BuildResult,
+    Runner,
+    Text,
+    build_version,
+    check_apart,
+    check_output,
+    cut_files,
+    files_of,
+    pin_sources,
+    scratch_of,
+)
+from flows.pipelines.refresh import manifest_of
+from tasks.config import BuildConfig, Source, TokenizerConfig
+from tasks.output.changes import digests_of, file_changes
+from tasks.output.leases import building
+from tasks.output.paths import VERSIONS
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import at_dataset, read_origin
+from tasks.progress import meter
+from tasks.tokenize.tokenizers import load_tokenizer
+
+BESIDE = "{output}-{tokenizer}"
+"""Where a rerun for another tokenizer is published."""
+
+
+class Base(NamedTuple):
+    """What is tokenized again: settings, and, where it has been built, the version whose text it is and its manifest."""
+
+    config: BuildConfig
+    version: str | None
+    manifest: dict[str, Any] | None
+
+
+def base_of(dataset: str | BuildConfig) -> Base:
+    """The latest version of what a configuration builds, or the dataset at a path: an output or one of its versions.
+
+    ValueError where there is no dataset, or its settings are not known.
+    """
+    if isinstance(dataset, BuildConfig):
+        root = Store.at(dataset.output)
+        latest = read_pointer(root).version
+        manifest = manifest_of(root, latest)
+        return Base(dataset, latest if manifest else None, manifest)
+    root, version = at_dataset(dataset)
+    return Base(config_of(root, version), version, read_manifest(root / VERSIONS / version))
+
+
+def config_of(root: Store, version: str) -> BuildConfig:
+    """The settings that a version was built with."""
+    origin = read_origin(root, version)
+    if origin is None and (inputs := read_manifest(root / VERSIONS / version)["provenance"].get("inputs")):
+        raise ValueError(
+            f"{root.url}: version {version} was made of the datasets {', '.join(one['name'] for one in inputs)}, not of text. "
+            "Retokenize each of them, then make it again of what that gives."
+        )
+    if origin is None:
+        raise ValueError(
+            f"{root.url}: how version {version} was built is not recorded (origins/{version}.json). Give its configuration file."
+        )
+    return BuildConfig.model_validate({**origin.config, "output": root.url})
+
+
+def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:
+    """A configuration for each tokenizer. *output* may hold ``{output}``, where the base is, and ``{tokenizer}``, a short name.
+
+    ValueError where two of them would be published at one place, or one at the base's own, or where a tokenizer cannot be had.
+    """
+    settings = base.config.model_dump(mode="json", exclude_unset=True)
+    if base.version:  # its downloads are used again
+        settings["scratch"] = os.path.abspath(scratch_of(base.config))
+    configs: list[BuildConfig] = []
+    for given in tokenizers:
+        tokenizer = TokenizerConfig(name=given) if isinstance(given, str) else given
+        place = output.replace("{output}", base.config.output.rstrip("/")).replace("{tokenizer}", short_name(tokenizer))
+        if unknown := re.findall(r"\{\w*\}", place):
+            raise ValueError(f"output {output}: {unknown[0]} is not known; {{output}} and {{tokenizer}} are.")
+        if place in [base.config.output, *(config.output for config in configs)]:
+            raise ValueError(f"{place}: would be the output of two tokenizers. Set output to a name with {{tokenizer}} in it.")
+        load_tokenizer(tokenizer)
+        configs.append(BuildConfig.model_validate({**settings, "output": place, "tokenizer": tokenizer.model_dump()}))
+    return configs
+
+
+def short_name(tokenizer: TokenizerConfig) -> str:
+    """A tokenizer's name as a part of a path: without directories, organisation and suffix."""
+    name = PurePath(tokenizer.name).name.removesuffix(".json").removesuffix(".tiktoken")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "tokenizer"
+
+
+def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
+    """The text of the base's version, fetched again only where it is not here any more. *config*: where to fetch it to.
+
+    ValueError where the sources no longer give it: then a dataset of another tokenizer would not be of the same text.
+    """
+    revisions = {source["name"]: source["revision"] for source in base.manifest["provenance"]["sources"]} if base.manifest else {}
+    sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
+    here = config.model_copy(update={"sources": sources})
+    pinned = pin_sources(here, Store.at(config.output))
+    text = Text(pinned, cut_files(here, files_of(pinned), runner, Store.at(base.config.output)))
+    if base.manifest:
+        _check_same_text(base, text)
+    return text
+
+
+def _pinned(source: Source, revision: str | None) -> Source:
+    if source.hub is None or revision is None:
+        return source
+    return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
+
+
+def _check_same_text(base: Base, text: Text) -> None:
+    assert base.manifest is not None
+    then = base.manifest["provenance"]["sources"]
+    names = [source.name for source in base.config.sources]
+    if [source["name"] for source in then] != names:
+        raise ValueError(
+            f"the configuration has the sources {', '.join(names)}, but version {base.version} was made of "
+            f"{', '.join(source['name'] for source in then)}. Build it first, or give the dataset instead of the configuration."
+        )
+    for index, source in enumerate(then):
+        now = {file.name: file.sha256 for file in text.files if file.source == index}
+        if changes := list(file_changes(source["name"], digests_of(source), now)):
+            listed = ", ".join(f"{change.name} {change.kind}" for change in changes[:5]) + (" ..." if len(changes) > 5 else "")
+            raise ValueError(
+                f"source {source['name']!r} no longer gives the text of version {base.version}: {listed}. Refresh the dataset "
+                "first (python -m flows refresh), so that both tokenizers get the same text."
+            )
+
+
+def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
+    """Publish a text that is here as the configuration says."""
+    meter.reset()
+    root = check_output(config)
+    since = read_pointer(root).sequence
+    check_apart(root, text.pinned)
+    with building(root, scratch_of(config)):
+        return build_version(config, text, load_tokenizer(config.tokenizer), runner, since, {})

@@ -1,0 +1,74 @@
+"""Prefect's result cache, fed from the receipts of token shards.
+
+Prefect looks a task's cache key up in a result store and believes what it finds: a stored record names its own
+serializer, so whoever can write one can run code. Here nothing that Prefect writes is kept. What it reads under a key is
+made on the spot from the receipt in storage, which is our own JSON and checked against every byte of the shard: one truth,
+the same with and without a server, on every machine that sees the storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from prefect.context import FlowRunContext
+from prefect.filesystems import WritableFileSystem
+from prefect.results import ResultRecord, ResultRecordMetadata
+from prefect.serializers import JSONSerializer
+from pydantic import PrivateAttr
+
+from flat_tokens.stores.store import Store
+from tasks.progress import Done, meter
+from tasks.shards.receipts import load_shard
+
+KEY_SEPARATOR = "+"
+"""Between the keys of a task's shards in its own."""
+
+
+class ReceiptStorage(WritableFileSystem):
+    """A result storage whose records are the receipts below *output*."""
+
+    output: str
+    _checked: dict[str, tuple[bytes, Done]] = PrivateAttr(default_factory=dict)
+
+    def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
+        """The record of a task's shards. ValueError, which Prefect takes for a miss, where one is not there or is damaged."""
+        # Prefect asks whether a record exists by reading it, and then reads it: one check of the shards is enough for both.
+        if path in self._checked:
+            record, done = self._checked.pop(path)
+            meter.add("tokenize", *done)
+            return record
+        root, shards = Store.at(self.output, read_once=True), []
+        for key in path.split(KEY_SEPARATOR):
+            shard = load_shard(root, key)
+            if shard is None:
+                raise ValueError(f"there is no receipt {key}")
+            shards.append(shard)
+        metadata = ResultRecordMetadata(serializer=JSONSerializer(), storage_key=path)
+        record = ResultRecord(result=shards, metadata=metadata).serialize()
+        counts = [(shard.text_bytes, shard.read, shard.token_count) for shard in shards]
+        self._checked[path] = record, Done(*map(sum, zip(*counts, strict=True)))
+        return record
+
+    def _resolve_path(self, path: str) -> None:
+        """Keys are keys, not paths of this machine."""
+
+    def write_path(self, path: str, content: bytes, **_: Any) -> None:  # type: ignore[override]
+        """Nothing: the task has written the receipt, and only a receipt counts."""
+
+    async def aread_path(self, path: str) -> bytes:
+        return self.read_path(path)
+
+    async def awrite_path(self, path: str, content: bytes) -> None:
+        self.write_path(path, content)
+
+
+@contextlib.contextmanager
+def results_from_receipts(output: str) -> Iterator[None]:
+    """Within a flow run: its tasks' results are looked up among the receipts below *output*."""
+    context = FlowRunContext.get()
+    assert context is not None
+    store = context.result_store.model_copy(update={"result_storage": ReceiptStorage(output=output)})
+    with context.model_copy(update={"result_store": store}):
+        yield

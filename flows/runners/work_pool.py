@@ -1,0 +1,527 @@
+"""A build spread over the workers of a pool: groups of slices and of spans are runs of their own, taken by any worker of any
+machine. What becomes of them is read from the store; Prefect is asked who is at it, never what came of it.
+"""
+
+from __future__ import annotations
+
+# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
+# not resolve the names of the parameters' types.
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+import httpx
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Cancelling, Crashed
+
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import Cancellable, Started
+from flows.runners.prefect_tasks import PrefectTasks
+from flows.watch.progress import flow_run, tags_of
+from tasks.config import BuildConfig
+from tasks.download.cut import cut_file
+from tasks.download.fetch import bytes_to_cut
+from tasks.groups import (
+    READERS,
+    Fault,
+    Files,
+    Group,
+    Report,
+    Slices,
+    Spans,
+    forget,
+    is_kept,
+    put_group,
+    read_report,
+)
+from tasks.progress import Done, meter
+from tasks.shards.write import make_shard
+from tasks.split.write import write_span
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+SPANS = 8
+"""Spans in a group: each is a quarter of a gigabyte of tokens."""
+
+START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
+IDLE = 120.0
+
+RUNS_AT_ONCE = 200
+"""Runs that the API tells of in one answer."""
+
+STARTING = 5
+"""A machine or an image may have to come first: how many times as long a run may take to begin as to give a sign of life."""
+
+PATIENCE = 900.0
+"""Seconds that a build waits for an API that does not answer."""
+
+ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED}
+
+
+STAGES = {"fetch": "download", "tokenize": "tokenize", "write": "split"}
+"""What the kinds of groups are for."""
+
+DEPLOYMENTS = {kind: f"{kind}-group/{kind}-group" for kind in STAGES}
+
+
+@dataclass
+class _Run:
+    """A group that has been handed out, and what is known of its run. Times are this process's own: clocks differ."""
+
+    group: Group
+    root: Store
+    digest: str
+    id: UUID | None = None
+    attempt: int = 0
+    lost: int = 0
+    furthest: int = 0
+    state: StateType | None = None
+    since: float = 0.0
+    report: Report | None = None
+    heard: float = 0.0
+    counted: Done = field(default_factory=Done)
+    results: tuple[Any, ...] | None = None
+
+
+@dataclass
+class _Queue:
+    """Items of one function that wait to be grouped. A group is of items that weigh *size* together. Once those that wait weigh
+    *threshold* they are ``spread``: they go to the workers of the pool.
+    """
+
+    size: int
+    threshold: float
+    weight: Callable[[Any], int] = lambda _: 1
+    shared: tuple[Any, ...] = ()
+    spread: bool = False
+    waiting: list[_Item] = field(default_factory=list)
+    weighs: int = 0
+
+    def add(self, mine: _Item) -> None:
+        self.waiting.append(mine)
+        self.weighs += self.weight(mine.arguments[1])
+        self.spread = self.spread or self.weighs >= self.threshold
+
+    def group(self) -> list[_Item]:
+        """The first items that wait, enough of them for a group; none where there are not enough."""
+        if not self.spread or self.weighs < self.size:
+            return []
+        weighs = taken = 0
+        while weighs < self.size:
+            weighs += self.weight(self.waiting[taken].arguments[1])
+            taken += 1
+        group, self.waiting, self.weighs = self.waiting[:taken], self.waiting[taken:], self.weighs - weighs
+        return group
+
+    def all(self) -> list[_Item]:
+        """All that wait."""
+        group, self.waiting, self.weighs = self.waiting, [], 0
+        return group
+
+
+class _Item:
+    """A slice or a span that was started: it waits to be grouped, or is in a group, or is done here."""
+
+    def __init__(self, groups: Groups, queue: _Queue, arguments: tuple[Any, ...]) -> None:
+        self._groups, self._queue, self.arguments = groups, queue, arguments
+        self.run: _Run | None = None
+        self.place = 0
+        self.here: Started | None = None
+
+    def result(self) -> Any:
+        if self.run is None and self.here is None:
+            self._groups.check()
+            self._groups.settle(self._queue)
+        if self.here is not None:
+            return self.here.result()
+        assert self.run is not None
+        return self._groups.results_of(self.run, self._queue)[self.place]
+
+    def cancel(self) -> bool:
+        """Whether nobody here need wait for it: what is done by others does not disturb this process."""
+        return self.here is None or (isinstance(self.here, Cancellable) and self.here.cancel())
+
+
+class Groups:
+    """Runs slices and spans in groups on the workers of a pool once there are enough of them, all else as tasks of this run.
+
+    A run that fell silent is begun again; what it had stored is not made again. A run of a dead build is adopted by the next
+    one. No more groups are begun when one has failed for good, and those under way are cancelled.
+    """
+
+    tokenizes_here = False
+
+    def __init__(self, config: BuildConfig) -> None:
+        self._config, self._policy = config, config.groups
+        self._tasks = PrefectTasks(config.workers)
+        self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
+        self._here: deque[Started] = deque()
+        fetch_bytes = self._policy.fetch_bytes
+        self._files = _Queue(fetch_bytes, 2 * fetch_bytes, bytes_to_cut)
+        self._slices = _Queue(self._policy.slices, self._policy.threshold)
+        self._spans = _Queue(SPANS, math.inf)
+        self._queues = {cut_file: self._files, make_shard: self._slices, write_span: self._spans}
+        self._queued: deque[_Run] = deque()
+        self._out: list[_Run] = []
+        self._done: list[tuple[Store, str]] = []
+        self._told: set[UUID] = set()
+        self._looked = 0.0
+        self._moved = time.monotonic()
+        self._failure: BaseException | None = None
+        self._warned: set[str] = set()
+
+    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
+        queue = self._queues.get(function)
+        if queue is None:
+            return self._start_here(function, item, *shared)
+        if shared != queue.shared:  # another build: whether its slices are enough is another question
+            self.settle(queue)
+            queue.shared, queue.spread = shared, function is write_span and self._slices.spread
+        mine = _Item(self, queue, (function, item, *shared))
+        queue.add(mine)
+        if queue is self._spans and not queue.spread:
+            self.settle(queue)
+        while group := queue.group():
+            self._hand_out(group)
+        return mine
+
+    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
+        while len(self._here) >= self._tasks.window:
+            with contextlib.suppress(Exception):  # whoever started it asks for its result, too
+                self._here.popleft().result()
+        self._here.append(self._tasks.start(function, item, *shared))
+        return self._here[-1]
+
+    def settle(self, queue: _Queue) -> None:
+        """See to what waits to be grouped: no more of it will come soon."""
+        waiting = queue.all()
+        if queue.spread and waiting:
+            self._hand_out(waiting)
+            return
+        for mine in waiting:
+            mine.here = self._start_here(*mine.arguments)
+
+    def _hand_out(self, items: list[_Item]) -> None:
+        function, _, *shared = items[0].arguments
+        parts = [mine.arguments[1] for mine in items]
+        group = group_of(self._config, function, parts, *shared)
+        root = Store.at(group.output)
+        run = _Run(group, root, put_group(root, group))
+        for place, mine in enumerate(items):
+            mine.run, mine.place = run, place
+        self._queued.append(run)
+        self._begin_runs()
+
+    def check(self) -> None:
+        """Raise what has stopped the groups, if anything has: then nobody waits for another one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def results_of(self, run: _Run, queue: _Queue) -> tuple[Any, ...]:
+        """Wait for the results of a group of a queue. Where one fails for good, or the wait is interrupted, all that ask are
+        told.
+        """
+        self.check()
+        try:
+            while run.results is None:
+                if queue.waiting and not self._queued and len(self._out) < self._policy.at_once:
+                    self.settle(queue)  # no more comes to it while this waits, and there is room
+                self._look()
+                if run.results is None:
+                    time.sleep(max(0.0, self._looked + self._interval - time.monotonic()))
+        except BaseException as error:
+            self._failure = error
+            raise
+        return run.results
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two looks at the runs: not so often that the API or the store would notice."""
+        return min(2.0 + len(self._out) / 50, self._policy.lost_after / 4)
+
+    def _look(self) -> None:
+        """See what has become of the groups that are out."""
+        if time.monotonic() < self._looked + self._interval:
+            return
+        states = self._states()
+        self._looked = now = time.monotonic()
+        for run in self._out:
+            state = states.get(run.id) if run.id else None
+            if state is not None and state.type is not run.state:
+                run.state, run.since = state.type, now
+        begun = [run for run in self._out if run.state is not StateType.SCHEDULED]
+        with ThreadPoolExecutor(READERS) as readers:
+            reports = list(readers.map(lambda run: read_report(run.root, run.digest, str(run.id)), begun))
+        for run, report in zip(begun, reports, strict=True):
+            self._hear(run, report, states.get(run.id) if run.id else None)
+        self._out = [run for run in self._out if run.results is None]
+        self._begin_runs()
+        if begun:
+            self._moved = now
+        elif self._out and states and now > self._moved + IDLE:
+            self._warn("idle", "No worker has taken a group for %.0f s. Start one: %s", IDLE, START_WORKER)
+
+    def _hear(self, run: _Run, report: Report | None, state: State[Any] | None) -> None:
+        """Go by a group's report; where there is none, or it is stale, by what its run's state says of its process."""
+        now = time.monotonic()
+        if report is not None and report != run.report:
+            run.report, run.heard = report, now
+            self._count(run, report.done)
+            if report.fault is not None or report.results is not None:
+                self._told.add(_id_of(run))
+            if self._take(run, report):
+                return
+            if report.fault is not None:
+                self._failed(run, report.fault)
+                return
+        if run.state is StateType.CANCELLED:
+            raise RuntimeError(f"{run.group.label} was cancelled. Run the build again to go on behind the last stored shard.")
+        if run.state in ENDED:
+            self._lose(run, f"its run ended as {state.name}: {state.message}" if state else "its run has ended")
+            return
+        patience = self._policy.lost_after * (STARTING if run.state is StateType.PENDING else 1)
+        if now > max(run.heard, run.since) + patience:
+            why = f"nothing was heard of it for {patience} s"
+            self._ask(lambda: _set_state(run, Crashed(message=f"The build: {why}.")))
+            self._lose(run, why)
+
+    def _take(self, run: _Run, report: Report) -> bool:
+        """Whether a report has a group's results."""
+        if report.results is None or len(report.results) != len(run.group.items):
+            return False
+        run.results, run.report = report.results, None
+        self._done.append((run.root, run.digest))
+        return True
+
+    def _failed(self, run: _Run, fault: Fault) -> None:
+        if fault.may_pass:
+            self._lose(run, f"{fault.kind}: {fault.message}")
+            return
+        raise _error(fault)
+
+    def _lose(self, run: _Run, why: str) -> None:
+        """Begin a group again. RuntimeError where that was done often enough without getting any further."""
+        done = run.report.done.bytes if run.report else 0
+        run.lost, run.furthest = (1, done) if done > run.furthest else (run.lost + 1, run.furthest)
+        where = f" on {run.report.host}, at {', '.join(run.report.under_way) or 'its end'}" if run.report else ""
+        if run.lost >= self._policy.attempts:
+            raise RuntimeError(
+                f"{run.group.label} was lost {run.lost} times, the last time{where}: {why}. Where a worker runs out of memory, "
+                "set smaller workers or slice_bytes; finished slices are kept."
+            )
+        logger.warning("%s is begun again (it was lost%s): %s", run.group.label, where, why)
+        self._count(run, Done())
+        run.attempt += 1
+        self._begin(run)
+
+    def _count(self, run: _Run, done: Done) -> None:
+        meter.add(STAGES[run.group.work.kind], *(now - before for now, before in zip(done, run.counted, strict=True)))
+        run.counted = done
+
+    def _begin_runs(self) -> None:
+        while self._queued and len(self._out) < self._policy.at_once:
+            run = self._queued.popleft()
+            self._begin(run)
+            if run.results is None:
+                self._out.append(run)
+
+    def _begin(self, run: _Run) -> None:
+        """Have a group's run created. One that was created before, by a build that died, is adopted while it lives; what one
+        that has ended has made is taken.
+        """
+        mine = _own_tag()
+        run.report, run.state = None, StateType.SCHEDULED
+        while True:
+            put_group(run.root, run.group)
+            created = self._ask(lambda: self._create(run, mine))
+            state = created.state
+            if state is None or state.type not in ENDED | {StateType.CANCELLING}:
+                break
+            report = read_report(run.root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
+            if report is not None and is_kept(run.root, run.group, report) and self._take(run, report):
+                self._count(run, report.done)
+                return
+            run.attempt += 1
+        run.id, run.since = created.id, time.monotonic()
+        run.heard = run.since
+        if mine not in created.tags:
+            logger.info("%s is under way already: adopted", run.group.label)
+            self._ask(lambda: _add_tag(created, mine))
+
+    def _create(self, run: _Run, mine: str) -> FlowRun:
+        kind = run.group.work.kind
+        created = run_deployment(
+            DEPLOYMENTS[kind],
+            parameters={"output": run.group.output, "group": run.digest},
+            flow_run_name=f"{kind} {run.group.label} of {self._config.name}",
+            tags=[*tags_of(self._config), mine],
+            idempotency_key=f"{run.digest}-{run.attempt}",
+            timeout=0,
+        )
+        assert isinstance(created, FlowRun)  # as this is no coroutine
+        return created
+
+    def _states(self) -> dict[UUID, State[Any]]:
+        """States of the runs that are out, as far as the API tells them now."""
+        ids = [run.id for run in self._out if run.id is not None]
+        found: dict[UUID, State[Any]] = {}
+        try:
+            with get_client(sync_client=True) as client:
+                for start in range(0, len(ids), RUNS_AT_ONCE):
+                    some = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + RUNS_AT_ONCE]))
+                    runs = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
+                    found |= {run.id: run.state for run in runs if run.state is not None}
+        except _AWAY as error:
+            _raise_unless_passing(error)
+            self._warn("away", "The Prefect API does not answer (%s); the groups go on without it", error)
+        return found
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """The API's answer. While it is away it is waited for: nothing that asks it twice does harm."""
+        until, wait = time.monotonic() + PATIENCE, 1.0
+        while True:
+            try:
+                return question()
+            except ObjectNotFound as error:
+                raise ValueError(
+                    f"the Prefect server knows no deployment {' and '.join(DEPLOYMENTS.values())}. Register them: make serve, or "
+                    "python deployments/register.py"
+                ) from error
+            except _AWAY as error:
+                _raise_unless_passing(error)
+                if time.monotonic() > until:
+                    raise
+                self._warn("away", "The Prefect API does not answer (%s); waiting for it", error)
+                time.sleep(wait)
+                wait = min(2 * wait, 30.0)
+
+    def _warn(self, what: str, message: str, *arguments: Any) -> None:
+        """Warn once of each thing."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(message, *arguments)
+
+    def __enter__(self) -> Self:
+        self._tasks.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # A termination may be that of a worker that makes place for another: the next build adopts what is under way. If it
+        # was a cancellation, the hook below follows.
+        if isinstance(error, Exception | KeyboardInterrupt):
+            with contextlib.suppress(*_AWAY), get_client(sync_client=True) as client:
+                cancel_runs(client, _own_tag(), self._told)  # what has said how it ended, ends so
+        if error is None:
+            with ThreadPoolExecutor(READERS) as cleaners:
+                list(cleaners.map(lambda done: forget(*done), self._done))
+        self._tasks.__exit__(kind, error, trace)
+
+
+def group_of(
+    config: BuildConfig,
+    function: Callable[..., Any],
+    parts: Sequence[Any],
+    *shared: Any,
+) -> Group:
+    """What ``function(part, *shared)`` for some files, slices or spans is for another process, perhaps of another machine."""
+    work: Files | Slices | Spans
+    if function is cut_file:
+        sources, slice_bytes, place = shared
+        work = Files(files=tuple(parts), sources=sources, slice_bytes=slice_bytes)
+    elif function is make_shard:
+        (recipe,) = shared
+        place = recipe.place
+        nowhere = place.model_copy(update={"staging": "", "scratch": ""})
+        work = Slices(recipe=recipe.model_copy(update={"place": nowhere}), slices=tuple(parts))
+    else:
+        rule, layout, place, version = shared
+        work = Spans(spans=tuple(parts), rule=rule, layout=layout, version=version)
+    return Group(
+        output=Store.at(place.output).url,
+        scratch=config.scratch,
+        keep_files=config.groups.keep_files,
+        workers=config.workers,
+        report_seconds=min(10.0, config.groups.lost_after / 4),
+        work=work,
+    )
+
+
+_AWAY = (httpx.TransportError, PrefectHTTPStatusError)
+
+
+def _raise_unless_passing(error: httpx.TransportError | PrefectHTTPStatusError) -> None:
+    """Raise again what asking later would not mend."""
+    if isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500 and error.response.status_code != 429:
+        raise error
+
+
+def _error(fault: Fault) -> Exception:
+    if fault.kind in ("ValueError", "ValidationError"):
+        return ValueError(fault.message)
+    if fault.kind in ("FileNotFoundError", "PermissionError"):
+        return OSError(fault.message)
+    return RuntimeError(f"{fault.kind}: {fault.message}")
+
+
+def _id_of(run: _Run) -> UUID:
+    """Of a group that was begun."""
+    assert run.id is not None
+    return run.id
+
+
+def _set_state(run: _Run, state: State[Any]) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(_id_of(run), state, force=True)
+
+
+def _add_tag(run: FlowRun, tag: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(run.id, tags=[*run.tags, tag])
+
+
+def _own_tag() -> str:
+    """What marks the runs of this run's groups: a run that was adopted has another parent."""
+    return f"for:{flow_run().id}"
+
+
+def cancel_runs(client: SyncPrefectClient, tag: str, but: Collection[UUID] = ()) -> None:
+    """Cancel the runs with a tag that have not ended, *but* for some, each once: a run that just ends may refuse."""
+    told = set(but)
+    alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
+    some = FlowRunFilter(tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=alive)))
+    while True:
+        found = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
+        runs = {run.id for run in found} - told
+        if not runs:
+            return
+        for run in runs:
+            client.set_flow_run_state(run, Cancelling(message="The build that it belongs to has ended."))
+        told |= runs
+
+
+def cancel_groups(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """For a flow's ``on_cancellation``: its groups are cancelled, too."""
+    with get_client(sync_client=True) as client:
+        cancel_runs(client, f"for:{flow_run.id}")

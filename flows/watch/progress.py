@@ -1,0 +1,241 @@
+"""What people see of a run in the Prefect UI while it is under way: tags to search by, log lines, progress that moves. What they
+see at its end is in ``summaries``. None of it decides anything: where the server does not answer, the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.logging.handlers import APILogHandler
+
+from flat_tokens.checker import Checked
+from flat_tokens.manifest import read_manifest
+from flat_tokens.tools.terminal import duration
+from flows.commands.display import progress_counts, size
+from tasks.config import BuildConfig
+from tasks.derive.inputs import version_at
+from tasks.progress import Done, Progress, meter
+
+logger = logging.getLogger(__name__)
+
+UPDATE_SECONDS = 2.5
+WITHOUT_PROGRESS = ("start", "finalize", "done")
+"""What the meter calls moments in which nothing is counted."""
+OURS = ("flat_tokens", "flows", "tasks")
+"""Whose log lines the server gets, too."""
+
+
+@contextlib.contextmanager
+def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
+    """Within a flow run: show what its tasks do until the block ends, under this name. *tags* are added to those of the run."""
+    run = flow_run()
+    meter.reset()
+    with tolerated("tags"), get_client(sync_client=True) as client:
+        known = client.read_flow_run(run.id).tags  # what the context has of it is as old as the run
+        client.update_flow_run(run.id, tags=sorted({*known, *tags}))
+    with logged(), _progress(run.id, name):
+        yield
+
+
+def tags_of(config: BuildConfig) -> list[str]:
+    """What people find the runs of a dataset by."""
+    return [f"dataset:{config.name}", f"tokenizer:{short(config.tokenizer.name)}"]
+
+
+def dataset_name(path_or_url: str) -> str:
+    """What the dataset at a path is called: by its manifest, else by the path. What is wrong with it, who reads it will tell."""
+    with contextlib.suppress(Exception):  # stores have errors of their own
+        return str(read_manifest(version_at(path_or_url))["provenance"]["name"])
+    return PurePath(path_or_url.rstrip("/")).name or "dataset"
+
+
+def counted(stage: str) -> Callable[[Checked], None]:
+    """A stage begins; who is told how far it is, and tells the meter."""
+    meter.begin(stage)
+    return lambda now: meter.put(stage, now.of, Done(now.byte_count, faults=now.faults))
+
+
+def flow_run() -> FlowRun:
+    """The flow run that this is called in."""
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return context.flow_run
+
+
+@contextlib.contextmanager
+def tolerated(what: str) -> Iterator[None]:
+    """Whatever goes wrong with what is only shown is a log line."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  the client, the network and the server have errors of their own
+        _tell(what, error)
+
+
+def _tell(what: str, error: Exception) -> None:
+    logger.warning("The %s could not be shown: %s", what, error)
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Send the log lines of our own modules to the server, too: those of tasks as theirs, of other threads as the run's. What is
+    sent there already is not sent twice.
+    """
+    handler, flow_run_id = APILogHandler(), flow_run().id
+
+    def belongs(record: logging.LogRecord) -> bool:
+        # Threads that a task started know of no run; the handler would drop what they say.
+        if FlowRunContext.get() is None:
+            record.flow_run_id = flow_run_id
+        return True
+
+    handler.addFilter(belongs)
+    loggers = [one for one in map(logging.getLogger, OURS) if not any(isinstance(known, APILogHandler) for known in one.handlers)]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(min(one.level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(handler)
+            one.setLevel(level)
+
+
+@contextlib.contextmanager
+def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
+    """Show each stage as a progress artifact, brought up to date every few seconds from a thread of its own."""
+    over = threading.Event()
+    shown = _Shown(flow_run_id, name)
+
+    def follow() -> None:
+        silent = False
+        while not over.wait(UPDATE_SECONDS):
+            try:
+                shown.update()
+                silent = False
+            except Exception as error:  # noqa: BLE001  as above
+                if not silent:
+                    _tell("progress", error)
+                silent = True
+
+    def end(show: Callable[[], None]) -> None:
+        over.set()
+        thread.join(10 * UPDATE_SECONDS)
+        with tolerated("progress"):
+            show()
+
+    thread = threading.Thread(target=follow, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception:
+        end(shown.give_up)
+        raise
+    else:
+        end(shown.finish)
+    finally:
+        over.set()
+
+
+class _Shown:
+    """The progress artifacts of a run: one for each stage of which something is known, however short it was."""
+
+    def __init__(self, flow_run_id: UUID, name: str) -> None:
+        self._flow_run_id, self._name = flow_run_id, name
+        self._ids: dict[str, UUID] = {}
+        self._last: dict[str, Progress] = {}
+        self._ended: set[tuple[str, int]] = set()
+
+    def update(self) -> None:
+        *ended, now = self._stages()
+        for one in ended:
+            self._end(one)
+        if now.stage not in WITHOUT_PROGRESS:
+            self._put(now, percent(now), describe(now))
+
+    def give_up(self) -> None:
+        """Show how far the run came."""
+        *ended, now = self._stages()
+        for one in ended:
+            self._end(one)
+        if self._is_known(now):
+            self._put(now, percent(now), describe(now))
+
+    def finish(self) -> None:
+        for one in self._stages():
+            self._end(one)
+
+    def _stages(self) -> list[Progress]:
+        """Those of the meter, behind those of which it knows nothing any more: a run may begin several things."""
+        stages = meter.stages()
+        known = {one.stage for one in stages}
+        return [*(last for stage, last in self._last.items() if stage not in known), *stages]
+
+    def _end(self, one: Progress) -> None:
+        if self._is_known(one) and (one.stage, one.done.bytes) not in self._ended:
+            done = what_was_done(one) or "there was nothing to do"
+            self._put(one, 100.0, f"Done: {done}")
+            self._ended.add((one.stage, one.done.bytes))
+            logger.info("%s, %s: %s", self._name, one.stage, done)
+
+    def _is_known(self, one: Progress) -> bool:
+        return one.stage not in WITHOUT_PROGRESS and bool(one.stage in self._ids or one.total or one.done.bytes)
+
+    def _put(self, one: Progress, share: float, description: str) -> None:
+        with get_client(sync_client=True) as client:
+            if one.stage in self._ids:
+                client.update_artifact(self._ids[one.stage], ArtifactUpdate(data=share, description=description))
+            else:
+                made = ArtifactCreate(
+                    type="progress",
+                    key=slug(f"{self._name}-{one.stage}"),
+                    description=description,
+                    data=share,
+                    flow_run_id=self._flow_run_id,
+                )
+                self._ids[one.stage] = client.create_artifact(made).id
+        self._last[one.stage] = one
+
+
+def percent(now: Progress) -> float:
+    """How much of a stage is done; 0 where nobody knows how much there is."""
+    return round(100 * min(now.done.bytes / now.total, 1.0), 1) if now.total else 0.0
+
+
+def describe(now: Progress) -> str:
+    """Such as ``45%, 0:12 left: 12,345 documents, 6,789,012 tokens, 2.1 GB of 4.7 GB at 211.0 MB/s``: the card that it stands on
+    shows how it begins.
+    """
+    left = f", {duration(now.left)} left" if now.left is not None else ""
+    return f"**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or 'begun'}"
+
+
+def what_was_done(now: Progress, *, of_all: bool = False) -> str:
+    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB at 211.0 MB/s``; nothing where it was nothing."""
+    parts = progress_counts(now)
+    if now.done.bytes:
+        of = f" of {size(now.total)}" if of_all and now.total else ""
+        parts.append(f"{size(now.done.bytes)}{of} at {now.rate / 1e6:,.1f} MB/s")
+    return ", ".join(parts)
+
+
+def short(tokenizer: str) -> str:
+    """A tokenizer's name for people: a file's without its directories."""
+    return PurePath(tokenizer).name if tokenizer.endswith((".json", ".tiktoken")) else tokenizer
+
+
+def slug(text: str) -> str:
+    """Text as an artifact's key: lowercase letters, digits, dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

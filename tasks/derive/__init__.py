@@ -1,0 +1,1 @@
+"""Datasets made of datasets and of neighbours' files."""

@@ -1,0 +1,208 @@
+"""Importing: sequences of tokens that are in a neighbour's format become token shards, as if they had been tokenized here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from flat_tokens.arrays.writing import ArrayWriter
+from flat_tokens.batch import TokenBatch
+from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
+from flat_tokens.formats.contract import ahead, split_of
+from flat_tokens.keys import token_keys
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.tools.corpus import options_of
+from flat_tokens.writer import FlatTokensWriter
+from tasks.derive.request import Import
+from tasks.finalize.provenance import Provenance
+from tasks.locations import Location
+from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
+from tasks.output.staging import Place
+from tasks.progress import meter
+from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
+from tasks.shards.receipts import load_shard
+from tasks.shards.write import write_shard
+from tasks.tokenize.engines import Tokenizer
+
+PART_BYTES = 1 << 27
+"""About how many bytes of files one task imports."""
+ROWS_AT_A_TIME = 1 << 20
+
+
+class ImportPart(Model):
+    """Sequences ``start:stop`` of one split of files whose content is known by its digest."""
+
+    path: Location
+    format: str
+    options: dict[str, Any]
+    content: str
+    tokenizer: str | None = Field(description="The digest of the tokenizer, if there is a record of it")
+    split: Split
+    start: int
+    stop: int
+
+    @property
+    def label(self) -> str:
+        return f"{posixpath.basename(self.path.rstrip('/'))} {self.split} {self.start:,} to {self.stop:,}"
+
+    def inputs(self) -> dict[str, object]:
+        """Everything that the shard's bytes depend on."""
+        return {
+            "content": self.content,
+            "format": self.format,
+            "options": self.options,
+            "range": (self.split, self.start, self.stop),
+            "tokenizer": self.tokenizer or "",
+            "semantics": FORMAT_SEMANTICS,
+        }
+
+
+def open_import(path: str, format: str | None, options: dict[str, Any]) -> Opened:
+    """What is at a path. ValueError where it is a dataset already."""
+    opened = open_any(path, format, options_of(format, options) if format and options else None)
+    if options and format is None:
+        opened = open_any(path, opened.format, options_of(opened.format, options))
+    if opened.format == FLAT_TOKENS and len(opened.splits) > 1:
+        raise ValueError(
+            f"{path}: is a flat-tokens dataset already. python -m flows relayout copies it, with its documents' keys."
+        )
+    return opened
+
+
+@functools.lru_cache(8)
+def _opened(path: str, format: str, options: str, content: str) -> Opened:
+    """Open once for all parts: where documents begin may take a pass over the files. *content* says that they are the same."""
+    return open_import(path, format, json.loads(options))
+
+
+def digest_file(key: str, url: str) -> StoredObject:
+    """Size and digest of a file below a directory."""
+    return Store.at(url).digest(key, functools.partial(meter.add, "examine"))
+
+
+def parts_of(order: Import, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
+    """Runs of about as many sequences each, so many that a part comes to about ``PART_BYTES``."""
+    content = digest_of(*map(list, stored))
+    parts = []
+    for split in SPLITS:
+        if split not in opened.splits:
+            continue
+        count = opened.splits[split].seq_count
+        cuts = min(max(1, -(-sum(one.size for one in of_split(split, opened, stored)) // PART_BYTES)), max(count, 1))
+        for i in range(cuts):
+            parts.append(
+                ImportPart(
+                    path=order.path,
+                    format=opened.format,
+                    options=order.options,
+                    content=content,
+                    tokenizer=tokenizer,
+                    split=split,
+                    start=count * i // cuts,
+                    stop=count * (i + 1) // cuts,
+                )
+            )
+    return parts
+
+
+def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
+    """The files that a split's sequences are in, by their names."""
+    return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
+
+
+def import_part(part: ImportPart, place: Place) -> TokenShard:
+    """The token shard of a part: the one that is stored, if it is whole, else written now."""
+    key = digest_of(part.inputs())
+    stored = load_shard(place.root, key)
+    if stored is not None:
+        meter.add("import", 4 * stored.token_count, stored.read, stored.token_count)
+        return stored
+    opened = _opened(part.path, part.format, json.dumps(part.options, sort_keys=True), part.content)
+    return write_shard(_make_shard(part, key, opened.splits[part.split], place), place)
+
+
+def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -> TokenShard:
+    store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
+    count = part.stop - part.start
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
+        columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
+
+        def written() -> Iterator[TokenBatch]:
+            for batch in ahead(sequences.batches(part.start, part.stop)):
+                writer.append(batch)
+                meter.add("import", batch.encoded_tokens.nbytes, batch.seq_count, batch.token_count)
+                yield batch
+
+        for keys in token_keys(written()):
+            columns[0].append(keys)
+        for start in range(0, count, ROWS_AT_A_TIME):
+            columns[1].append(np.arange(start, min(start + ROWS_AT_A_TIME, count), dtype=np.uint64))
+    if writer.seq_count != count:
+        raise ValueError(f"{part.path}: {part.split} has {writer.seq_count} sequences from {part.start} to {part.stop}")
+    return TokenShard(
+        key=key,
+        inputs=part.inputs(),
+        objects=tuple(sorted([*writer.objects, *(stored for column in columns for stored in column.objects)])),
+        text_bytes=0,
+        rows=count,
+        read=count,
+        written=count,
+        skipped={},
+        replaced={},
+        token_count=writer.token_count,
+        max_token_id=writer.max_token_id,
+    )
+
+
+def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
+    """What an import's version is made of. Each split is a file of its one source, and each sequence a row of it: which of the
+    real files holds a sequence is for the format to say, and may be several.
+    """
+    files = []
+    for split in (split for split in SPLITS if split in opened.splits):
+        mine = of_split(split, opened, stored)
+        name, sha256 = (mine[0].key, mine[0].sha256) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
+        parts = [one._asdict() for one in mine]
+        files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
+    name = order.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(order.path.rstrip("/"))).strip(".-") or "import"
+    source = {
+        "name": name,
+        "from": f"{opened.format} files",
+        "revision": None,
+        "format": opened.format,
+        "options": order.options,
+        "files": files,
+    }
+    known = tokenizer and {
+        "name": tokenizer.name if tokenizer.revision else posixpath.basename(tokenizer.name),
+        "digest": tokenizer.digest,
+        "highest_id": tokenizer.highest_id,
+        "revision": tokenizer.revision,
+    }
+    return Provenance(
+        name=name,
+        sources=(source,),
+        tokenizer=known or {"digest": None},
+        documents={},
+        split={"validation_fraction": order.validation_fraction or 0.0, "seed": order.split_seed},
+    )
+
+
+def stamps(store: Store, keys: Sequence[str]) -> list[tuple[int, ...]]:
+    """What changes when somebody writes to local files, without reading them."""
+    if not store.is_local:
+        return [(store.size(key),) for key in keys]
+    found = (os.stat(store.path(key)) for key in keys)
+    return [(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in found]

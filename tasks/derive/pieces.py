@@ -1,0 +1,327 @@
+"""Pieces of datasets: cutting them out, reading what they hold, choosing and counting their documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.batch import TokenBatch
+from flat_tokens.formats.contract import ahead, bounded_batches, checked_entries, cut_at_sequences
+from flat_tokens.keys import mix, token_keys
+from flat_tokens.manifest import SPLITS
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.rows.shuffle import derive_keys
+from flat_tokens.stores.store import Store
+from tasks.derive.inputs import Input
+from tasks.models import Model, Split
+from tasks.output.staging import Place
+from tasks.progress import meter
+from tasks.split.write import DOCUMENT_ARRAYS
+
+PIECE_TOKENS = 1 << 25
+"""Tokens of a piece, unless one document has more: a shuffle holds a piece in memory for each worker."""
+PIECE_DOCUMENTS = 1 << 20
+DOCUMENT_BYTES = 8 * len(("start", *DOCUMENT_ARRAYS))
+BLOCK_TOKENS = 1 << 19
+
+SAMPLING = 0x5A3B1E
+"""Samples are drawn with other keys than validation is, or a sample of some seed would be validation's documents first."""
+RADIX_BITS = 16
+
+
+class Piece(Model):
+    """Sequences ``start:stop`` of one split of an input, and where those of them that are taken land in a split of the same
+    name: at ``first_seq`` and ``first_token``.
+    """
+
+    location: str = Field(description="The input's")
+    foreign: bool = Field(description="Written by somebody else: read as its writer cut it, and kept by caches")
+    split: Split
+    number: int = Field(description="Among the pieces of its split")
+    start: int
+    stop: int
+    file: int = Field(description="The number that the input's first file has")
+    source: int = Field(description="The number that the input's first source has")
+    source_stops: tuple[int, ...] = Field(description="Where each source's files end, as the input counts them")
+    wanted: tuple[int, ...] | None = Field(description="The sources that a filter lets through, by their index in the input")
+    made_keys: str | None = Field(description="Below the staging: keys made of tokens, where the input has none")
+    ties: int = 0
+    first_seq: int = 0
+    seq_count: int = 0
+    first_token: int = 0
+    token_count: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.location.rpartition('/')[2]} {self.split} {self.start:,} to {self.stop:,}"
+
+
+class Selection(Model):
+    """Which documents are taken, as far as their sources do not say it: see ``derivations.Subset``. ``below``: of each split, the
+    hash below which a document is in the sample; of those that have it, each piece takes its ``ties`` first ones.
+    """
+
+    splits: tuple[Split, ...] = SPLITS
+    dropped: Split | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    listed: str | None = Field(None, description="Below the staging: keys in order, and what has been found of them beside")
+    seed: int = 0
+    below: dict[Split, int] | None = None
+
+
+ALL = Selection()
+
+
+class Facts(NamedTuple):
+    """What is known of each sequence of a piece: where it starts (one more, the end of the last), its key, its file as the
+    input counts them, and its row.
+    """
+
+    starts: npt.NDArray[np.uint64]
+    key: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.uint64]
+    row: npt.NDArray[np.uint64]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        return np.diff(self.starts)
+
+
+class Counted(NamedTuple):
+    """What is taken of a piece; ``sources``: documents and tokens of each source of its input. ``skipped``: by reason."""
+
+    seq_count: int
+    token_count: int
+    sources: tuple[tuple[int, int], ...]
+    skipped: dict[str, int]
+
+
+def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
+    """The pieces of all inputs, split by split, in their order. *wanted*: names of the sources that a filter lets through."""
+    pieces: list[Piece] = []
+    for split in SPLITS:
+        file, source, before = 0, 0, len(pieces)
+        for index, one in enumerate(inputs):
+            stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()
+            for start, stop in _runs_of(open_split(Store.at(one.location) / split)):
+                pieces.append(
+                    Piece(
+                        location=one.location,
+                        foreign=one.manifest_sha256 is None,
+                        split=split,
+                        number=len(pieces) - before,
+                        start=start,
+                        stop=stop,
+                        file=file,
+                        source=source,
+                        source_stops=tuple(stops),
+                        wanted=_indices(one, wanted),
+                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
+                    )
+                )
+            file += stops[-1]
+            source += len(stops)
+    return pieces
+
+
+def _indices(one: Input, wanted: Sequence[str] | None) -> tuple[int, ...] | None:
+    return None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
+
+
+def _runs_of(split: FlatTokens) -> Iterator[tuple[int, int]]:
+    for start, stop in cut_at_sequences(split, PIECE_TOKENS):
+        for first in range(start, stop, PIECE_DOCUMENTS):
+            yield first, min(first + PIECE_DOCUMENTS, stop)
+
+
+def open_piece(piece: Piece) -> FlatTokens:
+    """The split that a piece is of, read past the page cache where it is ours."""
+    return open_split(Store.at(piece.location, read_once=not piece.foreign) / piece.split)
+
+
+def make_keys(piece: Piece, place: Place) -> Piece:
+    """Make the keys of a piece whose input has none, of its documents' tokens; the piece."""
+    if piece.made_keys is not None:
+        path = Path(place.staging) / piece.made_keys
+        path.parent.mkdir(exist_ok=True)
+        source = open_piece(piece)
+        keys = [*token_keys(_counted(bounded_batches(source, piece.start, piece.stop)))]
+        np.save(path, np.concatenate([*keys, np.empty(0, np.uint64)]))
+    return piece
+
+
+def _counted(batches: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
+    for batch in batches:
+        yield batch
+        meter.add("count", batch.encoded_tokens.nbytes)
+
+
+def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
+    starts = checked_entries(source, piece.start, piece.stop)
+    if piece.made_keys is not None:
+        rows = np.arange(piece.start, piece.stop, dtype=np.uint64)
+        number = np.full(len(rows), SPLITS.index(piece.split), np.uint64)
+        return Facts(starts, np.load(Path(place.staging) / piece.made_keys), number, rows)
+    documents = Store.at(piece.location) / f"documents/{piece.split}"
+    arrays = (open_array(documents / name, "uint64") for name in DOCUMENT_ARRAYS)
+    facts = Facts(starts, *(array.read(piece.start, piece.stop) for array in arrays))
+    if len(facts.file) and (largest := int(facts.file.max())) >= piece.source_stops[-1]:
+        raise ValueError(
+            f"{documents.url}/file: names file {largest}, but the manifest lists {piece.source_stops[-1]}. The dataset is "
+            "damaged: run flat_tokens.verify on it."
+        )
+    return facts
+
+
+def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
+    """Which documents of a piece are taken, bool[n], and how many are not, by the first reason against them."""
+    keep = np.ones(len(facts.key), bool)
+    skipped: Counter[str] = Counter()
+
+    def without(reason: str, let_through: npt.NDArray[np.bool_]) -> None:
+        nonlocal keep
+        before, keep = int(keep.sum()), keep & let_through
+        skipped[reason] += before - int(keep.sum())
+
+    if piece.split == selection.dropped:
+        without("split", np.zeros(len(keep), bool))
+    if piece.split not in selection.splits:
+        return keep, skipped
+    if piece.wanted is not None:
+        without("source", np.isin(sources_of(piece, facts), piece.wanted))
+    if selection.min_tokens is not None:
+        without("too_short", facts.lengths >= np.uint64(selection.min_tokens))
+    if selection.max_tokens is not None:
+        without("too_long", facts.lengths <= np.uint64(selection.max_tokens))
+    if selection.listed is not None:
+        without("not_listed", _listed(facts.key, Path(place.staging) / selection.listed))
+    if selection.below is not None:
+        hashes, below = sample_hashes(facts.key, selection.seed), selection.below[piece.split]
+        if below < 1 << 64:
+            tied = np.flatnonzero(keep & (hashes == np.uint64(below)))[: piece.ties]
+            drawn = hashes < np.uint64(below)
+            drawn[tied] = True
+            without("not_sampled", drawn)
+    return keep, skipped
+
+
+def sources_of(piece: Piece, facts: Facts) -> npt.NDArray[np.int64]:
+    """Each sequence's source, by its index in the input: int64[n]."""
+    return np.searchsorted(np.array(piece.source_stops, np.uint64), facts.file, side="right")
+
+
+def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
+    """Which keys are in a file of keys in order; notes beside it which of those were found."""
+    listed = np.load(path, mmap_mode="r")
+    if not len(listed):
+        return np.zeros(len(keys), bool)
+    at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
+    found = cast("npt.NDArray[np.bool_]", listed[at] == keys)
+    # Threads write the same byte: that it was found.
+    np.memmap(found_beside(path), np.uint8, "r+")[at[found]] = 1
+    return found
+
+
+def found_beside(path: Path) -> Path:
+    """Where it is noted which keys of a list were found: a byte each."""
+    return path.with_suffix(".found")
+
+
+def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+    """What decides whether documents are in a sample: uint64[n]. Equal keys, equal hashes; different keys, different ones."""
+    return mix(keys ^ derive_keys(seed, SAMPLING))
+
+
+def count_hashes(
+    piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
+) -> npt.NDArray[np.int64]:
+    """Of the documents that would be taken if there were no sample: how many have each value in the next sixteen bits of their
+    hash, behind the *digits* groups of sixteen that are *prefix*: int64[65536]
+    """
+    facts = facts_of(piece, open_piece(piece), place)
+    meter.add("count", DOCUMENT_BYTES * len(facts.key))
+    keep, _ = choose(piece, facts, selection.model_copy(update={"below": None}), place)
+    hashes = sample_hashes(facts.key[keep], selection.seed)
+    if digits:
+        hashes = hashes[hashes >> np.uint64(64 - RADIX_BITS * digits) == np.uint64(prefix[piece.split])]
+    values = (hashes >> np.uint64(64 - RADIX_BITS * (digits + 1))) & np.uint64((1 << RADIX_BITS) - 1)
+    return np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS)
+
+
+def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
+    """What is taken of a piece."""
+    facts = facts_of(piece, open_piece(piece), place)
+    meter.add("count", DOCUMENT_BYTES * len(facts.key), len(facts.key))
+    keep, skipped = choose(piece, facts, selection, place)
+    lengths, of_source = facts.lengths[keep], sources_of(piece, facts)[keep]
+    documents = np.bincount(of_source, minlength=len(piece.source_stops))
+    tokens = np.bincount(of_source, lengths, minlength=len(piece.source_stops))  # float64, which is exact up to 2**53
+    return Counted(
+        int(keep.sum()),
+        int(lengths.sum()),
+        tuple(zip(documents.tolist(), map(int, tokens), strict=True)),
+        {reason: count for reason, count in skipped.items() if count},
+    )
+
+
+class Taken(NamedTuple):
+    """Of the documents that are taken of a piece: where each begins in the input and how many tokens it has, int64[n]; key, file
+    as the output counts them, row: uint64[n].
+    """
+
+    begins: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    key: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.uint64]
+    row: npt.NDArray[np.uint64]
+
+
+def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Place) -> Taken:
+    facts = facts_of(piece, source, place)
+    keep, _ = choose(piece, facts, selection, place)
+    lengths = facts.lengths[keep].astype(np.int64)
+    begins = facts.starts[:-1][keep].astype(np.int64)
+    return Taken(begins, lengths, facts.key[keep], facts.file[keep] + np.uint64(piece.file), facts.row[keep])
+
+
+def read_runs(
+    source: FlatTokens, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[np.uint32]]:
+    """The tokens of many runs, in order and apart; blocks of inner chunks are read whole, so that their checksums are checked."""
+    some = lengths > 0
+    begins, ends = begins[some], (begins + lengths)[some]
+    # Runs that touch are one.
+    apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
+    begins, ends = (
+        begins[np.concatenate([[0], apart])] if len(begins) else begins,
+        ends[[*(apart - 1), -1]] if len(ends) else ends,
+    )
+    return ahead(_blocks(source, begins, ends))
+
+
+def _blocks(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint32]]:
+    if not len(begins):
+        return
+    starts = np.arange(begins[0] // BLOCK_TOKENS * BLOCK_TOKENS, ends[-1], BLOCK_TOKENS)
+    firsts = np.searchsorted(ends, starts, "right")
+    lasts = np.searchsorted(begins, starts + BLOCK_TOKENS, "left")
+    for start, first, last in zip(starts.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        if first == last:
+            continue
+        block = source.slice(start, min(start + BLOCK_TOKENS, source.token_count))
+        low, high = np.maximum(begins[first:last] - start, 0), np.minimum(ends[first:last] - start, len(block))
+        if last == first + 1:
+            yield block[low[0] : high[0]]
+            continue
+        edge = np.zeros(len(block) + 1, np.int8)
+        edge[low] += 1
+        edge[high] -= 1
+        yield block[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]

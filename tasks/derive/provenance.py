@@ -1,0 +1,139 @@
+"""Provenance and card of a dataset that is made of datasets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.manifest import SPLITS
+from tasks.derive.inputs import Input
+from tasks.derive.request import Derivation, Merge, Relayout, Shuffle, Subset
+from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
+from tasks.models import FORMAT_SEMANTICS, Model, digest_of
+
+logger = logging.getLogger(__name__)
+
+
+class Derived(Model):
+    """What a version was made of: everything that its bytes depend on, and nothing of when, where or by whom."""
+
+    name: str
+    sources: tuple[dict[str, Any], ...]
+    tokenizer: dict[str, Any]
+    documents: dict[str, Any]
+    split: dict[str, Any]
+    semantics: str = FORMAT_SEMANTICS
+    operation: dict[str, Any]
+    inputs: tuple[dict[str, Any], ...]
+
+    def version(self, layout: LayoutName) -> str:
+        return digest_of(self.model_dump(), layout)[:16]
+
+
+def derived(order: Derivation, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
+    """What a version made of some inputs is; sources that get another name in it are logged.
+
+    ValueError where tokenizers differ, or a source has a name that there is none of.
+    """
+    names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
+    if isinstance(order.operation, Subset) and (unknown := sorted(set(order.operation.sources or ()) - set(names))):
+        raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
+    sources = merged_sources(inputs)
+    of_inputs = [(one, source["name"]) for one in inputs for source in one.sources]
+    for (one, before), source in zip(of_inputs, sources, strict=True):
+        if source["name"] != before:
+            logger.warning(
+                "The source %r of %s is called %r here: another source has its name", before, one.label, source["name"]
+            )
+    return Derived(
+        name=order.name or inputs[0].name,
+        sources=tuple(sources),
+        tokenizer=common_tokenizer(inputs, order.operation),
+        documents=_common([one.documents for one in inputs]),
+        split=_common([one.split for one in inputs]),
+        operation=operation,
+        inputs=tuple(one.facts() for one in inputs),
+    )
+
+
+def _common(several: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """What all inputs say alike, nothing where they don't."""
+    return several[0] if several[0] is not None and all(one == several[0] for one in several) else {}
+
+
+def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> dict[str, Any]:
+    """The tokenizer of all inputs; one without a name where none has a record of it, or they differ.
+
+    ValueError, naming two inputs, where they differ or some have no record, unless that is allowed.
+    """
+    digests = [one.tokenizer.get("digest") for one in inputs]
+    if len(set(digests)) == 1:
+        return inputs[0].tokenizer or {"digest": None}
+    if not (isinstance(operation, Merge) and operation.allow_different_tokenizers):
+        k = next(k for k, digest in enumerate(digests) if digest != digests[0])
+        raise ValueError(
+            f"{_tokenizer_of(inputs[0])}, but {_tokenizer_of(inputs[k])}. Tokens of different tokenizers mean different things. "
+            "Tokenize one of them again (python -m flows retokenize), or, if you know that they belong together, allow it: "
+            "--allow-different-tokenizers"
+        )
+    known = [one.tokenizer for one in inputs if one.tokenizer]
+    return known[0] if len({one["digest"] for one in known}) == 1 else {"digest": None}
+
+
+def _tokenizer_of(one: Input) -> str:
+    if not one.tokenizer:
+        return f"of {one.location} no tokenizer is recorded"
+    return f"{one.location} has tokens of {one.tokenizer.get('name') or 'a tokenizer'} (digest {one.tokenizer['digest'][:12]})"
+
+
+def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
+    """The sources of all inputs, one behind the other. Of equal names all but the first get a number, the first of ``name-2``,
+    ``name-3`` ... that none has, and ``renamed_from`` says what they were called.
+    """
+    taken = {source["name"] for one in inputs for source in one.sources}
+    seen: set[str] = set()
+    sources = []
+    for source in (source for one in inputs for source in one.sources):
+        name, number = source["name"], 1
+        while name in seen or (number > 1 and name in taken):
+            number += 1
+            name = f"{source['name']}-{number}"
+        seen.add(name)
+        sources.append(source if name == source["name"] else {**source, "name": name, "renamed_from": source["name"]})
+    return sources
+
+
+def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
+    """The dataset card."""
+    documents = totals["documents"]
+    settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")
+    lines = [
+        *card_head(made_of.name, layout, totals, version),
+        *card_tokenizer(made_of.tokenizer),
+        "## Made of",
+        "",
+        f"{made_of.operation['operation'].capitalize()}{f' ({settings})' if settings else ''} of:",
+        "",
+        "| dataset | version | manifest or content, sha256 | train sequences | validation sequences |",
+        "|---|---|---|---:|---:|",
+        *(
+            f"| {one['name']} | {one['version'] or ''} | `{one['digest']}` | "
+            + " | ".join(f"{one['seq_counts'][split]:,}" for split in SPLITS)
+            + " |"
+            for one in made_of.inputs
+        ),
+        "",
+        "## Documents",
+        "",
+        f"{documents['read']:,} in the inputs, {documents['written']:,} here, {documents['repeated_keys']:,} with the key of "
+        f"another. Left out: {counts_text(documents['skipped'])}.",
+        "",
+        *card_sources(made_of.sources),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: Any) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)

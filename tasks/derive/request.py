@@ -1,0 +1,127 @@
+"""Requests: what a merge, subset, shuffle, relayout or import is asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.formats import FLAT_TOKENS, FORMATS
+from flat_tokens.manifest import SPLITS
+from flat_tokens.tools.corpus import options_of
+from tasks.config import TokenizerConfig, Whole, number
+from tasks.locations import Location, Output
+from tasks.models import Model, Split
+
+Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
+
+
+class Merge(Model):
+    """All documents of several datasets, one behind the other, split by split."""
+
+    operation: Literal["merge"] = "merge"
+    allow_different_tokenizers: bool = Field(False, description="Or where it is not known that they are the same")
+
+
+class Subset(Model):
+    """The documents that all filters let through, in their order."""
+
+    operation: Literal["subset"] = "subset"
+    sources: tuple[str, ...] | None = Field(None, min_length=1, description="Only of the sources of these names")
+    min_tokens: Whole | None = Field(None, ge=0)
+    max_tokens: Whole | None = Field(None, ge=0)
+    key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
+    id_list: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
+    fraction: Annotated[float | None, BeforeValidator(number)] = Field(
+        None, ge=0, le=1, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
+    )
+    count: Whole | None = Field(None, ge=0, description="A sample of so many documents of each split")
+    seed: Seed = Field(0, description="Another seed draws another sample")
+    split: Split | None = Field(None, description="Filter this split alone; the other one stays as it is")
+    drop: Split | None = Field(None, description="Leave this split empty")
+
+    @model_validator(mode="after")
+    def sensible(self) -> Self:
+        if self.fraction is not None and self.count is not None:
+            raise ValueError("a sample has a fraction or a count, not both")
+        if self.key_list is not None and self.id_list is not None:
+            raise ValueError("documents are listed by keys or by ids, not both")
+        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}: no document is left")
+        if self.split is not None and self.split == self.drop:
+            raise ValueError(f"split and drop are both {self.split}")
+        filters = set(type(self).model_fields) - {"operation", "seed", "split"}
+        if all(getattr(self, name) is None for name in filters):
+            raise ValueError(f"a subset needs a filter: {', '.join(sorted(filters))}")
+        return self
+
+    @property
+    def filtered(self) -> tuple[Split, ...]:
+        return (self.split,) if self.split else SPLITS
+
+
+class Shuffle(Model):
+    """The same documents in an order that the seed alone decides."""
+
+    operation: Literal["shuffle"] = "shuffle"
+    seed: Seed = Field(0, description="Another seed gives another order")
+    split: Split | None = Field(None, description="Shuffle this split alone; the other one stays as it is")
+
+    @property
+    def shuffled(self) -> tuple[Split, ...]:
+        return (self.split,) if self.split else SPLITS
+
+
+class Relayout(Model):
+    """The same documents, stored in another layout."""
+
+    operation: Literal["relayout"] = "relayout"
+
+
+class Derivation(Model):
+    """Everything that an operation on datasets is told."""
+
+    operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
+    inputs: tuple[Location, ...] = Field(min_length=1, description="Datasets: outputs of builds, versions of them, plain zarr")
+    output: Output = Field(description="Directory or URL: the version and the pointer live below it")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the first input")
+    layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's")
+    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+
+    @model_validator(mode="after")
+    def complete(self) -> Self:
+        if len(self.inputs) > 1 and not isinstance(self.operation, Merge):
+            raise ValueError(f"{self.operation.operation} takes one dataset, not {len(self.inputs)}. Merge them first.")
+        if isinstance(self.operation, Relayout) and self.layout == "auto":
+            raise ValueError("relayout needs a layout: mmap, compact or zarr2")
+        return self
+
+
+class Import(Model):
+    """Everything that an import is told."""
+
+    path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
+    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the path")
+    format: str | None = Field(None, description="Told from the content where that is possible")
+    options: dict[str, Any] = Field(default_factory=dict, description="Of the format, such as end_of_text")
+    tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
+    validation_fraction: Annotated[float | None, BeforeValidator(number)] = Field(
+        None, ge=0, le=1, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
+    )
+    split_seed: Seed = Field(0, description="Another seed draws other documents for validation")
+    layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
+    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+
+    @model_validator(mode="after")
+    def options_of_the_format(self) -> Self:
+        if self.format is not None and self.format not in (FLAT_TOKENS, *FORMATS):
+            raise ValueError(f"there is no format {self.format!r}; there are {', '.join(FORMATS)}")
+        if self.format is not None and self.options:
+            options_of(self.format, self.options)
+        return self

@@ -1,0 +1,1 @@
+"""Stage download: sources to files, files to slices."""

@@ -1,0 +1,193 @@
+"""Files cut into slices, and the record of it: what a store names by its content need not be fetched again to be known."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from flat_tokens.stores.store import Store
+from tasks.config import Source
+from tasks.download.fetch import fetch_file, glimpsed
+from tasks.download.sources import naming
+from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, SourceFile, digest_of
+from tasks.output.paths import FILES
+from tasks.output.staging import Place
+from tasks.progress import meter
+from tasks.shards.receipts import NOT_A_FILE
+from tasks.text.documents import stamp
+from tasks.text.slices import plan_slices
+
+READERS = 16
+FETCHERS = 4
+
+
+class Cut(NamedTuple):
+    """Where a slice of a file begins and ends, as in ``Slice``."""
+
+    start: int
+    stop: int
+    rows: tuple[int, int] | None
+    text_bytes: int
+
+
+class CutFile(Model):
+    """A file with a known content, and where its slices are."""
+
+    file: SourceFile
+    cuts: tuple[Cut, ...]
+
+    @property
+    def slices(self) -> list[Slice]:
+        return [Slice(file=self.file, **cut._asdict()) for cut in self.cuts]
+
+
+class Record(Model):
+    """What is kept of a file that its store names by its content. ``sha256`` is that of the file."""
+
+    sha256: str
+    file: SourceFile
+    slice_bytes: int
+    cuts: tuple[Cut, ...]
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.model_dump(mode="json"))
+
+
+def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+    """Bring a file here and cut it into slices of about *slice_bytes* of text. A record of it is kept where its store will
+    tell if it changes. ValueError, naming the file, where it is damaged or not as its source says.
+    """
+    cut = look_into(found, sources, slice_bytes, place)
+    if found.immutable:
+        bare = _bare(cut.file).model_copy(update={"found": None})
+        record = Record(sha256=bare.sha256, file=bare, slice_bytes=slice_bytes, cuts=cut.cuts)
+        facts = {"digest": record.digest, **record.model_dump(mode="json")}
+        place.root.put(_key(found, sources[found.source]), (json.dumps(facts) + "\n").encode())
+    meter.add("download", found.size or 0)
+    return cut
+
+
+def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+    """A file and its slices. It is brought here, unless its store tells its digest and its end tells where to cut it. Nothing is
+    written to the output.
+    """
+    with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source):
+        file = glimpse or _fetch(found, sources, place)
+        cuts = tuple(
+            Cut(part.start, part.stop, part.rows, part.text_bytes)
+            for part in plan_slices(file, sources[found.source], slice_bytes)
+        )
+    return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
+
+
+def _fetch(found: FoundFile, sources: tuple[Source, ...], place: Place) -> SourceFile:
+    """Fetch a file to where an attempt keeps what it fetches."""
+    scratch, is_own = Path(place.scratch), place.scratch == place.staging
+    return fetch_file(found, sources, scratch, hub_cache=scratch / "hub" if is_own else None)
+
+
+def _bare(file: SourceFile) -> SourceFile:
+    """A file that is known, wherever it may be."""
+    return file.model_copy(update={"location": "", "stamp": ()})
+
+
+def recorded(
+    found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
+) -> dict[FoundFile, CutFile]:
+    """Those of the files of which there is a record below one of the outputs, so that they need not be fetched to be known."""
+
+    def look_up(file: FoundFile) -> CutFile | None:
+        for root in roots:
+            if cut := _recorded(file, sources[file.source], slice_bytes, root):
+                return cut
+        return None
+
+    named = [file for file in found if file.immutable]
+    with ThreadPoolExecutor(READERS) as readers:
+        return {file: cut for file, cut in zip(named, readers.map(look_up, named), strict=True) if cut}
+
+
+def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -> CutFile | None:
+    try:
+        facts = json.loads(root.read(_key(found, source)))
+        digest = facts.pop("digest")
+        record = Record.model_validate(facts)
+    except (*NOT_A_FILE, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if digest != record.digest or record.slice_bytes != slice_bytes:
+        return None
+    # The same file may be of another source by now, or of another split.
+    mine = {"source": found.source, "name": found.name, "split": found.split, "found": found}
+    return CutFile(file=record.file.model_copy(update=mine), cuts=record.cuts)
+
+
+def _key(found: FoundFile, source: Source) -> str:
+    content = found.content or (found.uri, found.immutable, found.size)
+    what = digest_of("cut", FORMAT_SEMANTICS, content, _suffixes(found), source.format, source.reading())
+    return f"{FILES}/{what}.cut.json"
+
+
+def _suffixes(found: FoundFile) -> list[str]:
+    """What a file's name says of its format."""
+    return PurePosixPath(found.name).suffixes
+
+
+_fetching: defaultdict[tuple[str, ...], threading.Lock] = defaultdict(threading.Lock)
+_fetched: dict[tuple[str, ...], SourceFile] = {}
+
+
+def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
+    """A slice whose file this machine can read: as it is, or fetched, once for all threads that ask.
+
+    ValueError where it cannot be had here, or is not what it was.
+    """
+    file = part.file
+    if _is_here(file):
+        return part
+    found = file.found
+    if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
+        raise ValueError(
+            f"{platform.node()} cannot read {file.location or file.name}. Put sources where every worker sees them: a shared "
+            "file system or an object store."
+        )
+    key = (found.uri, file.sha256, place.scratch)
+    with _fetching[key]:
+        if key not in _fetched or not _is_here(_fetched[key]):
+            here = _fetch(found, sources, place)
+            if here.sha256 != file.sha256:
+                place.root.remove(_key(found, sources[file.source]))
+                raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
+            _fetched[key] = here
+        here = _fetched[key]
+    return part.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
+
+
+@contextlib.contextmanager
+def fetched_ahead(parts: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
+    """Fetch the files of slices in their order, while the first ones are worked on. What cannot be had is an error for whoever
+    asks for it himself.
+    """
+    first = {(part.file.source, part.file.name): part for part in reversed(list(parts)) if not _is_here(part.file)}
+    with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
+        for part in reversed(first.values()):
+            fetchers.submit(at_hand, part, sources, place)
+        try:
+            yield
+        finally:
+            fetchers.shutdown(cancel_futures=True)
+
+
+def _is_here(file: SourceFile) -> bool:
+    try:
+        return file.stamp in ((), stamp(file.location))
+    except OSError:
+        return False

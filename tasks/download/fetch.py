@@ -1,0 +1,334 @@
+"""Bringing source files to this machine, with their content's digest: fetched where they are remote, unpacked where they
+are compressed, read in place otherwise.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import json
+import logging
+import lzma
+import os
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from flat_tokens.stores.retry import brief
+from flat_tokens.stores.store import Store
+from tasks.config import Source
+from tasks.download.sources import TIMEOUT, naming, pause, version_of
+from tasks.models import FoundFile, SourceFile, digest_of
+from tasks.text.documents import stamp
+from tasks.text.slices import COMPRESSIONS, detect_format
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 4 << 20
+RECEIVED_BYTES = 1 << 18
+"""Bytes of a response that are lost, at most, when its connection breaks."""
+
+UNKNOWN_BYTES = 1_000_000_000
+"""What a file counts whose size is not known before it is fetched."""
+
+PARQUET = b"PAR1"
+END_BYTES = 1 << 20
+"""Of a Parquet file: in most cases all that stands behind its data."""
+
+PACKED_BYTES = 1 << 10
+"""Compressed bytes unpacked at a time: few, for each may stand for 32 kB."""
+
+
+def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
+    """The file with its digest, readable on this machine. *hub_cache*: where files of the hub go, if not to the user's cache.
+
+    ValueError where it is damaged or of no known format; OSError where a server did not give it in several tries.
+    """
+    with naming(sources, found.source):
+        return _fetched(found, sources[found.source], scratch / "files", hub_cache)
+
+
+def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
+    path = Path(found.uri) if "://" not in found.uri else _bring(found, files, hub_cache)
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{found.name} cannot be read: {os.strerror(errno.EACCES)}. Get the right to read {path}.")
+    before = stamp(os.fspath(path))
+    sha256 = Store.at(path.parent).digest(path.name).sha256
+    unpacked, packed = path, _compression(path)
+    if packed:
+        unpacked = _unpack(path, found.name, packed, files / sha256)
+    if stamp(os.fspath(path)) != before:
+        raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
+    kind = detect_format(unpacked, found.name, source.format)
+    return SourceFile(
+        source=found.source,
+        name=found.name,
+        location=os.fspath(unpacked.absolute()),
+        size=unpacked.stat().st_size,
+        sha256=sha256,
+        format=kind,
+        split=found.split,
+        stamp=before if unpacked == path else stamp(os.fspath(unpacked)),
+        found=found,
+    )
+
+
+def bytes_to_cut(found: FoundFile) -> int:
+    """About how many bytes have to be fetched before it is known where to cut a file."""
+    size = UNKNOWN_BYTES if found.size is None else found.size
+    return min(size, END_BYTES) if _told_digest(found) else size
+
+
+def _told_digest(found: FoundFile) -> str:
+    """The digest of a Parquet file whose store tells it and its size; empty otherwise."""
+    is_parquet = bool(found.size) and found.name.lower().endswith(".parquet")
+    return (found.content or "").partition("sha256:")[2] if is_parquet else ""
+
+
+@contextlib.contextmanager
+def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
+    """A Parquet file of which the store tells the digest, as far as its end, which says where its parts are: a file of its size
+    with a hole, there for as long as the block runs. None where that cannot be had; whoever fetches the whole file is told why.
+    """
+    if not (digest := _told_digest(found)) or found.size is None:
+        yield None
+        return
+    path = scratch / "files" / f".{uuid.uuid4().hex}.part"
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            end = _end_of_parquet(Store.at(found.uri), found.size)
+            with path.open("wb") as file:
+                file.write(PARQUET)
+                file.seek(found.size - len(end))
+                file.write(end)
+        except Exception as error:  # noqa: BLE001  every store has errors of its own
+            logger.info("%s is fetched as a whole: its end cannot be read alone (%s)", found.uri, brief(error))
+            yield None
+            return
+        yield SourceFile(
+            source=found.source,
+            name=found.name,
+            location=os.fspath(path),
+            size=found.size,
+            sha256=digest,
+            format="parquet",
+            split=found.split,
+            found=found,
+        )
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _end_of_parquet(store: Store, size: int) -> bytes:
+    """What stands behind the data of a Parquet file of *size* bytes: all that says what is in it."""
+    end = store.read_range("", max(0, size - END_BYTES), size)
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if end[-4:] != PARQUET or not 12 <= length <= size - len(PARQUET):
+        raise ValueError("it does not end as a Parquet file")
+    return end[-length:] if length <= len(end) else store.read_range("", size - length, size)
+
+
+def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
+    """A remote file's local copy, under the name of its content. What was fetched before is taken again where the server
+    still has the same version of it and the copy is whole.
+    """
+    files.mkdir(parents=True, exist_ok=True)
+    if found.uri.startswith(("hf://", "datasets://")):
+        from tasks.download.hub import fetch_hub
+
+        return fetch_hub(found, files, hub_cache)
+    note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
+    with _alone(files / f".{note.stem}.lock"):
+        if found.immutable and (known := _fetched_before(note, files)):
+            return known
+        temporary = files / f".{note.stem}.{uuid.uuid4().hex}.part"
+        try:
+            sha256 = _fetch(found, temporary)
+            path = _settle(temporary, files / f"{sha256}.raw", sha256)
+        finally:
+            temporary.unlink(missing_ok=True)
+        Store.at(files).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
+    return path
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Several processes of a machine may want a file at once: one fetches it, the others find it then. The lock goes with the
+    first of them, so that whoever comes meanwhile may be another one to fetch: no harm but to time.
+    """
+    with open(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _settle(temporary: Path, target: Path, sha256: str) -> Path:
+    """Give a file its name. Where an equal one has it, that one stays: somebody may be reading it."""
+    with open(target.parent / ".lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists() and Store.at(target.parent).digest(target.name).sha256 == sha256:
+            temporary.unlink()
+        else:
+            os.replace(temporary, target)
+    return target
+
+
+def _fetched_before(note: Path, files: Path) -> Path | None:
+    try:
+        sha256 = json.loads(note.read_bytes())["sha256"]
+        whole = Store.at(files).digest(f"{sha256}.raw").sha256 == sha256
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return files / f"{sha256}.raw" if whole else None
+
+
+def _fetch(found: FoundFile, target: Path) -> str:
+    """Fetch a file, going on where a connection broke; its sha256."""
+    failures = size = furthest = 0
+    sha256 = hashlib.sha256()
+    state: dict[str, str] = {}
+    with target.open("wb") as file:
+        while True:
+            try:
+                for start, block in _blocks(found, size, state):
+                    if start < size:
+                        file.seek(start)
+                        file.truncate()
+                        sha256, size = hashlib.sha256(), start
+                    file.write(block)
+                    sha256.update(block)
+                    size += len(block)
+                    if size > furthest:
+                        furthest, failures = size, 0
+                if found.size is not None and size < found.size:
+                    raise ConnectionError(f"ended after {size} of {found.size} bytes")
+            except Exception as error:  # noqa: BLE001  # every file system has errors of its own; pause() raises again
+                failures += 1
+                pause(error, failures, found.uri)
+            else:
+                break
+        if found.size is not None and size != found.size:
+            raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256.hexdigest()
+
+
+def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a remote file from *start* on, or from 0 where the server sends no parts, or does not say whether they are
+    parts of the same file; each with where it begins. *state*: what the server called the file when it first sent some of it.
+    """
+    if not found.uri.startswith(("http://", "https://")):
+        yield from _stored_blocks(found, start)
+        return
+    import requests
+
+    etag = (found.immutable or "").partition("ETag:")[2]
+    same = etag or state.get("Last-Modified", "")
+    headers = {"Accept-Encoding": "identity"}
+    if start and same:
+        headers |= {"Range": f"bytes={start}-", "If-Range": same}
+    with requests.get(found.uri, headers=headers, stream=True, timeout=TIMEOUT) as response:
+        response.raise_for_status()
+        if etag and response.headers.get("ETag", etag) != etag:
+            raise ValueError("it changed after the build had found it. Run the build again.")
+        if response.status_code != 206:
+            start = 0
+            state.clear()
+            state.update({name: response.headers[name] for name in ("ETag", "Last-Modified") if name in response.headers})
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise ValueError(f"the server sent {response.headers.get('Content-Range')!r} instead of bytes {start} and on")
+        elif any(response.headers.get(name, value) != value for name, value in state.items()):
+            raise ValueError("it changed while it was fetched. Run the build again.")
+        for block in response.iter_content(RECEIVED_BYTES):
+            yield start, block
+            start += len(block)
+
+
+def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of an object from *start* on. They come by several requests: of one object only if it was the same before
+    the first and after the last.
+    """
+    store = Store.at(found.uri)
+    for last in (False, True):
+        if found.immutable and version_of(store.info("")) != found.immutable:
+            raise ValueError("it changed after the build had found it. Run the build again.")
+        if not last:
+            for block in store.blocks("", start):
+                yield start, block
+                start += len(block)
+
+
+def _compression(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(10)
+    return next((suffix for suffix, magic in COMPRESSIONS.items() if magic.match(head)), None)
+
+
+def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
+    """The unpacked file, so that it can be cut into slices; what is damaged is found before any of it is used."""
+    note = target.with_suffix(".json")
+    try:
+        known = json.loads(note.read_bytes())
+        if Store.at(target.parent).digest(target.name).sha256 == known["sha256"]:
+            return target
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    store, temporary = Store.at(target.parent), target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    with path.open("rb") as file, store.create(temporary.name) as writer:
+        try:
+            for block in UNPACKERS[compression](file):
+                writer.write(block)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk, not the file
+            raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
+    _settle(temporary, target, writer.stored.sha256)
+    store.put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
+    return target
+
+
+def _gunzip(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as packed:
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
+
+
+def _bunzip2(file: BinaryIO) -> Iterator[bytes]:
+    with bz2.BZ2File(file) as packed:
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
+
+
+def _unxz(file: BinaryIO) -> Iterator[bytes]:
+    with lzma.LZMAFile(file) as packed:
+        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
+
+
+def _unzstd(file: BinaryIO) -> Iterator[bytes]:
+    import zstandard
+
+    decompressor: Any = None
+    while data := file.read(PACKED_BYTES):
+        while data:
+            if decompressor is None:
+                decompressor = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield decompressor.decompress(data)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from error
+            data = b""
+            if decompressor.eof:
+                data, decompressor = decompressor.unused_data, None
+    if decompressor is not None:
+        raise EOFError("the file ends within a compressed frame")
+
+
+UNPACKERS = {".gz": _gunzip, ".bz2": _bunzip2, ".xz": _unxz, ".zst": _unzstd}

@@ -1,0 +1,455 @@
+"""Datasets on the Hugging Face hub: pinned to a commit, their files found by configuration and split, and fetched.
+
+The libraries are imported where they are used, because that takes seconds; no code of a repository is ever run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlencode
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flat_tokens.stores.local import sync_directory
+from tasks.config import HubDataset, Source
+from tasks.models import FoundFile, PinnedSource, Split, digest_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_AS_FILES = ("parquet", "json", "text", "csv", "arrow")
+"""Modules of ``datasets`` whose files this service reads itself."""
+
+PACKED = (".zip", ".tar", ".tgz", ".bz2", ".xz", ".lz4", ".7z", ".rar")
+"""Archives and compressions that ``datasets`` unpacks and this service does not."""
+
+INDIFFERENT = ("name", "version", "data_dir", "data_files", "description", "features", "columns", "batch_size", "chunksize")
+"""Settings of a configuration that change nothing about the texts in its files."""
+
+PATHS_AT_ONCE = 500
+ROWS_AT_ONCE = 1000
+BYTES_AT_ONCE = 32 << 20
+
+ATTEMPTS = 6
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 300.0
+"""The hub counts requests in windows of five minutes."""
+TIMEOUT = 30.0
+
+
+class UnsuitableError(ValueError):
+    """What is wrong with a dataset, in words that need no others: to tell it from the libraries' own ValueErrors."""
+
+
+def resolve_hub(source: Source, index: int) -> PinnedSource:
+    """The files of a dataset's configuration and split at the commit that its revision is now, each once, ordered by name.
+
+    Files of a format that is read here are the repository's own; whatever else ``datasets`` reads becomes one file a split,
+    which ``fetch_hub`` writes. ValueError, naming what exists and the next step, where the dataset, revision, configuration
+    or split does not, or where the hub does not answer.
+    """
+    hub = source.hub
+    assert hub is not None
+    if source.validation_split == hub.split:
+        raise ValueError(f"source {source.name!r}: validation_split is {hub.split!r}, which is the split that is read")
+    what = f"dataset {hub.path}"
+    call = partial(_api().dataset_info, hub.path, revision=hub.revision, timeout=TIMEOUT)
+    info = _ask(what, call, hub.revision)
+    repo, commit = str(info.id), str(info.sha)
+    builder = _configuration(repo, commit, hub.name)
+    found = builder.config.data_files or {}
+    splits = {str(split): list(dict.fromkeys(map(str, uris))) for split, uris in found.items() if uris}
+    roles: dict[str, Split | None] = {hub.split: "train" if source.validation_split else None}
+    if source.validation_split:
+        roles[source.validation_split] = "validation"
+    for split, setting in ((hub.split, "hub.split"), (source.validation_split, "validation_split")):
+        if split is not None and split not in splits:
+            raise ValueError(f"{what} has no split {split!r}; it has {_listing(splits)}. Set source.{setting}.")
+    if builder.name in READ_AS_FILES and _as_they_are(builder.config, [uri for split in roles for uri in splits[split]]):
+        files = [file for split, role in roles.items() for file in _repository_files(repo, commit, splits[split], index, role)]
+    else:
+        files = [_converted_file(repo, commit, hub, split, source, index, role) for split, role in roles.items()]
+    files.sort(key=lambda file: file.name)
+    for one, other in pairwise(files):
+        if one.name == other.name:
+            raise ValueError(f"{what}: {one.name} is in both {_listing(roles)}. Set source.validation_split to another split.")
+    origin = f"hf://datasets/{repo} ({builder.config.name}, {hub.split})"
+    return PinnedSource(origin=origin, revision=commit, files=tuple(files))
+
+
+def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> Path:
+    """The local path of a file on the hub: in the user's cache of it or another *cache*, or written below *directory* where it
+    is converted.
+
+    ValueError where it cannot be had, OSError where the hub did not give it in several tries.
+    """
+    if found.uri.startswith("datasets://"):
+        return _converted(found.uri, directory)
+    from huggingface_hub import hf_hub_download, parse_hf_uri
+
+    place = parse_hf_uri(found.uri)
+    if place.type == "bucket":
+        raise ValueError(f"{found.uri}: buckets are not read here; name a dataset or model repository")
+    download = partial(
+        hf_hub_download,
+        place.id,
+        place.path_in_repo,
+        repo_type=place.type,
+        revision=place.revision,
+        endpoint=os.environ.get("HF_ENDPOINT"),
+        cache_dir=cache,
+    )
+    for force in (False, True):  # a copy in the cache may have been cut short
+        call = partial(download, force_download=force)
+        # RuntimeError: what the library for large files makes of a fault of the network
+        path = Path(_ask(f"{place.type} {place.id}", call, place.revision, worn_out=OSError, passing=(RuntimeError,)))
+        if found.size is None or path.stat().st_size == found.size:
+            return path
+    raise OSError(f"{found.uri} has {path.stat().st_size} bytes instead of {found.size}: it changed while it was fetched")
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
+def _datasets() -> Any:
+    """The library ``datasets``. ValueError where it was imported for another hub than HF_ENDPOINT names now: it would go on
+    asking that one.
+    """
+    import datasets
+
+    endpoint = os.environ.get("HF_ENDPOINT")
+    if endpoint and datasets.config.HF_ENDPOINT.rstrip("/") != endpoint.rstrip("/"):
+        raise ValueError(f"HF_ENDPOINT became {endpoint} while this process ran. Set it before the process starts.")
+    return datasets
+
+
+def _configuration(repo: str, commit: str, name: str | None) -> Any:
+    """The builder of a configuration, its files found. Only its name and its settings are of use."""
+    datasets = _datasets()
+
+    def find() -> Any:
+        # A cache of its own: what an earlier version of the dataset left in the common one would be taken for this one
+        # whenever the hub does not answer. The prefix keeps a local directory from being taken for the repository.
+        with tempfile.TemporaryDirectory(prefix="hub-") as cache:
+            try:
+                return datasets.load_dataset_builder(f"hf://datasets/{repo}", name=name, revision=commit, cache_dir=cache)
+            except ValueError:
+                _check_configuration(datasets, repo, commit, name)
+                raise
+
+    return _ask(f"dataset {repo}", find, commit)
+
+
+def _check_configuration(datasets: Any, repo: str, commit: str, name: str | None) -> None:
+    """Refuse the name of a configuration that does not exist, and no name where one is needed."""
+    names = datasets.get_dataset_config_names(f"hf://datasets/{repo}", revision=commit)
+    if name is not None and name not in names:
+        raise UnsuitableError(f"dataset {repo} has no configuration {name!r}; it has {_listing(names)}. Set source.hub.name.")
+    if name is None and datasets.get_dataset_default_config_name(f"hf://datasets/{repo}", revision=commit) is None:
+        raise UnsuitableError(
+            f"dataset {repo} has several configurations: {_listing(names)}. Set source.hub.name to one of them."
+        )
+
+
+def _listing(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(repr(name) for name in listed[:20]) or "none"
+    return shown if len(listed) <= 20 else f"{shown} and {len(listed) - 20} more"
+
+
+def _as_they_are(config: Any, uris: list[str]) -> bool:
+    """Whether the files say all: none is in an archive, and the configuration sets nothing that changes how they are read."""
+    if any(uri.lower().endswith(PACKED) for uri in uris):
+        return False
+    usual = type(config)()
+    unusual = {
+        setting.name
+        for setting in dataclasses.fields(config)
+        if setting.name not in INDIFFERENT and getattr(config, setting.name) != getattr(usual, setting.name)
+    }
+    if getattr(config, "sep", None) == "\t" and all(".tsv" in PurePath(uri).suffixes for uri in uris):
+        unusual -= {"sep", "delimiter"}
+    return not unusual
+
+
+def _repository_files(repo: str, commit: str, uris: list[str], index: int, role: Split | None) -> Iterator[FoundFile]:
+    """The files of *uris* with their sizes. ValueError where one is not of this commit, so that it could change."""
+    prefix = f"hf://datasets/{repo}@{commit}/"
+    for uri in uris:
+        if not uri.startswith(prefix):
+            raise ValueError(
+                f"dataset {repo} takes {uri} from another revision, which may move. Set source.hub.revision to that revision."
+            )
+    names = [uri.removeprefix(prefix) for uri in uris]
+    for start in range(0, len(names), PATHS_AT_ONCE):
+        part = names[start : start + PATHS_AT_ONCE]
+        call = partial(_api().get_paths_info, repo, part, revision=commit, repo_type="dataset")
+        infos = {info.path: info for info in _ask(f"dataset {repo}", call, commit)}
+        for name in part:
+            info = infos.get(name)
+            yield FoundFile(
+                source=index,
+                name=name,
+                uri=prefix + name,
+                size=info.size if info else None,
+                immutable=commit,
+                content=_content(info) if info else None,
+                split=role,
+            )
+
+
+def _content(info: Any) -> str:
+    """What the hub knows of a file's content: of a large one its digest, of others what git calls it."""
+    return f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}"
+
+
+def _converted_file(
+    repo: str, commit: str, hub: HubDataset, split: str, source: Source, index: int, role: Split | None
+) -> FoundFile:
+    """A split as one Parquet file that is yet to be written; its URI says all that its content depends on."""
+    settings = {"name": hub.name, "split": split, "text": source.text_column, "id": source.id_column}
+    query = urlencode({key: value for key, value in settings.items() if value is not None})
+    uri = f"datasets://{repo}@{commit}?{query}"
+    return FoundFile(source=index, name=f"{split}.parquet", uri=uri, size=None, immutable=commit, split=role)
+
+
+def _converted(uri: str, directory: Path) -> Path:
+    """Write the Parquet file of a ``datasets://`` URI below *directory*, or take the one that is there: equal input, equal
+    bytes. ValueError where the dataset has no such column, or no text in it.
+    """
+    match = re.fullmatch(r"datasets://([^@]+)@([0-9a-f]{40})\?(.*)", uri)
+    if match is None:
+        raise ValueError(f"{uri} is not datasets://REPOSITORY@COMMIT?split=...&text=...")
+    repo, commit, query = match.groups()
+    settings = {key: values[0] for key, values in parse_qs(query, keep_blank_values=True).items()}
+    columns = [settings["text"], *([settings["id"]] if "id" in settings else [])]
+    path = directory / f"{digest_of('converted', uri)}.parquet"
+    if _is_parquet(path):
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    datasets = _datasets()
+
+    def write() -> None:
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".hub-") as scratch:
+            temporary = Path(scratch, path.name)
+            rows = datasets.load_dataset(
+                f"hf://datasets/{repo}",
+                name=settings.get("name"),
+                split=settings["split"],
+                revision=commit,
+                streaming=True,
+                cache_dir=scratch,
+            )
+            _write_parquet(rows, columns, f"dataset {repo}, split {settings['split']!r}", temporary)
+            os.replace(temporary, path)
+            sync_directory(directory)
+
+    _ask(f"dataset {repo}", write, commit, worn_out=OSError)
+    return path
+
+
+def _is_parquet(path: Path) -> bool:
+    """Whether there is a Parquet file with its end, which is written last."""
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+def _write_parquet(rows: Any, columns: list[str], what: str, path: Path) -> None:
+    """Write *columns* of an iterable dataset, a row group for some 1000 rows; both as bytes, so that text which is not
+    Unicode reaches the policy for such documents.
+    """
+    names = list(dict.fromkeys(columns))
+    if rows.column_names is not None:
+        _check_names(rows.column_names, columns, what)
+        rows = rows.select_columns(names)  # what is not selected is not decoded
+    schema = pa.schema([(name, pa.large_binary()) for name in names])
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    with path.open("wb") as file:
+        with pq.ParquetWriter(file, schema, **options) as writer:
+            for batch in _batches(rows, names, columns, what):
+                writer.write_table(pa.table(batch, schema=schema))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _batches(rows: Any, names: list[str], columns: list[str], what: str) -> Iterator[dict[str, list[bytes | None]]]:
+    batch: dict[str, list[bytes | None]] = {name: [] for name in names}
+    size = 0
+    for number, row in enumerate(rows):
+        if number == 0:
+            _check_names(row, columns, what)
+        for name in names:
+            value = _as_bytes(row.get(name), name, "text_column" if name == columns[0] else "id_column", f"{what}, row {number}")
+            batch[name].append(value)
+            size += len(value or b"")
+        if len(batch[names[0]]) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield batch
+            batch, size = {name: [] for name in names}, 0
+    if batch[names[0]]:
+        yield batch
+
+
+def _check_names(found: Iterable[str], columns: list[str], what: str) -> None:
+    names = list(found)
+    for column, setting in zip(columns, ("text_column", "id_column"), strict=False):
+        if column not in names:
+            raise UnsuitableError(f"{what} has no column {column!r}; it has {_listing(names)}. Set source.{setting}.")
+
+
+def _as_bytes(value: Any, column: str, setting: str, where: str) -> bytes | None:
+    """Text as UTF-8 (lone surrogates as what UTF-8 does not have), bytes as they are, whole numbers as ids by their digits."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and setting == "id_column":
+        value = str(value)
+    if not isinstance(value, str):
+        wanted = "text" if setting == "text_column" else "text or an integer"
+        raise UnsuitableError(
+            f"{where}: {column!r} is {type(value).__name__}, not {wanted}. Set source.{setting} to another column."
+        )
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _ask(
+    what: str,
+    call: Callable[[], T],
+    revision: str | None,
+    *,
+    worn_out: type[Exception] = ValueError,
+    passing: tuple[type[Exception], ...] = (),
+) -> T:
+    """What *call* gives, tried again where the fault may pass. Otherwise one sentence and the next step: *worn_out* where the
+    hub did not answer in ATTEMPTS tries, ValueError where it would never give *what*. Faults of the local disk are raised as
+    they are.
+    """
+    for failures in range(1, ATTEMPTS + 1):
+        try:
+            return call()
+        except UnsuitableError as error:
+            fault: Exception = ValueError(str(error))
+        except Exception as error:
+            may_pass = _may_pass(error) or isinstance(error, passing)
+            if not may_pass and isinstance(error, OSError) and error.errno is not None:
+                raise
+            if not may_pass or failures == ATTEMPTS:
+                logger.debug("%s", what, exc_info=error)
+                fault = (worn_out if may_pass else ValueError)(_explained(error, what, revision, may_pass))
+            else:
+                wait = _wait(error, failures)
+                logger.warning("%s: %s; trying again in %.0f s", what, _brief(_telling(error)), wait)
+                time.sleep(wait)
+                continue
+        raise fault  # outside of the handler: the libraries' long traces are for the debug log
+    raise AssertionError("unreachable")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what led to it, even where a library hides that."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _utilities() -> Any:
+    """What huggingface_hub.utils exports without saying so to type checkers: its HTTP library among others."""
+    return import_module("huggingface_hub.utils")
+
+
+def _network_faults() -> tuple[type[BaseException], ...]:
+    return (_utilities().httpx.TransportError, ConnectionError, TimeoutError)
+
+
+def _status(error: BaseException) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _telling(error: BaseException) -> BaseException:
+    """The exception that says what happened on the network; the outermost where none does."""
+    network = _network_faults()
+    return next((link for link in _chain(error) if _status(link) or isinstance(link, network)), error)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    telling = _telling(error)
+    if (status := _status(telling)) is not None:
+        return status in (408, 429) or status >= 500
+    if isinstance(telling, OfflineModeIsEnabled):
+        return False
+    cut_short = type(telling) is OSError and telling.errno is None  # a download of the wrong length
+    return cut_short or isinstance(telling, _network_faults())
+
+
+def _wait(error: BaseException, failures: int) -> float:
+    """Seconds until the next try: what the server asks for, at least about twice as long as the last time."""
+    with_jitter: float = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.5, 1.0)  # noqa: S311
+    headers = getattr(getattr(_telling(error), "response", None), "headers", None) or {}
+    limit = _utilities().parse_ratelimit_headers(headers)
+    asked = str(headers.get("Retry-After", "")).strip()
+    seconds = float(asked) if asked.isdigit() else float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0
+    return min(LONGEST_WAIT, max(seconds, with_jitter))
+
+
+def _brief(error: BaseException) -> str:
+    """An exception in one line, without the request's id."""
+    lines = [re.sub(r" \(Request ID: [^)]*\)", "", line).strip().rstrip(".") for line in str(error).splitlines()]
+    status = _status(error)
+    first = f"HTTP status {status}" if status else next(filter(None, lines), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _explained(error: BaseException, what: str, revision: str | None, may_pass: bool) -> str:
+    """What to tell of a request that failed for good, and the next step."""
+    from huggingface_hub import errors
+
+    telling = _telling(error)
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if may_pass:
+        return (
+            f"{what} cannot be had: the hub at {hub} cannot be reached or is overloaded ({_brief(telling)}). "
+            "Check the network and HF_ENDPOINT, or try again later."
+        )
+    if isinstance(telling, errors.OfflineModeIsEnabled):
+        return f"{what} cannot be had while HF_HUB_OFFLINE is set. Unset it, or name local files with source.path."
+    if isinstance(telling, errors.GatedRepoError) or type(error).__name__ == "DatasetNotFoundError":
+        return f"{what} is gated. Ask for access on its page, and set HF_TOKEN to a token of the account that has it."
+    if isinstance(telling, errors.RevisionNotFoundError):
+        return f"{what} has no revision {revision!r}. Set source.hub.revision to a branch, tag or commit of it."
+    if isinstance(error, errors.RemoteEntryNotFoundError):  # deeper in the chain it is a file that one may do without
+        return f"{what} has no such file at revision {revision!r} ({_brief(telling)}). Check the name."
+    if isinstance(telling, errors.RepositoryNotFoundError):
+        return f"there is no {what} at {hub}, or it is private. Check the name, and HF_TOKEN if it is private."
+    if isinstance(error, errors.HFValidationError):
+        return f"{what} is not named as on the hub, ORGANISATION/NAME. Check source.hub.path and source.hub.revision."
+    if _status(telling) in (401, 403):
+        return f"the hub at {hub} refuses {what} ({_brief(telling)}). Check HF_TOKEN."
+    return (
+        f"{what} at revision {revision!r} cannot be read ({_brief(error)}). Name its files with source.path "
+        "(hf://datasets/ORGANISATION/NAME/...), or try source.hub.revision refs/convert/parquet."
+    )

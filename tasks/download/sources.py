@@ -1,0 +1,269 @@
+"""Resolving a source to a pinned, ordered list of files, before anything is read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import posixpath
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from flat_tokens.stores.retry import brief, may_pass, status_of
+from flat_tokens.stores.store import Store
+from tasks.config import Source
+from tasks.locations import local_path
+from tasks.models import FoundFile, PinnedSource
+
+logger = logging.getLogger(__name__)
+
+HIDDEN = re.compile(r"(^|/)[._]")
+UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Characters of a file's name that no list of files can show."""
+
+ATTEMPTS = 8
+LONGEST_WAIT = 60.0
+TIMEOUT = (10, 60)
+CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
+
+
+def resolve_source(source: Source, index: int) -> PinnedSource:
+    """The files of a source, ordered by name. ValueError where there are none, or where one must not be read."""
+    if source.hub is not None:
+        from tasks.download.hub import resolve_hub
+
+        return resolve_hub(source, index)
+    assert source.path is not None
+    here = local_path(source.path)
+    pinned = _remote(source, index, source.path) if here is None else _local(source, index, here)
+    files = assign_splits(source, pinned.files)
+    if not files:
+        raise ValueError(f"source {source.name!r}: there are no files at {source.path}")
+    return pinned.model_copy(update={"files": files})
+
+
+@contextlib.contextmanager
+def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
+    """Say in errors which source they are of, where there are several: files of two may have the same name."""
+    try:
+        yield
+    except ValueError as error:
+        if len(sources) == 1 or str(error).startswith("source "):
+            raise
+        raise ValueError(f"source {sources[index].name!r}: {error}") from error
+
+
+def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
+    """Say which files are validation where the source brings its own split, and leave out other splits' files."""
+    if source.split is None and source.validation_split is None:
+        return files
+    chosen = []
+    for file in files:
+        if source.validation_split and names_split(file.name, source.validation_split):
+            chosen.append(file.model_copy(update={"split": "validation"}))
+        elif source.split is None or names_split(file.name, source.split):
+            chosen.append(file.model_copy(update={"split": "train" if source.validation_split else None}))
+    if source.split is None and (
+        held_out := [file.name for file in chosen if file.split == "train" and names_split(file.name, "test")]
+    ):
+        listed = ", ".join(held_out[:5]) + (" ..." if len(held_out) > 5 else "")
+        logger.warning(
+            "source %r: %s: named as a test split, but train here. Set source.split to leave it out.", source.name, listed
+        )
+    for split in filter(None, (source.split, source.validation_split)):
+        if not any(names_split(file.name, split) for file in files):
+            raise ValueError(
+                f"source {source.name!r}: no file is of split {split!r}; there are {', '.join(f.name for f in files[:5])}"
+                f"{' ...' if len(files) > 5 else ''}. A split's name stands alone in a file's name or path, as in "
+                f"{split}-00000.parquet."
+            )
+    return tuple(chosen)
+
+
+def names_split(name: str, split: str) -> bool:
+    """Whether a file's name or a directory on its way is that of a split: ``train-00000.parquet``, ``data/train/x.jsonl``."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name) is not None
+
+
+def _local(source: Source, index: int, path: str) -> PinnedSource:
+    location = Path(path)
+    hidden_too = False
+    if not os.path.lexists(location) and any(character in str(location) for character in "*?["):
+        base = _glob_base(location)
+        pattern = location.relative_to(base)
+        _check_listed(base, pattern.parts[:-1], source)
+        paths = [p for p in sorted(base.glob(str(pattern))) if not p.is_dir()]
+        hidden_too = HIDDEN.search(pattern.as_posix()) is not None
+    elif location.is_dir():
+        base, paths = location, list(_walk(location, source))
+    elif os.path.lexists(location):
+        base, paths, hidden_too = location.parent, [location], True
+    else:
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}")
+    files = []
+    for file in paths:
+        name = file.relative_to(base).as_posix()
+        if HIDDEN.search(name) and not hidden_too:
+            continue
+        _refuse_special(file, source)
+        if UNFIT.search(name):
+            raise ValueError(
+                f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
+            )
+        files.append(FoundFile(source=index, name=name, uri=os.fspath(file.absolute()), size=file.stat().st_size))
+    files.sort(key=lambda file: file.name)
+    return PinnedSource(origin=f"local files ({PurePosixPath(path).name or 'directory'})", revision=None, files=tuple(files))
+
+
+def _glob_base(location: Path) -> Path:
+    base = Path(location.anchor)
+    for part in location.parts[len(base.parts) :]:
+        if any(character in part for character in "*?["):
+            return base
+        base /= part
+    return base
+
+
+def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
+    """Refuse a directory that a pattern goes through and that cannot be listed: its files would be lost without a word."""
+    for depth in range(len(parts) + 1):
+        for directory in base.glob("/".join(parts[:depth])) if depth else (base,):
+            if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+                _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(directory)), source)
+
+
+def _not_listed(error: OSError, source: Source) -> None:
+    raise ValueError(
+        f"source {source.name!r}: the directory {error.filename} cannot be listed: {error.strerror}. Get the right to, or leave "
+        "it out."
+    )
+
+
+def _walk(directory: Path, source: Source) -> Iterator[Path]:
+    """Every file below a directory but in hidden directories; ValueError for a link to a directory, which may be a circle."""
+    for parent, directories, names in os.walk(directory, onerror=lambda error: _not_listed(error, source), followlinks=False):
+        directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
+        for name in directories:
+            if (link := Path(parent, name)).is_symlink():
+                raise ValueError(
+                    f"source {source.name!r}: {link} is a link to a directory, which is not followed. Remove it, or make "
+                    f"{os.path.realpath(link)} a source of its own."
+                )
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def _refuse_special(file: Path, source: Source) -> None:
+    """Refuse what is not a plain file, and links that lead nowhere or in a circle."""
+    try:
+        real = file.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"source {source.name!r}: {file} is a link that leads nowhere or in a circle") from error
+    if not real.is_file():
+        raise ValueError(f"source {source.name!r}: {file} is not a plain file")
+
+
+def _remote(source: Source, index: int, url: str) -> PinnedSource:
+    http = fsspec.utils.get_protocol(url) in ("http", "https")
+    if http and urlsplit(url).path.endswith("/"):
+        raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
+    magic = "*[" if http else "*?["  # behind a question mark stands a query
+    store = Store.at(url)
+    path = store.root
+    store.fs.invalidate_cache()  # what a process listed before may have changed since
+    hidden_too = False
+    try:
+        if any(character in path for character in magic):
+            base = path[: min(path.index(c) for c in magic if c in path)].rpartition("/")[0]
+            infos = [info for info in store.ask("glob", detail=True).values() if info["type"] == "file"]
+            hidden_too = HIDDEN.search(path[len(base) :]) is not None
+        elif http:
+            base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
+        elif (info := store.info(""))["type"] == "directory":
+            base, infos = path, list(store.ask("find", detail=True).values())
+        else:
+            base, infos, hidden_too = posixpath.dirname(path), [info], True
+    except FileNotFoundError as error:
+        raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
+    except ValueError:
+        raise
+    except Exception as error:
+        if http and str(error).startswith(url):
+            raise  # it names the file, what the server said, and how often it was asked
+        # Every store has errors of its own, and few of them are an OSError.
+        raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
+    files = []
+    for info in infos:
+        uri = store.fs.unstrip_protocol(info["name"])
+        name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
+        if HIDDEN.search(name) and not hidden_too:
+            continue
+        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), **_known_of(info)))
+    files.sort(key=lambda file: file.name)
+    return PinnedSource(origin=url, revision=None, files=tuple(files))
+
+
+def _known_of(info: dict[str, Any]) -> dict[str, str | None]:
+    """What a store says of an object: its version, and, of the hub, its content."""
+    content = f"blob:{info['blob_id']}" if info.get("blob_id") else None
+    if large := info.get("lfs"):
+        content = f"sha256:{large['sha256']}"
+    return {"immutable": version_of(info), "content": content}
+
+
+def version_of(info: dict[str, Any]) -> str | None:
+    """What a store says of an object's content: it changes whenever the content does."""
+    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
+        if info.get(name):
+            return f"{name}:{info[name]}"
+    return None
+
+
+def _http_info(url: str) -> dict[str, Any]:
+    """Name, size and strong ETag of a file, as far as its server tells them."""
+    import requests
+
+    headers = {"Accept-Encoding": "identity"}
+    failures, ask = 0, requests.head
+    while True:
+        try:
+            with ask(url, headers=headers, stream=True, allow_redirects=True, timeout=TIMEOUT) as response:
+                if response.status_code in (403, 405, 501) and ask is requests.head:  # not every server answers HEAD
+                    ask = requests.get
+                    continue
+                if response.status_code in (404, 410):
+                    raise FileNotFoundError(url)
+                response.raise_for_status()
+                length = response.headers.get("Content-Length", "") if "Content-Encoding" not in response.headers else ""
+                etag = response.headers.get("ETag", "")
+                strong = None if etag.startswith("W/") else etag
+                return {"name": url, "size": int(length) if length.isdigit() else None, "ETag": strong}
+        except requests.RequestException as error:
+            failures += 1
+            pause(error, failures, url)
+
+
+def pause(error: Exception, failures: int, what: str) -> None:
+    """Wait before *what* is asked for again, longer each time, as a server that is busy asks for. OSError where that would
+    not help, and after enough tries.
+    """
+    response = getattr(error, "response", None)
+    status = status_of(error)
+    # The library's own words may hold the signed address of a redirection.
+    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if status is not None else brief(error)
+    if failures >= ATTEMPTS or not may_pass(error):
+        tries = "1 try" if failures == 1 else f"{failures} tries"
+        raise OSError(f"{what} cannot be fetched ({tries}): {problem}") from error
+    wait = min(LONGEST_WAIT, 0.5 * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
+    asked = str((getattr(response, "headers", None) or {}).get("Retry-After", ""))
+    if asked.isdigit():  # it may also be a date
+        wait = min(LONGEST_WAIT, max(float(asked), wait))
+    logger.warning("%s: %s; trying again in %.0f s", what, problem, wait)
+    time.sleep(wait)

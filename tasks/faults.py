@@ -1,0 +1,92 @@
+"""Faults of a configuration as sentences for people, with the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args
+
+from pydantic import (
+    BaseModel,
+    ValidationError,
+)
+
+from tasks.config import BuildConfig
+
+
+def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool = False) -> list[str]:
+    """One sentence for each fault of a configuration, with the nearest valid key for an unknown one. *one_source*: it was
+    written as ``source``, not as a list.
+    """
+    sentences = []
+    faults = error.errors(include_url=False)
+    for fault in faults:
+        if fault["type"] == "too_short" and any(other["loc"][:1] == fault["loc"] != other["loc"] for other in faults):
+            continue  # pydantic counts an item that is refused as absent; its own fault says more
+        where = ".".join(str(part) for part in fault["loc"])
+        if one_source and fault["loc"][:2] == ("sources", 0):
+            where = where.replace("sources.0", "source", 1)
+        if fault["type"] == "extra_forbidden":
+            sentences.append(f"unknown key {where!r}. {_nearest(str(fault['loc'][-1]), model, fault['loc'][:-1])}")
+            continue
+        message = PLAIN_WORDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if fault["type"] not in ("missing", "too_short", "value_error"):
+            message += _shown(fault["input"])
+        sentences.append(f"{where}: {message}" if where else message)
+    return sentences
+
+
+PLAIN_WORDS = {
+    "model_type": "should be a mapping of settings",
+    "tuple_type": "should be a list",
+    "too_short": "needs at least one item",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "int_type": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "string_type": "should be text",
+}
+"""What pydantic says in terms of Python, by its names for it."""
+
+
+def _shown(value: Any) -> str:
+    """What was given instead, if it is short and cannot hold a secret."""
+    if isinstance(value, str) and (len(value) > 40 or "@" in value or "/" in value):
+        return ""
+    named = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
+    return f", not {named.get(type(value)) or repr(value)}"
+
+
+def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What may have been meant by a key that the model at *path* within *model* does not have."""
+    here = model
+    for part in path:
+        here = _nested(here).get(str(part), here)
+    valid = sorted(_keys(here))
+    near = [name for name in _all_keys(model) if name.rpartition(".")[2] == key] or difflib.get_close_matches(
+        key.lower(), valid, 1, 0.5
+    )
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Valid keys: {', '.join(valid)}."
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields) | ({"source"} if model is BuildConfig else set())
+
+
+def _nested(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The models that stand in the fields of a model, by the fields' names."""
+    found: dict[str, type[BaseModel]] = {}
+    for name in _keys(model):
+        kinds = [model.model_fields["sources" if name == "source" else name].annotation]
+        while kinds:
+            kind = kinds.pop()
+            kinds += get_args(kind)
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def _all_keys(model: type[BaseModel]) -> list[str]:
+    """Every key within a model as ``--set`` takes it."""
+    within = [f"{name}.{key}" for name, kind in sorted(_nested(model).items()) if name != "sources" for key in _all_keys(kind)]
+    return sorted(_keys(model)) + within

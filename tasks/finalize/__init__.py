@@ -1,0 +1,1 @@
+"""Stage finalize: the final arrays to a published version."""

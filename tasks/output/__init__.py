@@ -1,0 +1,1 @@
+"""What lies at an output, and who may change it."""

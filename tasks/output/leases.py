@@ -1,0 +1,180 @@
+"""Who uses an output: builds share it, and what a build needs is not collected as garbage while one runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flat_tokens.stores.local import make_directory
+from flat_tokens.stores.store import Store
+from tasks.output.paths import CACHE, RUNNING
+
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS = 60.0
+EXPIRY_SECONDS = 600.0
+"""A lease that was not renewed for so long is that of a dead process, or of a clock that is wrong by as much."""
+
+LEAVING_SECONDS = 10.0
+WAIT_SECONDS = 1.0
+WAITING = "Waiting until the collection of garbage in %s ends"
+
+
+@contextlib.contextmanager
+def building(root: Store, scratch: Path) -> Iterator[None]:
+    """Use an output, and the downloads in *scratch*, until the block ends; waits while a collection takes things away.
+
+    On local disks a lock on the directory itself says so, which the system releases however the process dies; on object
+    stores it is an object that is renewed, and expires.
+    """
+    with contextlib.ExitStack() as held:
+        if not scratch.is_relative_to(root.root) or not root.is_local:
+            held.enter_context(sharing(scratch))
+        if root.is_local:
+            held.enter_context(_locked(Path(root.root), fcntl.LOCK_SH))
+        else:
+            held.enter_context(_lease(root, "build"))
+            # Each of the two writes its lease before it looks for the other's: one of them sees the other.
+            told = False
+            while _live(root, "collection"):
+                if not told:
+                    logger.info(WAITING, root.url)
+                    told = True
+                time.sleep(WAIT_SECONDS)
+        yield
+
+
+@contextlib.contextmanager
+def sharing(scratch: Path) -> Iterator[None]:
+    """Use the downloads in a local directory until the block ends."""
+    make_directory(scratch)
+    with _locked(scratch, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def collecting(root: Store) -> Iterator[str | None]:
+    """Keep builds from beginning until the block ends. None, or why nothing must be taken away that a build may need: one is
+    running. Collections do not disturb each other.
+    """
+    if not root.is_local:
+        with _lease(root, "collection"):
+            yield in_use(root)
+        return
+    with contextlib.ExitStack() as held:
+        yield _exclude_builds(root, held)
+
+
+def in_use(root: Store) -> str | None:
+    """Who uses an output at this moment, as far as that can be known; None if nobody does."""
+    if root.is_local:
+        with contextlib.ExitStack() as held:
+            return _exclude_builds(root, held)
+    builds = _live(root, "build")
+    return f"a build is running ({RUNNING}/{builds[0]})" if builds else None
+
+
+def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
+    # The cache has a lock of its own: builds of other outputs may take their downloads from it.
+    for directory in (Path(root.root), Path(root.root, CACHE)):
+        try:
+            if directory.is_dir():
+                held.enter_context(_locked(directory, fcntl.LOCK_EX))
+        except BlockingIOError:
+            return "a build is running, or another collection"
+        except OSError as error:  # network file systems lock files, if anything
+            return f"{directory} cannot be locked ({error.strerror}), so whether a build is running cannot be known"
+    return None
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[None]:
+    """Hold a lock on a directory. A shared one is waited for, and done without where the file system has none; an exclusive
+    one is had at once or not at all: BlockingIOError.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if kind == fcntl.LOCK_EX:
+                raise
+            logger.info(WAITING, directory)
+            fcntl.flock(descriptor, kind)
+        except OSError as error:
+            if kind == fcntl.LOCK_EX or error.errno not in (errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lease(root: Store, what: str) -> Iterator[None]:
+    """An object that says that this process is alive, renewed until the block ends."""
+    key = f"{RUNNING}/{what}-{uuid.uuid4().hex}.json"
+
+    def renew() -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        root.put(key, json.dumps({"at": now, "host": platform.node(), "process": os.getpid()}).encode())
+
+    done = threading.Event()
+
+    def keep_alive() -> None:
+        while not done.wait(RENEW_SECONDS):
+            try:
+                renew()
+            except Exception as error:  # noqa: BLE001  # every store has errors of its own, and there is another time
+                logger.warning("The lease %s could not be renewed: %s", root.path(key), error)
+
+    renew()
+    thread = threading.Thread(target=keep_alive, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        try:
+            replace(root, patience=LEAVING_SECONDS).remove(key)
+        except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told
+            logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), error)
+
+
+def _is_live(root: Store, key: str) -> bool:
+    try:
+        at = datetime.fromisoformat(json.loads(root.read(key))["at"])
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True  # whatever it is, nobody is hurt by leaving things where they are
+    return abs((datetime.now(UTC) - at).total_seconds()) < EXPIRY_SECONDS
+
+
+def _leases(root: Store) -> list[tuple[str, int]]:
+    """Names and sizes of all leases."""
+    try:
+        return list((root / RUNNING).listing())
+    except FileNotFoundError:
+        return []
+
+
+def _live(root: Store, what: str) -> list[str]:
+    return [name for name, _ in _leases(root) if name.startswith(f"{what}-") and _is_live(root, f"{RUNNING}/{name}")]
+
+
+def expired_leases(root: Store) -> list[tuple[str, int]]:
+    """Leases of dead processes: key and size."""
+    return [(f"{RUNNING}/{name}", size) for name, size in _leases(root) if not _is_live(root, f"{RUNNING}/{name}")]

@@ -1,0 +1,292 @@
+"""``latest.json``: which version of an output readers get, which ones they had before, and moving it without losing a move."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flat_tokens.arrays.layouts import group_metadata
+from flat_tokens.manifest import MANIFEST, POINTER
+from flat_tokens.stores.retry import persist, status_of
+from flat_tokens.stores.store import Store
+from tasks.output.paths import STAGING
+from tasks.output.staging import sweep
+
+FORMER_KEPT = 100
+"""Former versions that a pointer remembers."""
+
+MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
+"""The object that makes a directory of objects a dataset, in either version of zarr: it is written last."""
+
+
+class Former(NamedTuple):
+    """A version that was the latest, and until when (ISO 8601)."""
+
+    version: str
+    until: str
+
+
+class Pointer(NamedTuple):
+    """What ``latest.json`` says. ``former``: where a rollback leads, the last one last. ``withdrawn``: what was rolled back,
+    which a refresh does not bring back by itself.
+    """
+
+    version: str | None
+    manifest_sha256: str | None
+    sequence: int
+    former: tuple[Former, ...] = ()
+    withdrawn: tuple[Former, ...] = ()
+
+    def json(self) -> bytes:
+        value: dict[str, Any] = {
+            "version": self.version,
+            "manifest_sha256": self.manifest_sha256,
+            "sequence": self.sequence,
+            "former": [one._asdict() for one in self.former],
+            "withdrawn": [one._asdict() for one in self.withdrawn],
+        }
+        return (json.dumps({key: item for key, item in value.items() if item != []}, indent=2) + "\n").encode()
+
+    def moved(self, version: str, manifest_sha256: str, *, is_there: bool) -> Pointer:
+        """The pointer that comes after this one when it moves on to *version*; this one's is remembered if it is there."""
+        former = (*self.former, *([self._until_now()] if is_there else []))
+        return Pointer(
+            version,
+            manifest_sha256,
+            self.sequence + 1,
+            _without(version, former)[-FORMER_KEPT:],
+            _without(version, self.withdrawn),
+        )
+
+    def moved_back(self, version: str, manifest_sha256: str) -> Pointer:
+        """The pointer that comes after this one when its version is withdrawn in favour of *version*."""
+        names = [one.version for one in self.former]
+        former = self.former[: names.index(version)] if version in names else self.former
+        withdrawn = (*_without(self.version, self.withdrawn), self._until_now())[-FORMER_KEPT:]
+        return Pointer(version, manifest_sha256, self.sequence + 1, former, _without(version, withdrawn))
+
+    def _until_now(self) -> Former:
+        assert self.version is not None
+        return Former(self.version, datetime.now(UTC).isoformat())
+
+
+def _without(version: str | None, several: tuple[Former, ...]) -> tuple[Former, ...]:
+    return tuple(one for one in several if one.version != version)
+
+
+def read_pointer(root: Store) -> Pointer:
+    """The pointer; sequence number 0 where nothing was ever published. ValueError where there is something else."""
+    return _parse(root, look(root, POINTER).data)
+
+
+def _parse(root: Store, data: bytes | None) -> Pointer:
+    if data is None:
+        return Pointer(None, None, 0)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{root.path(POINTER)}: is not JSON ({error}). Restore it or remove it, and run again.") from error
+    kinds = {"version": str, "manifest_sha256": str, "sequence": int}
+    try:
+        if any(type(value[name]) is not kind for name, kind in kinds.items()) or not is_name(value["version"]):
+            raise TypeError
+        former, withdrawn = (tuple(_former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{root.path(POINTER)}: is not a pointer to a version. Restore it or remove it, and run again."
+        ) from error
+    return Pointer(value["version"], value["manifest_sha256"], value["sequence"], former, withdrawn)
+
+
+def _former(version: str, until: str) -> Former:
+    if not is_name(version) or datetime.fromisoformat(until).tzinfo is None:
+        raise ValueError
+    return Former(version, until)
+
+
+def is_name(version: str) -> bool:
+    """Whether it can be the name of a version: a path would lead out of the output."""
+    return not {"/", "\0"} & set(version) and version not in ("", ".", "..")
+
+
+def publish(root: Store, version: str, since: int) -> int:
+    """Let ``latest`` point at a version; the pointer's sequence number.
+
+    *since* is the sequence number when this build began: a pointer that another build has moved meanwhile is left alone,
+    and a ValueError says so.
+    """
+    if root.is_local:
+        sweep(Path(root.path(STAGING)))  # of an attempt that died behind the commit, there is no other to clear up
+
+    def after(pointer: Pointer) -> Pointer:
+        digest = manifest_digest(root, version)
+        if pointer.version == version:
+            if pointer.manifest_sha256 != digest:
+                raise ValueError(
+                    f"{root.path(POINTER)}: names version {version}, but another {MANIFEST} than it has: one of them is damaged. "
+                    "Remove the version and run again; if this comes again, remove the pointer."
+                )
+            return pointer
+        if pointer.sequence != since:
+            raise ValueError(
+                f"{root.url}: another build published {pointer.version} while this one ran. Version {version} is complete; "
+                "run the build again to make it the latest."
+            )
+        return pointer.moved(version, digest, is_there=pointer.version is not None and is_dataset(root, pointer.version))
+
+    return move(root, after).sequence
+
+
+def manifest_digest(root: Store, version: str) -> str:
+    return hashlib.sha256(root.read(f"versions/{version}/{MANIFEST}")).hexdigest()
+
+
+def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
+    """Replace the pointer by what *after* makes of it, and say what it is now. *after* is asked again where another machine
+    was faster; it raises where that changes everything.
+    """
+    with pointer_lock(root):
+        while True:
+            seen = look(root, POINTER)
+            before = _parse(root, seen.data)
+            now = after(before)
+            if now == before or swap(root, POINTER, seen, now.json()):
+                break
+        assert now.version is not None
+        _link_latest(root, now.version)
+    if not root.is_local and now != before and not is_dataset(root, now.version):
+        # Without a lock that all machines share, it may have been collected a moment ago. The collection looks at the pointer
+        # when it has taken the marker away, so that one of the two sees the other.
+        seen_now = look(root, POINTER)
+        if before.version is not None and _parse(root, seen_now.data) == now:
+            swap(root, POINTER, seen_now, before._replace(sequence=now.sequence + 1).json())
+        raise ValueError(f"{root.url}: version {now.version} has just been removed. Run the build again to make it anew.")
+    return now
+
+
+def is_dataset(root: Store, version: str) -> bool:
+    """Whether a version is there for readers, of whatever layout."""
+    return any(root.exists(f"versions/{version}/{marker}") for marker in MARKERS)
+
+
+@contextlib.contextmanager
+def pointer_lock(root: Store) -> Iterator[None]:
+    """Processes of this machine swap the pointer one after the other."""
+    if not root.is_local:
+        yield
+        return
+    with open(root.path(".latest.lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for half_written in Path(root.root).glob(f".{POINTER}.*.part"):  # whose process is dead, for it had the lock
+            half_written.unlink()
+        yield
+
+
+class Seen(NamedTuple):
+    """An object as it was: its bytes, None where there was none, and the store's own name for that state of it."""
+
+    data: bytes | None
+    state: str | None
+
+
+def look(root: Store, key: str) -> Seen:
+    """An object's bytes, and what to compare with when it is swapped."""
+    try:
+        # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
+        state = None if root.is_local else _state(root.info(key))
+        return Seen(root.read(key), state)
+    except FileNotFoundError:
+        return Seen(None, None)
+
+
+def _state(info: dict[str, Any]) -> str | None:
+    return next((str(info[name]) for name in ("generation", "ETag") if info.get(name)), None)
+
+
+_swapping = threading.Lock()
+
+REFUSED = (409, 412)
+"""What stores answer where an object is not, or may be just now no longer, as it was seen."""
+
+
+def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
+    """Replace an object if it still is what was *seen*; whether it did. Local callers hold a lock of their own.
+
+    S3 and Google Cloud Storage compare and write in one step. Of other remote stores, no more can be asked than that nothing
+    has changed up to the moment before, nor by the moment after.
+    """
+    if root.is_local:
+        root.put(key, data)
+        return True
+    tried = False
+
+    def try_once() -> bool:
+        nonlocal tried
+        if (now := look(root, key).data) != seen.data:
+            return tried and now == data
+        tried = True
+        try:
+            if _write_if(root, key, seen, data):
+                return True
+        except Exception as error:
+            # Refused, or done and its acknowledgement lost, so that the second try found the first one's work.
+            if (now := look(root, key).data) != seen.data:
+                return now == data
+            if status_of(error) in REFUSED:
+                return False
+            if getattr(error, "errno", None) != errno.ENOSYS:  # an S3 server that knows no conditions
+                raise
+            root.put(key, data)
+        return look(root, key).data == data
+
+    with _swapping:
+        return persist(try_once, root.path(key), root.patience)
+
+
+def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
+    """Write an object; whether the store made it a condition that the object still is as it was seen."""
+    fs, path = root.fs, root.path(key)
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    if seen.data is None and {"s3", "gs", "memory"} & set(protocols):
+        fs.pipe_file(path, data, mode="create")
+    elif seen.state and "s3" in protocols:
+        fs.pipe_file(path, data, IfMatch=seen.state)
+    elif seen.state and "gs" in protocols:
+        bucket, name, _ = fs.split_path(path)
+        # As gcsfs uploads small objects, but for the condition, for which it has no parameter.
+        fs.call(
+            "POST",
+            f"{fs._location}/upload/storage/v1/b/{bucket}/o",
+            uploadType="media",
+            name=name,
+            ifGenerationMatch=seen.state,
+            headers={"Content-Type": "application/octet-stream"},
+            data=data,
+            json_out=True,
+        )
+    else:
+        root.put(key, data)
+        return False
+    return True
+
+
+def _link_latest(root: Store, version: str) -> None:
+    """On a local disk, a symbolic link for people and for readers that know nothing of the pointer."""
+    if not root.is_local:
+        return
+    link, target = Path(root.path("latest")), f"versions/{version}"
+    if link.is_symlink() and os.readlink(link) == target:
+        return
+    fresh = link.with_name(".latest.fresh")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    os.replace(fresh, link)

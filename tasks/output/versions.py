@@ -1,0 +1,268 @@
+"""The versions of an output: what there is, what each came from, which ones are pinned, and going back to one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.checker import verify
+from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
+from flat_tokens.stores.store import Store
+from tasks.config import BuildConfig
+from tasks.models import Model, PinnedSource, SourceFile
+from tasks.output.paths import ORIGINS, PINS, VERSIONS
+from tasks.output.pointer import MARKERS, Pointer, is_dataset, is_name, manifest_digest, move, pointer_lock, read_pointer
+
+
+class Version(Model):
+    """A published version, as a person lists it. ``at``: when it was first there; ``until``: when it ceased to be the latest."""
+
+    version: str
+    at: datetime | None
+    until: datetime | None
+    state: Literal["latest", "former", "withdrawn", "other"]
+    pinned: str | None
+    documents: int
+    tokens: int
+    tokenizer: str
+    layout: LayoutName
+    byte_count: int
+
+    @property
+    def last_used(self) -> datetime:
+        """When it ceased to be what readers get, or was made if it never was; the end of time for the latest."""
+        if self.state == "latest":
+            return datetime.max.replace(tzinfo=UTC)
+        return self.until or self.at or datetime.min.replace(tzinfo=UTC)
+
+
+class Origin(Model):
+    """Where a version came from, beside it because its bytes know of no place or time: the settings, its sources as they were
+    looked up the last time that they gave this version, and their files in that order.
+    """
+
+    at: datetime
+    config: dict[str, Any]
+    pinned: tuple[PinnedSource, ...]
+    files: tuple[SourceFile, ...]
+
+
+def list_versions(root: Store) -> list[Version]:
+    """Every published version, the latest first, then in the order in which they ceased to be that."""
+    pointer = read_pointer(root)
+    found = [describe(root, version, pointer) for version in names_of(root, VERSIONS) if is_dataset(root, version)]
+    return sorted(found, key=lambda one: one.last_used, reverse=True)
+
+
+def names_of(root: Store, directory: str) -> Iterator[str]:
+    """What stands in a directory of the output, by name."""
+    root.fs.invalidate_cache()
+    try:
+        paths = root.ask("ls", directory, detail=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
+
+
+def describe(root: Store, version: str, pointer: Pointer) -> Version:
+    manifest = read_manifest(root / VERSIONS / version)
+    totals = manifest["totals"]
+    until = {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
+    state, since = ("latest", None) if version == pointer.version else until.get(version, ("other", None))
+    origin = read_origin(root, version)
+    return Version(
+        version=version,
+        at=origin.at if origin else made_at(root, version),
+        until=datetime.fromisoformat(since) if since else None,
+        state=state,
+        pinned=pin_note(root, version),
+        documents=sum(totals[split]["seq_count"] for split in SPLITS),
+        tokens=sum(totals[split]["token_count"] for split in SPLITS),
+        tokenizer=manifest["provenance"].get("tokenizer", {}).get("name") or "",
+        layout=manifest["layout"],
+        byte_count=sum(stored["size"] for stored in manifest["objects"]),
+    )
+
+
+def made_at(root: Store, version: str) -> datetime | None:
+    """When a version was committed, by the store's clock."""
+    for marker in MARKERS:
+        key = f"{VERSIONS}/{version}/{marker}"
+        if root.exists(key):
+            return changed_at(root.info(key))
+    return None
+
+
+def changed_at(info: dict[str, Any]) -> datetime | None:
+    """When an object was last written, as its store tells it."""
+    for name in ("LastModified", "mtime", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return value if value.tzinfo else value.replace(tzinfo=UTC)
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        if isinstance(value, str):
+            return datetime.fromisoformat(value)
+    return None
+
+
+def find_version(root: Store, name: str) -> str:
+    """The published version of that name, or the only one whose name begins so. ValueError where there is none."""
+    _check_name(name)
+    if is_dataset(root, name):
+        return name
+    there = [version for version in names_of(root, VERSIONS) if is_dataset(root, version)]
+    matching = [version for version in there if version.startswith(name)]
+    if len(matching) != 1:
+        listed = ", ".join(matching or there) or "none"
+        raise ValueError(f"{root.url}: {'several versions begin' if matching else 'no version begins'} with {name!r}: {listed}")
+    return matching[0]
+
+
+def _check_name(name: str) -> None:
+    if not is_name(name):
+        raise ValueError(f"{name!r} is not the name of a version")
+
+
+def roll_back(root: Store, name: str | None = None) -> Pointer:
+    """Let ``latest`` point at the version before, or at the one that is named; the pointer as it is then.
+
+    What is gone back from is withdrawn: a refresh that comes to the same version again leaves it. Going back to a withdrawn
+    version by its name makes up for that. ValueError where there is nothing to go back to, or where it is damaged.
+    """
+    seen = read_pointer(root)
+    if seen.version is None:
+        raise ValueError(f"{root.url}: nothing was ever published here, so there is nothing to go back to")
+    before = [one.version for one in seen.former if is_dataset(root, one.version)]
+    if name is None and not before:
+        raise ValueError(
+            f"{root.url}: no version before {seen.version} is left. Name one: python -m flows versions {root.url} lists them."
+        )
+    version = before[-1] if name is None else find_version(root, name)
+    if version == seen.version:
+        raise ValueError(f"{root.url}: {version} is the latest version already")
+    verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
+
+    def after(pointer: Pointer) -> Pointer:
+        if pointer != seen:
+            raise ValueError(f"{root.url}: latest moved to {pointer.version} just now. Look again, and run again if need be.")
+        if not is_dataset(root, version):
+            raise ValueError(f"{root.url}: version {version} has just been removed")
+        digest = manifest_digest(root, version)
+        forward = any(version == one.version for one in pointer.withdrawn)
+        return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
+
+    return move(root, after)
+
+
+def pin(root: Store, name: str, note: str = "") -> str:
+    """Keep a version, whatever the policy says, until it is unpinned; its whole name."""
+    version = find_version(root, name)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    with pointer_lock(root):
+        root.put(f"{PINS}/{version}.json", (json.dumps({"at": at, "note": note}) + "\n").encode())
+        if not is_dataset(root, version):
+            root.remove(f"{PINS}/{version}.json")
+            raise ValueError(f"{root.url}: version {version} has just been removed")
+    return version
+
+
+def unpin(root: Store, name: str) -> str:
+    """Let the policy decide over a version again. ValueError where it was not pinned."""
+    _check_name(name)
+    pinned = [name_of.removesuffix(".json") for name_of in names_of(root, PINS)]
+    matching = [version for version in pinned if version.startswith(name)]
+    if len(matching) != 1:
+        raise ValueError(f"{root.url}: {name!r} is not pinned; pinned are: {', '.join(pinned) or 'none'}")
+    root.remove(f"{PINS}/{matching[0]}.json")
+    return matching[0]
+
+
+def pin_note(root: Store, version: str) -> str | None:
+    """The note of a version's pin, None where it has none. A pin that cannot be read is a pin."""
+    try:
+        note = json.loads(root.read(f"{PINS}/{version}.json")).get("note")
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError):
+        return ""
+    return str(note or "")
+
+
+def remember_origin(
+    root: Store, version: str, config: BuildConfig, pinned: tuple[PinnedSource, ...], files: list[SourceFile]
+) -> None:
+    """Keep where a version came from, with paths that mean the same in any working directory."""
+    known = read_origin(root, version)
+    origin = Origin(
+        at=known.at if known else datetime.now(UTC).replace(microsecond=0),
+        config=absolute(config).model_dump(mode="json", exclude_unset=True),
+        pinned=pinned,
+        files=tuple(file.model_copy(update={"found": None}) for file in files),
+    )
+    if origin != known:
+        root.put(f"{ORIGINS}/{version}.json", (origin.model_dump_json() + "\n").encode())
+
+
+def read_origin(root: Store, version: str) -> Origin | None:
+    """Where a version came from; None where it is not known, which costs time at most."""
+    try:
+        return Origin.model_validate_json(root.read(f"{ORIGINS}/{version}.json"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def absolute(config: BuildConfig) -> BuildConfig:
+    """The same settings for whoever stands in another directory."""
+    sources = [
+        source.model_copy(update={"path": _absolute(source.path)}) if source.path is not None else source
+        for source in config.sources
+    ]
+    tokenizer = config.tokenizer
+    if tokenizer.name != "bytes" and (tokenizer.name.endswith((".json", ".tiktoken")) or Path(tokenizer.name).is_dir()):
+        tokenizer = tokenizer.model_copy(update={"name": _absolute(tokenizer.name)})
+    paths = {"output": _absolute(config.output), **({"scratch": _absolute(config.scratch)} if config.scratch else {})}
+    return config.model_copy(update={**paths, "sources": tuple(sources), "tokenizer": tokenizer})
+
+
+def _absolute(location: str) -> str:
+    plain = location.removeprefix("file://").removeprefix("local://")
+    return location if "://" in plain else os.path.abspath(os.path.expanduser(plain))
+
+
+def check_distinct(outputs: Sequence[str]) -> None:
+    """Refuse two names of one place: what is published at the one would be what readers of the other get."""
+    named: dict[str, str] = {}
+    for output in outputs:
+        root = Store.at(output)
+        place = os.path.realpath(root.root) if root.is_local else root.url.rstrip("/")
+        if place in named:
+            raise ValueError(f"{named[place]} and {output} are one place. Give each dataset an output of its own.")
+        named[place] = output
+
+
+def at_dataset(path_or_url: str) -> tuple[Store, str]:
+    """The output and the version that a path means: an output (its latest version), a version of it, or the link ``latest``.
+
+    ValueError where no published version of an output is there.
+    """
+    store = Store.at(path_or_url)
+    if store.is_local:
+        store = Store.at(os.path.realpath(store.root))
+        if os.path.isfile(store.root):
+            raise ValueError(
+                f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."
+            )
+    parent, name = store.root.rpartition("/")[::2]
+    if parent.rpartition("/")[2] == VERSIONS and store.exists(MANIFEST):
+        root = Store.at(parent.rpartition("/")[0]) if store.is_local else Store(parent.rpartition("/")[0], store.fs)
+        return root, name
+    version = read_pointer(store).version
+    if version is None:
+        raise ValueError(f"{path_or_url}: is neither a configuration file nor an output with a published version (latest.json)")
+    return store, version

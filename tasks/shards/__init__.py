@@ -1,0 +1,1 @@
+"""Stage shard-write: token batches to token shards."""

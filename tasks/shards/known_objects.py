@@ -1,0 +1,133 @@
+"""Objects of remote stores that receipts tell of: read whole, by one request, checked, and kept for who reads them next.
+
+A request takes tens of milliseconds and has its price, whatever it brings; and a shard is counted, then read for the tokens
+and for the documents of two splits. What is kept of it is found by its sha256, which was looked at when it came: it is what
+every receipt with that digest means, whatever becomes of the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flat_tokens.stores.store import Store, StoredObject
+
+WHOLE_BYTES = 4 << 20
+"""Larger objects are read in the ranges that are asked for, and are not kept."""
+KEPT_BYTES = 128 << 20
+"""Small objects of some hundred shards of the usual size."""
+TURNS = 64
+
+
+class Kept:
+    """Bytes by their hexadecimal sha256, the last *limit* of them that were used. Threads may share it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size, self._lock = limit, 0, threading.Lock()
+        self._data: OrderedDict[str, bytes] = OrderedDict()
+
+    def find(self, sha256: str) -> bytes | None:
+        with self._lock:
+            if (data := self._data.get(sha256)) is not None:
+                self._data.move_to_end(sha256)
+            return data
+
+    def keep(self, data: bytes) -> str:
+        """Keep *data*; its sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            if sha256 not in self._data:
+                self._data[sha256] = data
+                self._size += len(data)
+            self._data.move_to_end(sha256)
+            while self._size > self._limit:
+                self._size -= len(self._data.popitem(last=False)[1])
+        return sha256
+
+
+_kept = Kept(KEPT_BYTES)
+_turns = [threading.Lock() for _ in range(TURNS)]
+
+
+def _begin_anew() -> None:
+    """A forked child has none of the threads that hold its parent's locks."""
+    global _kept, _turns
+    _kept, _turns = Kept(KEPT_BYTES), [threading.Lock() for _ in range(TURNS)]
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@dataclass(frozen=True)
+class KnownStore(Store):
+    """A remote store, with size and digest of some of its objects, by their paths. ``read_ranges`` asks for small ones whole,
+    all at once, and, while they are kept, never again. ValueError where one is not what it was.
+    """
+
+    known: Mapping[str, StoredObject] = field(default_factory=dict, repr=False)
+    turn: int = 0
+    """Threads that read the same objects do so in turn: the first one asks for all of them."""
+
+    @classmethod
+    def of(cls, root: Store, directory: str, objects: Iterable[StoredObject], likely: Iterable[bytes]) -> KnownStore:
+        """The store at *root*, where *objects* are known below *directory*. *likely*: what some of them most likely hold. Where
+        their digests say so, they are not asked for.
+        """
+        for data in likely:
+            _kept.keep(data)
+        known = {root.path(f"{directory}/{stored.key}"): stored for stored in objects}
+        turn = hash(root.path(directory)) % TURNS
+        return cls(root.root, root.fs, root.staging, root.read_once, root.patience, known, turn)
+
+    def read_ranges(
+        self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
+    ) -> list[bytes | FileNotFoundError]:
+        whole = self.fetch(keys)
+        rest = [k for k, key in enumerate(keys) if key not in whole]
+        asked = [keys[k] for k in rest], [starts[k] for k in rest], [stops[k] for k in rest]
+        others = dict(zip(rest, super().read_ranges(*asked) if rest else [], strict=True))
+        return [others[k] if k in others else _cut(whole[key], starts[k], stops[k]) for k, key in enumerate(keys)]
+
+    def fetch(self, keys: Iterable[str]) -> dict[str, bytes | FileNotFoundError]:
+        """The content of those of the objects that are known and small. What is not kept is asked for together."""
+        wanted = {key: stored for key in keys if (stored := self.known.get(self.path(key))) is not None and _is_small(stored)}
+        found: dict[str, bytes | FileNotFoundError] = {}
+        with _turns[self.turn]:
+            for key, stored in wanted.items():
+                if (kept := _kept.find(stored.sha256)) is not None:
+                    found[key] = kept
+            missing = {key: stored for key, stored in wanted.items() if key not in found}
+            for (key, stored), data in zip(missing.items(), _ask(super().read_ranges, missing), strict=True):
+                if isinstance(data, bytes) and _kept.keep(data) != stored.sha256:
+                    raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is made anew.")
+                found[key] = data
+        return found
+
+
+def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[StoredObject]:
+    """What each of *objects* is now, read through. The small ones of a remote store are asked for together, and kept."""
+    small = {} if store.is_local else {stored.key: stored for stored in objects if _is_small(stored)}
+    found = dict(zip(small, _ask(store.read_ranges, small), strict=True))
+    for stored in objects:
+        data = found.get(stored.key)
+        whole = isinstance(data, bytes) and _kept.keep(data) == stored.sha256
+        yield stored if whole else store.digest(stored.key)
+
+
+def _cut(data: bytes | FileNotFoundError, start: int, stop: int | None) -> bytes | FileNotFoundError:
+    return data[start:stop] if isinstance(data, bytes) else data
+
+
+def _is_small(stored: StoredObject) -> bool:
+    return 0 < stored.size <= WHOLE_BYTES
+
+
+def _ask(
+    read_ranges: Callable[..., list[bytes | FileNotFoundError]], objects: Mapping[str, StoredObject]
+) -> list[bytes | FileNotFoundError]:
+    """The objects, and a byte of what may follow."""
+    return read_ranges(list(objects), [0] * len(objects), [stored.size + 1 for stored in objects.values()]) if objects else []

@@ -1,0 +1,127 @@
+"""Receipts: the proof that a token shard is stored, and the check of its bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flat_tokens.stores.store import Store
+from tasks.models import TokenShard, digest_of
+from tasks.output.paths import CACHE, QUARANTINE, RECEIPT
+from tasks.shards.known_objects import digest_all
+
+logger = logging.getLogger(__name__)
+RECEIPTS_AT_ONCE = 1000
+
+NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""What reading an object raises where something else, or nothing, stands under its name."""
+
+
+def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
+    """Those of some shards' keys that have no receipt at an output."""
+    asked, missing = list(keys), list[str]()
+    for first in range(0, len(asked), RECEIPTS_AT_ONCE):
+        some = asked[first : first + RECEIPTS_AT_ONCE]
+        names = [f"{CACHE}/{key}/{RECEIPT}" for key in some]
+        if root.is_local:
+            missing += [key for key, name in zip(some, names, strict=True) if not root.exists(name)]
+            continue
+        # A byte of each: of what is not there, a store would be asked for a listing too, whether it is a directory.
+        answers = root.read_ranges(names, [0] * len(some), [1] * len(some))
+        missing += [key for key, answer in zip(some, answers, strict=True) if isinstance(answer, FileNotFoundError)]
+    return missing
+
+
+def receipt_json(shard: TokenShard) -> bytes:
+    """A shard's receipt: what is known of it, with a digest of that."""
+    facts = shard.model_dump(mode="json")
+    return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_receipt(data: bytes) -> TokenShard:
+    """The shard of a receipt. ValueError where a bit of it is not as it was written."""
+    try:
+        facts = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("the receipt is JSON nested too deep") from error
+    if not isinstance(facts, dict) or facts.pop("sha256", None) != digest_of(facts):
+        raise ValueError("the receipt does not have its own digest")
+    return TokenShard.model_validate(facts)
+
+
+def load_shard(root: Store, key: str) -> TokenShard | None:
+    """The shard of *key*, if it is there and every byte is what its receipt says; a damaged one is put aside.
+
+    The receipt is our own JSON: whoever can write one can at most be caught lying by the digests.
+    """
+    try:
+        return _read_shard(root, key)
+    except ValueError:
+        pass
+    with repairing(root):
+        try:
+            return _read_shard(root, key)  # another process may have mended it meanwhile
+        except ValueError as problem:
+            logger.warning("Token shard %s is damaged and is built again: %s", key[:12], problem)
+            put_aside(root, key)
+    return None
+
+
+def _read_shard(root: Store, key: str) -> TokenShard | None:
+    """The shard of *key*, None where it has no receipt. ValueError where it is not what was written."""
+    store = root / CACHE / key
+    try:
+        receipt = store.read(RECEIPT)
+    except FileNotFoundError:
+        return None
+    except NOT_A_FILE as error:
+        raise ValueError(str(error)) from error
+    try:
+        shard = read_receipt(receipt)
+        if shard.key != key or digest_of(shard.inputs) != key:
+            raise ValueError("it has the receipt of another shard")
+        for stored in shard.objects:
+            if ".." in stored.key.split("/") or stored.key.startswith("/"):
+                raise ValueError(f"{stored.key!r} is not the name of an object")
+        for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
+            if now != stored:
+                raise ValueError(f"{stored.key} has {now.size} bytes, sha256 {now.sha256[:12]}; not what was written")
+    except NOT_A_FILE as error:
+        if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
+            return None  # it went away meanwhile
+        raise ValueError(str(error)) from error
+    return shard
+
+
+@contextlib.contextmanager
+def repairing(root: Store) -> Iterator[None]:
+    """Processes of this machine judge and put aside damaged shards one after the other: none takes away what another has
+    just mended.
+    """
+    if not root.is_local:
+        yield
+        return
+    quarantine = Path(root.path(QUARANTINE))
+    quarantine.mkdir(parents=True, exist_ok=True)
+    with open(quarantine / ".lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def put_aside(root: Store, key: str) -> None:
+    """Move what lies under a shard's name out of the way, the receipt first, so that no half of it is ever trusted.
+    To be called while ``repairing``.
+    """
+    cache = root / CACHE
+    if root.is_local:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(cache.path(key), root.path(f"{QUARANTINE}/{key}-{uuid.uuid4().hex[:8]}"))
+        return
+    cache.remove(f"{key}/{RECEIPT}")
+    cache.remove(key)

@@ -1,0 +1,153 @@
+"""Tokenizing a slice into a token shard: a small flat-tokens array with a key and a row for every sequence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flat_tokens.arrays.writing import ArrayWriter
+from flat_tokens.batch import TokenBatch
+from flat_tokens.stores.local import make_directory, sync_directory
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import FlatTokensWriter
+from tasks.download.cut import at_hand
+from tasks.download.sources import naming
+from tasks.models import Slice, TokenShard
+from tasks.output.paths import CACHE, RECEIPT
+from tasks.output.staging import Place
+from tasks.progress import meter
+from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
+from tasks.shards.receipts import NOT_A_FILE, load_shard, put_aside, receipt_json, repairing
+from tasks.shards.recipe import Recipe
+from tasks.text.documents import Documents, Tally, bad_document, read_documents
+from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, engine_of
+from tasks.tokenize.tokenizers import load_tokenizer
+
+UPLOADERS = 4
+
+
+def make_shard(part: Slice, recipe: Recipe, write: Callable[[TokenShard, Place], TokenShard]) -> TokenShard:
+    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now and handed to *write*. Only then
+    is its file fetched, where it is not here.
+    """
+    key = recipe.key(part)
+    stored = load_shard(recipe.place.root, key)
+    if stored is not None:
+        meter.add("tokenize", part.text_bytes, stored.read, stored.token_count)
+        return stored
+    return write(tokenize_slice(at_hand(part, recipe.sources, recipe.place), recipe), recipe.place)
+
+
+def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
+    """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document."""
+    key = recipe.key(part)
+    store = Store.at(Path(recipe.place.staging) / key)
+    engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
+    spec = document_spec(SHARD_LAYOUT)
+    tally, before = Tally(), 0
+    with naming(recipe.sources, part.file.source), contextlib.ExitStack() as stack:
+        writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
+        columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
+        documents = read_documents(part, recipe.source(part), recipe.documents, tally)
+        for batch, beside in token_batches(documents, engine, part, recipe, tally):
+            writer.append(batch)
+            columns[0].append(beside.keys)
+            columns[1].append(beside.rows)
+            meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
+            before = tally.text_bytes
+    # What was estimated and what came differ: the display's total stays true.
+    meter.add("tokenize", part.text_bytes - tally.text_bytes)
+    return TokenShard(
+        key=key,
+        inputs=recipe.key_inputs(part),
+        objects=tuple(sorted([*writer.objects, *(stored for column in columns for stored in column.objects)])),
+        text_bytes=tally.text_bytes,
+        rows=tally.rows,
+        read=tally.read,
+        written=tally.written,
+        skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
+        replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
+        token_count=writer.token_count,
+        max_token_id=writer.max_token_id,
+    )
+
+
+def token_batches(
+    documents: Iterator[Documents], engine: Engine, part: Slice, recipe: Recipe, tally: Tally
+) -> Iterator[tuple[TokenBatch, Documents]]:
+    """Documents with their tokens. What the engine does not take is a bad document: ValueError, or left out and counted."""
+    for batch in documents:
+        try:
+            taken, (ids, offsets) = batch, engine(batch.texts)
+        except UnencodableError:
+            taken, (ids, offsets) = _encodable(batch, engine, part, recipe, tally)
+        yield TokenBatch.from_flat(_writable(ids), offsets.astype(np.uint64)), taken
+
+
+def _encodable(batch: Documents, engine: Engine, part: Slice, recipe: Recipe, tally: Tally) -> tuple[Documents, Tokens]:
+    """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
+    keep, taken = np.ones(len(batch.texts), bool), []
+    for i, tokens in enumerate(engine.one_by_one(batch.texts)):
+        if not isinstance(tokens, str):
+            taken.append(tokens.ids)
+            continue
+        if recipe.documents.on_bad == "error":
+            raise bad_document(part, recipe.source(part), int(batch.rows[i]), "unencodable", tokens)
+        keep[i] = False
+        tally.written -= 1
+        tally.skipped["unencodable"] += 1
+        tally.text_bytes -= len(batch.texts[i].as_buffer())
+    return Documents(batch.texts.filter(pa.array(keep)), batch.keys[keep], batch.rows[keep]), concatenate(taken)
+
+
+def _writable(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    return ids if ids.flags.writeable else ids.copy()
+
+
+def write_shard(draft: TokenShard, place: Place) -> TokenShard:
+    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same bytes."""
+    root = place.root
+    staged, target = Path(place.staging) / draft.key, root / CACHE / draft.key
+    if root.is_local:
+        _move(root, staged, Path(target.root), draft)
+    else:
+        with ThreadPoolExecutor(UPLOADERS) as uploaders:
+            list(uploaders.map(lambda stored: target.upload(stored.key, staged / stored.key), draft.objects))
+    target.put(RECEIPT, receipt_json(draft))
+    shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
+    return draft
+
+
+def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
+    make_directory(target.parent)
+    for _ in range(3):
+        try:
+            os.rename(staged, target)
+        except OSError:
+            if not target.exists():
+                raise
+        else:
+            sync_directory(target.parent)
+            return
+        # Without a receipt: left by a dead process, or being written by another one at this moment.
+        if _is_whole(root / CACHE / draft.key, draft):
+            return
+        with repairing(root):
+            if not _is_whole(root / CACHE / draft.key, draft):
+                put_aside(root, draft.key)
+    raise OSError(f"{target}: something else keeps writing there. Run the build again.")
+
+
+def _is_whole(store: Store, shard: TokenShard) -> bool:
+    try:
+        return all(store.digest(stored.key) == stored for stored in shard.objects)
+    except NOT_A_FILE:
+        return False

@@ -1,0 +1,1 @@
+"""Stage split: token shards to the final arrays."""

@@ -1,0 +1,1 @@
+"""Slices and documents of a build."""

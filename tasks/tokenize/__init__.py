@@ -1,0 +1,1 @@
+"""Stage tokenize: slices to token batches."""

@@ -1,0 +1,220 @@
+"""Engines: Arrow texts in, flat token ids out; a fast one must agree with the reference."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+
+class Tokens(NamedTuple):
+    """Token ids of many texts: uint32[n], writable; text i is ``ids[offsets[i]:offsets[i + 1]]``, int64[m + 1]."""
+
+    ids: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.int64]
+
+
+Encode = Callable[[pa.LargeStringArray], Tokens]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A loaded tokenizer. ``digest`` covers every byte that decides its tokens; ``make_fast`` makes one engine a thread."""
+
+    name: str
+    digest: str
+    highest_id: int
+    reference: Encode
+    make_fast: Callable[[], Encode] | None
+    decode: Callable[[list[int]], str]
+    revision: str | None = None
+
+
+def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The bytes and offsets of an Arrow array of texts without nulls: uint8[n], int64[m + 1]. No copy."""
+    _, offsets, data = texts.buffers()
+    window = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else np.zeros(1, np.int64)
+    return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), window
+
+
+def large_string_array(*texts: str) -> pa.LargeStringArray:
+    """Texts as an array; ``pa.array`` would import pandas first, which takes longer than a small build."""
+    parts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, parts)])
+    return pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
+
+
+def concatenate(arrays: Iterable[npt.NDArray[np.uint32]]) -> Tokens:
+    """Flat ids and offsets of one array a text."""
+    parts = list(arrays)
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return Tokens(np.concatenate([*parts, np.empty(0, np.uint32)]).astype(np.uint32, copy=False), offsets)
+
+
+def gigatoken_encode(tokenizer: Any) -> Encode:
+    """The fast engine over Arrow's own buffers."""
+    import awkward as ak
+
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        data, offsets = text_buffers(texts)
+        if not len(texts):
+            return Tokens(np.empty(0, np.uint32), np.zeros(1, np.int64))
+        characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
+        strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
+        # parallel=False: the task runner already has a thread for every core.
+        layout = tokenizer.encode_batch(ak.Array(strings), parallel=False).layout
+        ids, starts = np.asarray(layout.content.data), np.asarray(layout.offsets)
+        return Tokens(ids[starts[0] : starts[-1]], starts - starts[0])
+
+    return encode
+
+
+def awkward_texts() -> Iterator[str]:
+    """Texts on which tokenizers have been seen to differ."""
+    yield from (
+        "",
+        " ",
+        "\ufeff",
+        "\0",
+        "a\0b",
+        "\r\n",
+        "a\r\nb\r\n\r\nc",
+        "\t's",
+        "'S 'LL 'Ve 'rE don't DON'T i'M",
+        "  lead",
+        "trail  ",
+    )
+    for unit in (" ", "\n", "\t", "\r\n", "a", "A", "7", "-", "😀", "中", "あ", "é", "e\u0301", "\u200d", "'s", " \n"):
+        yield unit * (10_000 // len(unit))
+    yield " ".join("1234567890123456789012"[:n] for n in range(1, 21))
+    yield "x = 3.14159; y = 1e-10; z = 0xDEADBEEF; 1,000,000.00 ½ ² ٣ ७"
+    yield "e\u0301a\u0308o\u0302\u0303 \u0939\u093f\u0928\u094d\u0926\u0940 n\u0303 Z\u0351\u036b\u0343a\u0328lgo"
+    yield "שלום עולם، مرحبا بالعالم \u202bright to left\u202c \u2067isolate\u2069"
+    yield "".join(chr(point) for point in range(0x20, 0x3000, 7))
+    yield "".join(chr(plane << 16 | low) for plane in range(17) for low in (0, 1, 0x80, 0xFF, 0x1F600 & 0xFFFF, 0xFFFD))
+    yield "<|endoftext|> <|endofprompt|><|fim_prefix|>x<|fim_suffix|>y<|im_start|>user<|im_end|></s><s>[INST]<pad><unk>[CLS][SEP]"
+    yield base64.b64encode(hashlib.sha512(b"flat").digest() * 40).decode()
+    yield "def f(x):\n\treturn {\n\t\t'a': x[0],\n    }  # ok\n\n\n\n\nclass  A :  pass\n" * 5
+    yield "https://example.org/a?b=c&d=%20#e user@example.org CamelCase snake_case kebab-case SCREAMING_CASE 50% $100 #tag @me"
+
+
+def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | None:
+    """The first text that two engines tokenize differently, given all at once, shortened for people; None where they agree."""
+    compared = list(texts)
+    array = large_string_array(*compared)
+    (ids, offsets), (others, other_offsets) = one(array), other(array)
+    for i, text in enumerate(compared):
+        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], others[other_offsets[i] : other_offsets[i + 1]]):
+            return text if len(text) <= 60 else f"{text[:57]}..."
+    return None
+
+
+class UnencodableError(ValueError):
+    """What an engine says of texts that it does not take."""
+
+
+def sheltered(encode: Encode) -> Encode:
+    """The same engine, whose every failure is an UnencodableError: libraries raise bare exceptions, and in Rust they panic,
+    which is no Exception at all.
+    """
+
+    def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
+        try:
+            return encode(texts)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:
+            raise UnencodableError(f"{type(error).__name__}: {error}") from error
+
+    return encode_or_say_why
+
+
+class Engine:
+    """The engine a build uses: the fast one, one instance a thread and bounded in memory, or the reference."""
+
+    def __init__(self, tokenizer: Tokenizer, fast: bool) -> None:
+        self.name = "fast" if fast else "reference"
+        self._tokenizer = tokenizer
+        self._threads = threading.local()
+
+    def __call__(self, texts: pa.LargeStringArray) -> Tokens:
+        """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
+        if self.name == "reference" or self._tokenizer.make_fast is None:
+            return sheltered(self._tokenizer.reference)(texts)
+        state = self._threads.__dict__
+        if "encode" not in state or (state["bytes"] > RENEW_AFTER_BYTES and resident_bytes() > RESIDENT_LIMIT):
+            # An instance remembers every word that it has seen, without end: a thread whose share of the memory is
+            # used up starts anew. Dropping the old one first keeps two from standing side by side.
+            state.pop("encode", None)
+            state.update(encode=sheltered(self._tokenizer.make_fast()), bytes=0)
+        state["bytes"] += texts.nbytes
+        return state["encode"](texts)  # type: ignore[no-any-return]
+
+    def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
+        """Of each text alone its tokens, or why there are none. Where the fast engine fails the reference has its say."""
+        for i in range(len(texts)):
+            text = texts.slice(i, 1)
+            try:
+                try:
+                    yield self(text)
+                except UnencodableError:
+                    self._threads.__dict__.clear()  # what a failure has left of an instance is not used again
+                    yield sheltered(self._tokenizer.reference)(text)
+            except UnencodableError as error:
+                yield f"tokenizer {self._tokenizer.name!r} cannot encode the document ({error})"
+
+
+RENEW_AFTER_BYTES = 32 << 20
+RESIDENT_LIMIT = 1100 << 20
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process; where the system does not tell, enough to renew after each stretch of text."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return RESIDENT_LIMIT + 1
+
+
+_engines: dict[tuple[str, bool], Engine] = {}
+_engines_lock = threading.Lock()
+
+
+def engine_of(tokenizer: Tokenizer, fast: bool) -> Engine:
+    """The process's engine for a tokenizer: what it has learned of a language is worth keeping between slices."""
+    with _engines_lock:
+        return _engines.setdefault((tokenizer.digest, fast), Engine(tokenizer, fast))
+
+
+def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable[str]) -> bool:
+    """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts.
+
+    A difference is a warning that shows the text: the build goes on, slower and right.
+    """
+    if preference != "auto" or tokenizer.make_fast is None:
+        return False
+    texts = [*samples, *awkward_texts()]
+    try:
+        difference = first_difference(texts, sheltered(tokenizer.make_fast()), sheltered(tokenizer.reference))
+    except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
+        difference = f"({error})" if isinstance(error, UnencodableError) else f"({type(error).__name__}: {error})"
+    if difference is not None:
+        logger.warning(
+            "The fast engine does not give the tokens of %s on %r: using the slower reference engine.", tokenizer.name, difference
+        )
+    return difference is None

@@ -1,0 +1,506 @@
+"""The arrays as stored: byte for byte what zarr-python writes, readable by it, and never silently wrong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import google_crc32c
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import Crc32cCodec, ZstdCodec
+
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName, group_metadata
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.arrays.writing import ArrayWriter
+from flat_tokens.batch import TokenBatch
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import FlatTokensWriter, write_dataset
+
+NAMES = get_args(LayoutName)
+ARRAYS = [(name, array) for name in NAMES for array in ("encoded_tokens", "seq_starts")]
+CHUNK, OBJECT = 4, 12
+
+
+def spec_of(name: LayoutName, array: str) -> ArraySpec:
+    spec: ArraySpec = getattr(LAYOUTS[name], array)
+    return spec
+
+
+def small(name: LayoutName, array: str = "encoded_tokens") -> ArraySpec:
+    """The layout's own specification, but of objects small enough to try everything with them."""
+    spec = spec_of(name, array)
+    return replace(spec, object_length=OBJECT, chunk_length=OBJECT if spec.zarr_format == 2 else CHUNK)
+
+
+def items_of(spec: ArraySpec, count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, spec.fill_value, count, spec.numpy_dtype, endpoint=True)
+
+
+def write(root: Path, spec: ArraySpec, items: np.ndarray, name: str = "array") -> StoredArray:
+    store = Store.at(root)
+    with ArrayWriter(store, name, spec) as writer:
+        writer.append(items)
+    return open_array(store / name, spec.dtype)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def zarrs_own(root: Path, spec: ArraySpec, length: int) -> zarr.Array[Any]:
+    """An array that zarr-python makes from the same parameters, in its own words."""
+    if spec.zarr_format == 2:
+        storage: dict[str, Any] = {
+            "chunks": (spec.chunk_length,),
+            "compressors": numcodecs.Zstd(level=spec.zstd_level, checksum=True),
+        }
+    else:
+        compressor = Crc32cCodec() if spec.zstd_level is None else ZstdCodec(level=spec.zstd_level, checksum=True)
+        storage = {
+            "chunks": (spec.chunk_length,),
+            "shards": (spec.object_length,),
+            "compressors": compressor,
+            "dimension_names": [spec.dimension],
+        }
+    return zarr.create_array(
+        root,
+        shape=(length,),
+        dtype=spec.dtype,
+        filters=None,
+        fill_value=spec.fill_value,
+        zarr_format=spec.zarr_format,
+        config={"write_empty_chunks": True},
+        **storage,
+    )
+
+
+# What is stored
+
+
+def test_a_raw_shard_byte_for_byte(tmp_path: Path) -> None:
+    """Chunks with their crc32c one behind the other, the last filled up with ones; then the index and its crc32c."""
+    spec = replace(LAYOUTS["mmap"].encoded_tokens, object_length=6, chunk_length=2)
+    write(tmp_path, spec, np.array([3, 4, 7], np.uint32))
+    assert (tmp_path / "array/c/0").read_bytes().hex(" ", -4) == " ".join(
+        [
+            *("03000000", "04000000", "10044e2c"),
+            *("07000000", "ffffffff", "b603e9c1"),
+            *("00000000 00000000", "0c000000 00000000"),
+            *("0c000000 00000000", "0c000000 00000000"),
+            *("ffffffff ffffffff", "ffffffff ffffffff"),
+            "98510b32",
+        ]
+    )
+
+
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_metadata_is_what_zarr_writes_for_the_same_parameters(tmp_path: Path, name: LayoutName, array: str) -> None:
+    spec = spec_of(name, array)
+    zarrs_own(tmp_path, spec, 1_000_000)
+    mine = {key: json.loads(data) for key, data in spec.metadata(1_000_000).items()}
+    own = {key: json.loads(data) for key, data in files(tmp_path).items()}
+    if spec.zarr_format == 2:
+        # Readers of zarr 2 do not know the field; zstd frames say themselves that they are checksummed.
+        assert own[".zarray"]["compressor"].pop("checksum") is True
+    assert mine == own
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_group_metadata_is_what_zarr_writes(tmp_path: Path, zarr_format: Any) -> None:
+    zarr.create_group(tmp_path, zarr_format=zarr_format, attributes={"max_token_id": 8})
+    mine = group_metadata(zarr_format, {"max_token_id": 8})
+    assert {key: json.loads(data) for key, data in mine.items()} == {
+        key: json.loads(data) for key, data in files(tmp_path).items()
+    }
+
+
+LENGTHS = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, OBJECT - 1, OBJECT, OBJECT + 1, 2 * OBJECT, 2 * OBJECT + CHUNK + 1]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_stored_bytes_are_zarrs_own(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+    """Whole objects, partial ones, and none at all: every file but the metadata's wording is the same."""
+    spec = small(name, array)
+    items = items_of(spec, length)
+    write(tmp_path, spec, items, "mine")
+    own = zarrs_own(tmp_path / "own", spec, length)
+    if length:
+        own[:] = items
+    mine = files(tmp_path / "mine")
+    assert mine.keys() == files(tmp_path / "own").keys()
+    assert len(mine) == spec.object_count(length) + (2 if spec.zarr_format == 2 else 1)
+    for key, data in files(tmp_path / "own").items():
+        if not key.endswith((".json", ".zarray", ".zattrs")):
+            assert mine[key] == data
+
+
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_stored_bytes_are_zarrs_own_at_full_size(tmp_path: Path, name: LayoutName, array: str) -> None:
+    """The shapes that datasets are published in, with chunks of one value and of the fill value among them."""
+    spec = spec_of(name, array)
+    items = items_of(spec, 3 * spec.chunk_length + 5)
+    items[: spec.chunk_length] = 0
+    items[spec.chunk_length : 2 * spec.chunk_length] = spec.fill_value
+    write(tmp_path, spec, items, "mine")
+    zarrs_own(tmp_path / "own", spec, len(items))[:] = items
+    key = spec.object_key(0)
+    assert (tmp_path / "mine" / key).read_bytes() == (tmp_path / "own" / key).read_bytes()
+
+
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_zarr_writes_the_same_bytes_under_our_metadata(tmp_path: Path, name: LayoutName, array: str) -> None:
+    """Our metadata is complete: zarr-python needs nothing else to write the objects that we write."""
+    spec = small(name, array)
+    items = items_of(spec, 2 * OBJECT + 1)
+    write(tmp_path, spec, items, "mine")
+    for key, data in spec.metadata(len(items)).items():
+        (tmp_path / "own").mkdir(exist_ok=True)
+        (tmp_path / "own" / key).write_bytes(data)
+    zarr.open_array(tmp_path / "own", mode="r+", config={"write_empty_chunks": True})[:] = items
+    assert np.array_equal(open_array(Store.at(tmp_path / "own"), spec.dtype).read(0, len(items)), items)
+    if spec.zarr_format == 3:  # in v2 our metadata does not ask for the checksums that our frames have
+        assert files(tmp_path / "mine") == files(tmp_path / "own")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(cuts=st.lists(st.integers(0, 30), max_size=5), length=st.integers(0, 30))
+@settings(max_examples=40)
+def test_stored_bytes_do_not_depend_on_how_items_arrive(
+    tmp_path_factory: pytest.TempPathFactory, name: LayoutName, cuts: list[int], length: int
+) -> None:
+    spec, root = small(name), tmp_path_factory.mktemp("arrays")
+    items = items_of(spec, length)
+    write(root, spec, items, "whole")
+    with ArrayWriter(Store.at(root), "cut", spec) as writer:
+        for part in np.split(items, sorted(min(cut, length) for cut in cuts)):
+            writer.append(part)
+    assert files(root / "cut") == files(root / "whole")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_of_objects_by_several_writers_make_one_array(tmp_path: Path, name: LayoutName) -> None:
+    spec, store = small(name), Store.at(tmp_path)
+    items = items_of(spec, 3 * OBJECT + 5)
+    write(tmp_path, spec, items, "whole")
+    for first in (2, 0, 3, 1):
+        with ArrayWriter(store, "parts", spec, first_object=first, write_metadata=False) as writer:
+            writer.append(items[first * OBJECT : (first + 1) * OBJECT])
+    for key, data in spec.metadata(len(items)).items():
+        store.put(f"parts/{key}", data)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_writer_says_size_and_digest_of_everything_it_stored(tmp_path: Path, name: LayoutName) -> None:
+    with ArrayWriter(Store.at(tmp_path), "array", small(name)) as writer:
+        writer.append(items_of(small(name), 2 * OBJECT + 1))
+    assert {stored.key: (stored.size, stored.sha256) for stored in writer.objects} == {
+        key: (len(data), hashlib.sha256(data).hexdigest()) for key, data in files(tmp_path).items()
+    }
+
+
+def test_inner_chunks_of_the_mmap_layout_can_be_memory_mapped(tmp_path: Path) -> None:
+    """They stand one after another with a crc32c each: a view of [inner chunks, items + 1] whose last column is dropped."""
+    spec = LAYOUTS["mmap"].encoded_tokens
+    items = items_of(spec, 3 * spec.chunk_length + 17)
+    write(tmp_path, spec, items)
+    words = np.memmap(tmp_path / "array/c/0", "<u4", "r", shape=(4, spec.chunk_length + 1))
+    assert np.array_equal(words[:, :-1].reshape(-1)[: len(items)], items)
+    assert (words[3, 17:-1] == 0xFFFFFFFF).all()
+    assert [google_crc32c.value(row[:-1].tobytes()) for row in words] == words[:, -1].tolist()
+
+
+def test_zstd_frames_are_checksummed(tmp_path: Path) -> None:
+    """In every layout that compresses, also where the metadata cannot say so."""
+    for name, array in ARRAYS:
+        spec = spec_of(name, array)
+        if spec.zstd_level is None:
+            continue
+        write(tmp_path, spec, items_of(spec, 10), f"{name}/{array}")
+        frame = (tmp_path / name / array / spec.object_key(0)).read_bytes()
+        assert frame[:4] == b"\x28\xb5\x2f\xfd"
+        assert frame[4] & 0b100
+
+
+# Reading
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_zarr_reads_arrays_of_every_length(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+    spec = small(name, array)
+    items = items_of(spec, length)
+    assert np.array_equal(write(tmp_path, spec, items).read(0, length), items)
+    read = zarr.open_array(tmp_path / "array", mode="r")
+    assert (read.shape, read.dtype, read.fill_value) == (
+        (length,),
+        np.dtype(spec.dtype),
+        2 ** (8 * spec.numpy_dtype.itemsize) - 1,
+    )
+    assert np.array_equal(read[:], items)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_zarr_reads_a_dataset(tmp_path: Path, name: LayoutName) -> None:
+    batches = [TokenBatch.from_sequences([[1, 2], [3, 4, 5]]), TokenBatch.from_sequences([[6, 7, 8]])]
+    write_dataset(tmp_path / "dataset", batches, layout=name)
+    group = zarr.open_group(tmp_path / "dataset", mode="r")
+    assert group.metadata.zarr_format == (2 if name == "zarr2" else 3)
+    assert sorted(group.group_keys()) == ["train", "validation"]
+    assert sorted(group["train"].array_keys()) == ["encoded_tokens", "seq_starts"]
+    assert group["train/encoded_tokens"][:].tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
+    assert group["train/seq_starts"][:].tolist() == [0, 2, 5, 8]
+    assert dict(group["train"].attrs) == {"max_token_id": 8}
+    assert group["validation/encoded_tokens"][:].tolist() == []
+    assert group["validation/seq_starts"][:].tolist() == [0]
+    assert dict(group["validation"].attrs) == {"max_token_id": 0}
+    if name != "zarr2":
+        assert group["train/encoded_tokens"].metadata.dimension_names == ("token",)
+        assert group["train/seq_starts"].metadata.dimension_names == ("sequence",)
+
+
+@pytest.fixture(scope="module", params=ARRAYS, ids=lambda pair: "-".join(pair))
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredArray, np.ndarray]:
+    spec = small(*request.param)
+    items = items_of(spec, 4 * OBJECT + 7)
+    return write(tmp_path_factory.mktemp("arrays"), spec, items), items
+
+
+@given(data=st.data())
+def test_any_range_equals_the_array(stored: tuple[StoredArray, np.ndarray], data: st.DataObject) -> None:
+    array, items = stored
+    start = data.draw(st.integers(0, len(items)))
+    stop = data.draw(st.integers(start, len(items)))
+    assert np.array_equal(array.read(start, stop), items[start:stop])
+    out = np.full(stop - start + 2, 7, array.numpy_dtype)
+    assert np.shares_memory(array.read(start, stop, out[1:-1]), out) or start == stop
+    assert np.array_equal(out[1:-1], items[start:stop])
+    assert out[0] == out[-1] == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(start=st.integers(0, 200_000), count=st.integers(0, 200_000))
+@settings(max_examples=25)
+def test_any_range_at_full_size(tmp_path_factory: pytest.TempPathFactory, name: LayoutName, start: int, count: int) -> None:
+    root = tmp_path_factory.getbasetemp() / f"full-{name}"
+    spec = spec_of(name, "encoded_tokens")
+    items = items_of(spec, 400_000)
+    if not root.exists():
+        write(root, spec, items)
+    for read_once in (False, True):
+        array = open_array(Store.at(root / "array", read_once=read_once), "uint32")
+        assert np.array_equal(array.read(start, start + count), items[start : start + count])
+
+
+# Damage: named, or without effect, never silent
+
+
+def damaged_reads(tmp_path: Path, spec: ArraySpec, length: int, variants: Any) -> tuple[int, int]:
+    """Read an array with each variant of its first object; how many were refused and how many harmless."""
+    items = items_of(spec, length)
+    write(tmp_path, spec, items)
+    path = tmp_path / "array" / spec.object_key(0)
+    whole = path.read_bytes()
+    refused = harmless = 0
+    for variant in variants(whole):
+        path.write_bytes(variant)
+        array = open_array(Store.at(tmp_path / "array"), spec.dtype)
+        refusal, read = "", items
+        try:
+            read = array.read(0, length)
+        except ValueError as error:
+            refusal = str(error)
+        assert np.array_equal(read, items)
+        assert not refusal or str(path) in refusal
+        refused, harmless = refused + bool(refusal), harmless + (not refusal)
+    return refused, harmless
+
+
+def bit_flips(whole: bytes) -> Any:
+    for position in range(len(whole)):
+        for bit in range(8):
+            yield whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
+
+
+def truncations(whole: bytes) -> Any:
+    return (whole[:size] for size in range(len(whole)))
+
+
+@pytest.mark.parametrize("length", [OBJECT, CHUNK + 1], ids=["full", "padded"])
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_no_flipped_bit_is_read_as_data(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+    """Every bit of an object, its padding and its index too."""
+    refused, harmless = damaged_reads(tmp_path, small(name, array), length, bit_flips)
+    if small(name, array).zstd_level is None:
+        assert harmless == 0
+    else:  # a zstd frame's header has a few bits that mean nothing
+        assert harmless < (refused + harmless) / 50
+
+
+@pytest.mark.parametrize("length", [OBJECT, CHUNK + 1], ids=["full", "padded"])
+@pytest.mark.parametrize(("name", "array"), ARRAYS)
+def test_no_truncated_object_is_read_as_data(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+    refused, harmless = damaged_reads(tmp_path, small(name, array), length, truncations)
+    assert refused > 0
+    assert harmless == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path: Path, name: LayoutName) -> None:
+    def longer(whole: bytes) -> Any:
+        return (whole + tail for tail in (b"\0", b"\xff" * 4, bytes(100), bytes(100_000)))
+
+    assert damaged_reads(tmp_path, small(name), OBJECT, longer) == (4, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(max_examples=25)
+def test_no_flipped_bit_is_read_as_data_at_full_size(
+    tmp_path_factory: pytest.TempPathFactory, name: LayoutName, position: float, bit: int
+) -> None:
+    def flip(whole: bytes) -> Any:
+        i = int(position * len(whole))
+        yield whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :]
+
+    spec = spec_of(name, "encoded_tokens")
+    damaged_reads(tmp_path_factory.mktemp("flip"), spec, spec.chunk_length + 100, flip)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_object_is_named(tmp_path: Path, name: LayoutName) -> None:
+    spec = small(name)
+    array = write(tmp_path, spec, items_of(spec, 3 * OBJECT))
+    path = tmp_path / "array" / spec.object_key(1)
+    path.unlink()
+    assert len(array.read(0, OBJECT)) == OBJECT
+    with pytest.raises(FileNotFoundError, match=str(path)):
+        array.read(0, 3 * OBJECT)
+
+
+def with_index(whole: bytes, change: Any, chunks: int = OBJECT // CHUNK) -> bytes:
+    """A shard whose index somebody changed, checksum and all."""
+    size = chunks * 16
+    index = np.frombuffer(whole[-size - 4 : -4], "<u8").reshape(chunks, 2).copy()
+    change(index)
+    return whole[: -size - 4] + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("name", ["mmap", "compact"])
+def test_a_missing_inner_chunk_is_named(tmp_path: Path, name: LayoutName) -> None:
+    """Zarr reads the fill value there, which is above every max_token_id; here it is an error at once."""
+    spec = small(name)
+    items = items_of(spec, OBJECT)
+    write(tmp_path, spec, items)
+    path = tmp_path / "array/c/0"
+
+    def remove(index: np.ndarray) -> None:
+        index[1] = 2**64 - 1
+
+    path.write_bytes(with_index(path.read_bytes(), remove))
+    assert zarr.open_array(tmp_path / "array", mode="r")[CHUNK : 2 * CHUNK].tolist() == [0xFFFFFFFF] * CHUNK
+    array = open_array(Store.at(tmp_path / "array"), "uint32")
+    assert np.array_equal(array.read(0, CHUNK), items[:CHUNK])
+    for start, stop in [(CHUNK, CHUNK + 1), (0, OBJECT)]:
+        with pytest.raises(ValueError, match=f"{path}: inner chunk 1 is not stored"):
+            array.read(start, stop)
+
+
+@pytest.mark.parametrize(
+    "entry", [(0, 10**6), (10**6, 20), (2**63, 2**63), (2**64 - 2, 20), (0, 2**64 - 1), (0, 0), (5, 20), (0, 19), (0, 21)]
+)
+@pytest.mark.parametrize("name", ["mmap", "compact"])
+def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: LayoutName, entry: tuple[int, int]) -> None:
+    spec = small(name)
+    write(tmp_path, spec, items_of(spec, OBJECT))
+    path = tmp_path / "array/c/0"
+
+    def point(index: np.ndarray) -> None:
+        index[0] = entry
+
+    path.write_bytes(with_index(path.read_bytes(), point))
+    with pytest.raises(ValueError, match=str(path)):
+        open_array(Store.at(tmp_path / "array"), "uint32").read(0, CHUNK)
+
+
+@pytest.mark.parametrize(("name", "array"), [pair for pair in ARRAYS if spec_of(*pair).zstd_level is not None])
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 300])
+def test_a_sound_chunk_of_another_length_is_refused(tmp_path: Path, name: LayoutName, array: str, count: int) -> None:
+    """Checksums are right all through; what a shorter chunk does not fill must not come from old memory."""
+    spec = replace(small(name, array), object_length=4, chunk_length=4)
+    write(tmp_path, spec, items_of(spec, 4))
+    path = tmp_path / "array" / spec.object_key(0)
+    frame = spec.encode_chunk(items_of(spec, count))
+    index = np.array([0, len(frame)], "<u8").tobytes() if spec.zarr_format == 3 else b""
+    path.write_bytes(frame + index + (google_crc32c.value(index).to_bytes(4, "little") if index else b""))
+    with pytest.raises(ValueError, match=f"{path}: inner chunk 0 does not decompress to {4 * spec.numpy_dtype.itemsize} bytes"):
+        open_array(Store.at(tmp_path / "array"), spec.dtype).read(0, 1)
+
+
+# Writing that fails
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path: Path, name: LayoutName) -> None:
+    spec = small(name)
+
+    def fail() -> None:
+        with ArrayWriter(Store.at(tmp_path), "array", spec) as writer:
+            writer.append(items_of(spec, 2 * OBJECT + 1))
+            raise InterruptedError("somebody pulled the plug")
+
+    with pytest.raises(InterruptedError, match="plug"):
+        fail()
+    assert list(files(tmp_path)) == [f"array/{spec.object_key(0)}", f"array/{spec.object_key(1)}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("successes", range(12))
+def test_a_full_disk_surfaces_and_leaves_no_partial_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: LayoutName, successes: int
+) -> None:
+    """At whichever write it happens: what has a name is whole, and nothing has any other name."""
+    batch = TokenBatch.from_sequences([items_of(LAYOUTS[name].encoded_tokens, 3_000_000) >> 1, [1, 2, 3]])
+    layout = LAYOUTS[name]
+    if layout.zarr_format == 3:
+        layout = layout._replace(encoded_tokens=replace(layout.encoded_tokens, object_length=1 << 20))
+    with FlatTokensWriter(Store.at(tmp_path / "good"), layout) as writer:
+        writer.append(batch)
+    good = files(tmp_path / "good")
+
+    real, left = os.write, [successes]
+
+    def full(fd: int, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    def build() -> None:
+        with FlatTokensWriter(Store.at(tmp_path / "full"), layout) as writer:
+            writer.append(batch)
+
+    monkeypatch.setattr(os, "write", full)
+    number = None
+    try:
+        build()
+    except OSError as error:
+        number = error.errno
+    monkeypatch.undo()
+    assert number == (errno.ENOSPC if left[0] < 0 else None)
+    if number is None:
+        assert files(tmp_path / "full") == good
+    else:
+        assert files(tmp_path / "full").items() < good.items()

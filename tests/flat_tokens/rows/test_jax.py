@@ -1,0 +1,126 @@
+"""A loader's batches as arrays that lie on all devices of a mesh, on one host and on two."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import FlatTokens, ShuffledLoader, TokenBatch, write_dataset
+
+ROOT = Path(__file__).parents[3]
+BATCH_SIZE, STEP = 8, 3
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dataset") / "ragged"
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 2**31, rng.integers(1, 30)).tolist() for _ in range(300)]
+    write_dataset(path, [TokenBatch.from_sequences(sequences)])
+    return path
+
+
+def loaders(train: FlatTokens) -> list[ShuffledLoader]:
+    views = (
+        train.packed(32),
+        train.blocks(32),
+        train.documents(24),
+        train.packed_documents(32),
+        train.packed(32, fields=["inputs"]),
+    )
+    return [ShuffledLoader(view, BATCH_SIZE, seed=1) for view in views]
+
+
+def run(function: str, *arguments: str | Path | int, devices: int) -> subprocess.Popen[str]:
+    """Calls a function of this module in an interpreter of its own, with so many devices of the host."""
+    code = f"import sys, test_jax; test_jax.{function}(*sys.argv[1:])"
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_batches_lie_on_all_devices_of_a_mesh(dataset: Path) -> None:
+    process = run("on_one_host", dataset, devices=4)
+    printed, errors = process.communicate(timeout=300)
+    assert (process.returncode, printed) == (0, "right\n"), errors
+
+
+def on_one_host(path: str) -> None:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    assert jax.device_count() == 4
+    rows = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
+    for loader in loaders(flat_tokens.open(path).train):
+        batch = loader[STEP]
+        placed = jax.tree.map(lambda array, rows=rows: jax.make_array_from_process_local_data(rows, array), batch)
+        assert type(placed) is type(batch)
+        for array, whole in zip(jax.tree.leaves(placed), jax.tree.leaves(batch), strict=True):
+            assert array.sharding.spec[0] == "data"
+            for shard in array.addressable_shards:  # each device has its two rows
+                assert shard.data.shape == (2, *whole.shape[1:])
+                assert np.array_equal(shard.data, whole[shard.index].astype(array.dtype))
+        # What is derived within jit lies as the rows do.
+        for name, array in jax.jit(dict)(placed).items():
+            assert array.sharding.spec[0] == "data", name
+            assert np.array_equal(array, batch[name]), name
+        if hasattr(batch, "mask"):
+            mask = jax.jit(lambda packs: packs.mask())(placed)
+            assert mask.sharding.spec[0] == "data"
+            assert np.array_equal(mask, batch.mask())
+    print("right")
+
+
+def test_each_of_two_hosts_loads_its_own_rows(dataset: Path) -> None:
+    """Two processes of two devices each make one array of the batch, and compute with all of it."""
+    with socket.socket() as port:  # held, so that nobody else takes it: servers of gRPC share theirs
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("127.0.0.1", 0))
+        processes = [run("on_a_host_of_two", dataset, port.getsockname()[1], i, devices=2) for i in range(2)]
+        try:
+            results = [(*process.communicate(timeout=300), process.returncode) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    for printed, errors, code in results:
+        assert (code, printed.splitlines()[-1:]) == (0, ["right"]), errors
+
+
+def on_a_host_of_two(path: str, port: str, process_index: str) -> None:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process_index))
+    assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
+    rows = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
+    for whole in loaders(flat_tokens.open(path).train):
+        batch = whole[STEP]
+        mine = whole.shard(jax.process_index(), jax.process_count())[STEP]
+        assert len(jax.tree.leaves(mine)[0]) == BATCH_SIZE // 2
+        placed = jax.tree.map(lambda array, rows=rows: jax.make_array_from_process_local_data(rows, array), mine)
+        for array, expected in zip(jax.tree.leaves(placed), jax.tree.leaves(batch), strict=True):
+            assert array.shape == expected.shape
+            assert not array.is_fully_addressable
+            for shard in array.addressable_shards:
+                assert np.array_equal(shard.data, expected[shard.index].astype(array.dtype))
+        # Every process has the sums over all rows, derived fields included.
+        sums = jax.jit(lambda rows: {name: array.astype("uint32").sum() for name, array in dict(rows).items()})(placed)
+        assert {name: int(total) for name, total in sums.items()} == {
+            name: int(array.astype("uint32").sum(dtype="uint32")) for name, array in dict(batch).items()
+        }
+    jax.distributed.shutdown()
+    print("right")

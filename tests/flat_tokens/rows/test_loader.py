@@ -1,0 +1,909 @@
+"""Batches by step: the same stream whatever the batch size, the hosts and the place where a run goes on."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FlatTokens, TokenBatch
+from flat_tokens.rows.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
+from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.writer import write_dataset
+from tests.elsewhere import elsewhere
+
+
+class Row(NamedTuple):
+    number: npt.NDArray[np.int64]
+    twice: npt.NDArray[np.int32]
+
+
+class Numbers:
+    """A view whose row i is i, and twice i, some times over."""
+
+    def __init__(self, count: int, first: int = 0, width: int = 2) -> None:
+        self._count, self._first, self.length = count, first, width
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Row:
+        assert indices.dtype == np.int64
+        assert ((indices >= 0) & (indices < self._count)).all()
+        numbers = indices + self._first
+        return Row(numbers, np.repeat(2 * numbers, self.length).reshape(-1, self.length).astype(np.int32))
+
+
+def stream(loader: ShuffledLoader) -> list[int]:
+    """What a loader gives, batch behind batch."""
+    return [number for step in range(len(loader)) for number in loader[step].number.tolist()]
+
+
+# Which samples a step has
+
+
+def test_a_step_is_the_views_rows_of_its_indices() -> None:
+    loader = ShuffledLoader(Numbers(100), 8, 0)
+    assert loader.indices(3).dtype == np.int64
+    batch = loader[3]
+    assert batch.number.tolist() == loader.indices(3).tolist()
+    assert batch.twice.tolist() == [[2 * i, 2 * i] for i in loader.indices(3).tolist()]
+
+
+def test_orders_never_change() -> None:
+    """A run that goes on with a later version of this library would otherwise see samples twice."""
+    batches = [batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, 0, epochs=2)]
+    assert batches == [[4, 3, 6, 5], [9, 0, 7, 2], [8, 1, 5, 9], [7, 1, 8, 6], [4, 0, 3, 2]]
+    far = ShuffledLoader(Numbers(10**12), 3, 2**64 - 1, epochs=None).indices(10**15)
+    assert far.tolist() == [910752333241, 174559511018, 31318009097]
+
+
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    epochs=st.integers(1, 4),
+    seed=st.integers(0, 2**64 - 1),
+    order=st.sampled_from(["shuffled", "sequential"]),
+)
+def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(
+    length: int, batch_size: int, epochs: int, seed: int, order: Any
+) -> None:
+    loader = ShuffledLoader(Numbers(length), batch_size, seed, epochs=epochs, order=order)
+    sizes = [len(batch.number) for batch in loader]
+    assert len(loader) == len(sizes) == -(-epochs * length // batch_size)
+    assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
+    assert sum(sizes) == epochs * length
+    seen = stream(loader)
+    for epoch in range(epochs):
+        part = seen[epoch * length : (epoch + 1) * length]
+        assert sorted(part) == list(range(length))
+        assert order == "shuffled" or part == list(range(length))
+    assert loader.left_out == 0
+    assert loader.epoch_length == length
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(ShuffledLoader(Numbers(50), 50, seed, epochs=3).indices(epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)
+    }
+    assert len(orders) == 6
+
+
+@given(length=st.integers(1, 60), batch_size=st.integers(1, 70), epochs=st.integers(1, 4))
+def test_the_last_batch_is_dropped_only_when_asked(length: int, batch_size: int, epochs: int) -> None:
+    whole = ShuffledLoader(Numbers(length), batch_size, epochs=epochs)
+    if epochs * length < batch_size:
+        with pytest.raises(ValueError, match=f"{epochs * length} samples in all, fewer than one batch of {batch_size}"):
+            ShuffledLoader(Numbers(length), batch_size, epochs=epochs, drop_last=True)
+        return
+    dropping = ShuffledLoader(Numbers(length), batch_size, epochs=epochs, drop_last=True)
+    assert len(dropping) == epochs * length // batch_size
+    assert stream(dropping) == stream(whole)[: len(dropping) * batch_size]
+    assert dropping.left_out == epochs * length % batch_size
+
+
+def test_an_endless_loader_has_no_length() -> None:
+    loader = ShuffledLoader(Numbers(10), 4, epochs=None)
+    with pytest.raises(TypeError, match="endless"):
+        len(loader)
+    assert [batch.number.tolist() for batch in itertools.islice(loader, 20)] == [
+        batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, epochs=8)
+    ]
+    assert loader.indices(10**12).shape == (4,)
+    assert loader.left_out == 0
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(2, 2, 2)])
+def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> None:
+    loader = ShuffledLoader(Numbers(20), 6, order=order)
+    for step in (-1, len(loader), 10**20):
+        with pytest.raises(IndexError, match=f"no step {step}; there are {len(loader)}"):
+            loader[step]
+        with pytest.raises(IndexError, match=f"no step {step}"):
+            loader.indices(step)
+    with pytest.raises(IndexError, match="no step -1"):
+        ShuffledLoader(Numbers(20), 6, order=order, epochs=None)[-1]
+    assert [len(batch.number) for batch in loader] == [len(loader[np.int64(step)].number) for step in range(len(loader))]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"batch_size": 0}, "batch_size is 0, but it is 1 or more"),
+        ({"epochs": 0}, "epochs is 0, but it is 1 or more"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"start": -1}, "start is -1"),
+        ({"start": 21}, "start is 21, but there are 20 samples in all"),
+        ({"start": 4, "start_token": 4}, "give one of them"),
+        ({"start_token": 5}, "start_token 5 is inside a row: with 2 tokens a row, rows begin at 4 and 6"),
+        ({"order": "random"}, "order is 'random', but it is 'shuffled', 'sequential' or a ReferenceOrder"),
+        ({"view": Numbers(0)}, "the view has no rows"),
+        ({"view": Numbers(0), "epochs": None}, "the view has no rows"),
+        ({"batch_size": 3, "order": ReferenceOrder(2, 2, 2)}, "batch_size 3 does not divide evenly among 2 streams"),
+        ({"start": 3, "order": ReferenceOrder(2, 2, 2)}, "start 3 does not divide evenly among 2 streams"),
+        ({"order": ReferenceOrder(2, 2, 11)}, r"20 rows, but .* 2 streams \* 11 sequences_per_read_block = 22 rows"),
+        ({"batch_size": 18, "order": ReferenceOrder(2, 1, 8)}, "16 samples in all, fewer than one batch of 18"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_read(wrong: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **wrong})
+
+
+@pytest.mark.parametrize("name", ["streams", "read_blocks_per_shuffle_buffer", "sequences_per_read_block"])
+def test_a_reference_order_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        ReferenceOrder(**{"streams": 1, "read_blocks_per_shuffle_buffer": 1, "sequences_per_read_block": 1, name: 0})
+
+
+# Going on: other batch sizes, other hosts
+
+orders = st.sampled_from(["shuffled", "sequential"])
+
+
+@given(length=st.integers(1, 100), epochs=st.integers(1, 3), order=orders, data=st.data())
+@settings(max_examples=50)
+def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
+    length: int, epochs: int, order: Any, data: st.DataObject
+) -> None:
+    """Stop anywhere, go on from the position with any batch size on any number of hosts: nothing twice, nothing left out."""
+    expected = stream(ShuffledLoader(Numbers(length), 1, 7, epochs=epochs, order=order))
+    seen: list[int] = []
+    start = 0
+    while start < epochs * length:
+        hosts, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 10))
+        loader = ShuffledLoader(Numbers(length), hosts * rows, 7, epochs=epochs, order=order, start=start)
+        steps = data.draw(st.integers(1, len(loader)))
+        parts = [loader.shard(host, hosts) for host in range(hosts)]
+        for step in range(steps):
+            assert loader.position(step) == start + step * hosts * rows
+            seen += [number for part in parts for number in part[step].number.tolist()]
+        start = loader.position(steps)
+        assert {part.position(steps) for part in parts} == {start}
+    assert seen == expected
+
+
+@given(
+    batch_size=st.integers(1, 6).map(lambda k: 12 * k), hosts=st.sampled_from([1, 2, 3, 4, 6, 12]), length=st.integers(24, 100)
+)
+@settings(max_examples=30)
+@pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(4, 2, 3)])
+def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_size: int, hosts: int, length: int) -> None:
+    loader = ShuffledLoader(Numbers(length), batch_size, 3, epochs=3, drop_last=False, order=order)
+    parts = [loader.shard(host, hosts) for host in range(hosts)]
+    assert {len(part) for part in parts} == {len(loader)}
+    for step in range(len(loader)):
+        batches = [part[step].number for part in parts]
+        assert np.array_equal(np.concatenate(batches), loader[step].number)
+        sizes = [len(batch) for batch in batches]
+        assert max(sizes) - min(sizes) <= (step == len(loader) - 1)
+        if step < len(loader) - 1:
+            assert sizes == [batch_size // hosts] * hosts
+
+
+def test_a_loader_says_what_it_is() -> None:
+    numbers = Numbers(10_000)
+    assert repr(ShuffledLoader(numbers, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {numbers!r}>"
+    assert repr(ShuffledLoader(numbers, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {numbers!r}>"
+
+
+def test_a_step_behind_the_last_epoch_says_how_there_are_more() -> None:
+    with pytest.raises(
+        IndexError, match="there is no step 1000; there are 3, more with more epochs, and with epochs=None no end"
+    ):
+        ShuffledLoader(Numbers(10), 4)[1000]
+    assert ShuffledLoader(Numbers(10), 4, epochs=None).indices(1000).shape == (4,)
+
+
+def test_a_run_that_is_over_goes_on_with_no_steps() -> None:
+    loader = ShuffledLoader(Numbers(10), 4)
+    assert loader.position(len(loader)) == 10
+    over = ShuffledLoader(Numbers(10), 3, start=10)
+    assert len(over) == 0
+    assert list(over) == []
+    with pytest.raises(IndexError, match="no step 4"):
+        loader.position(4)
+
+
+def test_positions_in_tokens() -> None:
+    loader = ShuffledLoader(Numbers(100, width=16), 8, start=4)
+    assert loader.token_position(3) == (4 + 3 * 8) * 16
+    on = ShuffledLoader(Numbers(100, width=16), 4, start_token=loader.token_position(3))
+    assert on.start == loader.position(3) == 28
+    assert np.concatenate([on.indices(0), on.indices(1)]).tolist() == loader.indices(3).tolist()
+
+
+def test_positions_in_tokens_need_rows_of_one_length() -> None:
+    view = Numbers(100)
+    del view.length
+    with pytest.raises(TypeError, match="one `length`"):
+        ShuffledLoader(view, 4).token_position(1)
+    with pytest.raises(TypeError, match="one `length`"):
+        ShuffledLoader(view, 4, start_token=4)
+
+
+def test_batches_that_hosts_cannot_share_are_refused() -> None:
+    loader = ShuffledLoader(Numbers(100), 10)
+    with pytest.raises(ValueError, match="batch_size 10 does not divide evenly among 4 processes"):
+        loader.shard(0, 4)
+    for process_index, process_count in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"process_index is {process_index}"):
+            loader.shard(process_index, process_count)
+    with pytest.raises(ValueError, match="already the loader of process 1 of 2"):
+        loader.shard(1, 2).shard(0, 5)
+
+
+# The reference order
+
+
+def philox_swaps(seed: int, n: int) -> list[int]:
+    drawn = (np.random.Philox(seed).random_raw(n) % (np.arange(n, dtype=np.uint64) + np.uint64(1))).tolist()
+    p = list(range(n))
+    for i in range(n - 1, -1, -1):
+        p[i], p[drawn[i]] = p[drawn[i]], p[i]
+    return p
+
+
+def reference_stream(order: ReferenceOrder, length: int, seed: int, stream: int) -> Iterator[int]:
+    """One stream of the reference loader, buffer by buffer, block by block."""
+    block_rows, streams = order.sequences_per_read_block, order.streams
+    block_count = length // block_rows // streams * streams
+    mine = philox_swaps(seed, block_count)[stream::streams]
+    for minipoch in itertools.count():
+        blocks, mine = mine[: order.read_blocks_per_shuffle_buffer], mine[order.read_blocks_per_shuffle_buffer :]
+        if not blocks:
+            return
+        buffer = [row for block in blocks for row in range(block * block_rows, (block + 1) * block_rows)]
+        yield from (buffer[place] for place in philox_swaps(seed + 1 + minipoch * streams + stream, len(buffer)))
+
+
+def reference_batches(order: ReferenceOrder, length: int, seed: int, batch_size: int) -> list[list[int]]:
+    block_count = length // order.sequences_per_read_block // order.streams * order.streams
+    streams = [reference_stream(order, length, seed, stream) for stream in range(order.streams)]
+    share = batch_size // order.streams
+    return [
+        [next(rows) for rows in streams for _ in range(share)]
+        for _ in range(block_count * order.sequences_per_read_block // batch_size)
+    ]
+
+
+@given(
+    streams=st.integers(1, 5),
+    buffer_blocks=st.integers(1, 6),
+    block_rows=st.integers(1, 6),
+    share=st.integers(1, 8),
+    length=st.integers(1, 400),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_the_reference_order_is_what_its_buffers_give_one_by_one(
+    streams: int, buffer_blocks: int, block_rows: int, share: int, length: int, seed: int
+) -> None:
+    """Whatever is rounded down, and with a last shuffle buffer that is short: blocks a stream need not fill buffers."""
+    order = ReferenceOrder(streams, buffer_blocks, block_rows)
+    expected = reference_batches(order, length, seed, share * streams)
+    if not expected:
+        with pytest.raises(ValueError, match=r"rows|samples in all"):
+            ShuffledLoader(Numbers(length), share * streams, seed, order=order)
+        return
+    loader = ShuffledLoader(Numbers(length), share * streams, seed, order=order)
+    assert len(loader) == len(expected)
+    assert [loader.indices(step).tolist() for step in range(len(loader))] == expected
+    assert loader.left_out == length - len(expected) * share * streams
+    whole = ShuffledLoader(Numbers(length), share * streams, seed, order=order, drop_last=False)
+    assert sorted(stream(whole)) == list(range(whole.epoch_length))
+    assert whole.left_out == length - whole.epoch_length < streams * block_rows
+
+
+@given(streams=st.integers(1, 4), buffer_blocks=st.integers(1, 4), block_rows=st.integers(1, 4), epochs=st.integers(2, 3))
+def test_further_epochs_are_the_references_for_other_seeds(
+    streams: int, buffer_blocks: int, block_rows: int, epochs: int
+) -> None:
+    order, length = ReferenceOrder(streams, buffer_blocks, block_rows), 100
+    loader = ShuffledLoader(Numbers(length), streams, 5, order=order, epochs=epochs)
+    minipochs = -(-(length // block_rows // streams) // buffer_blocks)
+    expected = [
+        batch
+        for epoch in range(epochs)
+        for batch in reference_batches(order, length, 5 + epoch * (1 + streams * minipochs), streams)
+    ]
+    assert [batch.number.tolist() for batch in loader] == expected
+
+
+@given(data=st.data(), streams=st.integers(1, 4))
+def test_a_run_in_the_reference_order_goes_on_with_another_batch_size(data: st.DataObject, streams: int) -> None:
+    """Each stream goes on where it stopped."""
+    order = ReferenceOrder(streams, 3, 4)
+    expected = [[*reference_stream(order, 150, 1, k)] for k in range(streams)]
+    seen: list[list[int]] = [[] for _ in range(streams)]
+    start = 0
+    while start < streams * len(expected[0]):
+        share = data.draw(st.integers(1, 10))
+        loader = ShuffledLoader(Numbers(150), share * streams, 1, order=order, start=start, drop_last=False)
+        steps = data.draw(st.integers(1, len(loader)))
+        for step in range(steps):
+            for k, rows in enumerate(loader.indices(step).reshape(streams, -1).tolist()):
+                seen[k] += rows
+        start = loader.position(steps)
+    assert seen == expected
+
+
+def test_the_reference_loaders_batches(reference: Path) -> None:
+    """What the reference loader gives for its own file, as its authors' code was seen to do."""
+    train = flat_tokens.open(reference / "seqax/synthetic_dataset.zarr").train
+    loader = ShuffledLoader(train.packed(64), 64, 0, order=ReferenceOrder(2, 8, 16))
+    assert len(loader) == 64
+    assert loader.epoch_length == 258 * 16
+    assert loader.left_out == 264_992 // 64 - 64 * 64
+    first = loader[0]
+    assert int(first.encoded.sum(dtype=np.int64)) == 119_744
+    assert first.targets[0, :6].tolist() == [2, 1, 1, 1, 1, 2]
+    assert first.targets[1, :6].tolist() == [3, 7, 2, 4, 5, 8]
+    expected = reference_batches(ReferenceOrder(2, 8, 16), len(train.packed(64)), 0, 64)
+    tokens = train.slice(0, train.token_count)
+    assert len(expected) == 64
+    for step in (0, 1, 31, 62, 63):
+        assert np.array_equal(loader[step].encoded, [tokens[i * 64 : (i + 1) * 64] for i in expected[step]])
+
+
+def test_the_reference_order_of_documents(reference: Path) -> None:
+    """The rows are the sequences themselves, cut or padded."""
+    train = flat_tokens.open(reference / "seqax/synthetic_dataset.zarr").train
+    order = ReferenceOrder(3, 2, 7)
+    loader = ShuffledLoader(train.documents(100), 24, 11, order=order)
+    expected = reference_batches(order, train.seq_count, 11, 24)
+    assert len(loader) == len(expected) == 512 // 7 // 3 * 3 * 7 // 24
+    for step, sequences in enumerate(expected):
+        batch = loader[step]
+        for row, i in enumerate(sequences):
+            tokens = train.sequence(i)[:100]
+            assert batch.targets[row].tolist() == tokens.tolist() + [0] * (100 - len(tokens))
+            assert batch.is_seq_start[row].tolist() == [True] + [False] * (len(tokens) - 1) + [True] * (100 - len(tokens))
+
+
+# Mixtures
+
+
+def mixture(**arguments: Any) -> Mixture:
+    sources = {"web": (Numbers(1000), 6.0), "code": (Numbers(70, first=10_000), 3.0), "books": (Numbers(7, first=20_000), 1.0)}
+    return Mixture(**{"sources": sources, "batch_size": 50, "seed": 3, **arguments})
+
+
+def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
+    batch = mixture()[5]
+    assert isinstance(batch, MixedBatch)
+    assert mixture().names == ("web", "code", "books")
+    assert set(batch.source.tolist()) == {0, 1, 2}
+    first = np.array([0, 10_000, 20_000])
+    assert batch.samples.number.tolist() == (batch.index + first[batch.source]).tolist()
+    assert batch.samples.twice.tolist() == [[2 * n, 2 * n] for n in batch.samples.number.tolist()]
+    assert (batch.samples.number.dtype, batch.samples.twice.dtype) == (np.int64, np.int32)
+    source, index = mixture().indices(5)
+    assert (source.tolist(), index.tolist()) == (batch.source.tolist(), batch.index.tolist())
+
+
+def test_mixtures_never_change() -> None:
+    """A run that goes on with a later version of this library would otherwise see samples twice."""
+    source, index = mixture(batch_size=12).indices(0)
+    assert source.tolist() == [2, 1, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0]
+    assert index.tolist() == [5, 19, 471, 381, 767, 876, 22, 64, 3, 68, 6, 2]
+    source, index = mixture(batch_size=12).indices(10**9)
+    assert source.tolist() == [0, 1, 0, 0, 2, 0, 1, 0, 1, 0, 2, 0]
+    assert index.tolist() == [682, 33, 133, 271, 4, 497, 30, 807, 18, 489, 2, 565]
+
+
+def one_place(length: int, place: int, *key: int) -> int:
+    return int(KeyedPermutation(length)(np.array([place], np.uint64), derive_keys(*key))[0])
+
+
+def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int) -> tuple[int, int]:
+    """The source and row at a position, by counting. *quotas*: of 2**20 samples, how many are each source's."""
+    blocks = [[quota // 64 for quota in quotas] for _ in range(64)]
+    left_over = [k for k, quota in enumerate(quotas) for _ in range(quota % 64)]
+    for block, k in zip(itertools.cycle(blocks), left_over, strict=False):
+        block[k] += 1
+    number, within = divmod(position, 1 << 14)
+    cycle, number_in_cycle = divmod(number, 64)
+    slot, k = one_place(1 << 14, within, seed, 0, number), 0
+    while slot >= blocks[number_in_cycle][k]:
+        slot -= blocks[number_in_cycle][k]
+        k += 1
+    place = cycle * quotas[k] + sum(block[k] for block in blocks[:number_in_cycle]) + slot
+    epoch, within = divmod(place, lengths[k])
+    return k, one_place(lengths[k], within, seed, 1, k, epoch)
+
+
+@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3))
+def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int]) -> None:
+    for position in positions:
+        source, index = mixture(batch_size=1).indices(position)
+        # 6 : 3 : 1 of 2**20 is 629145.6, 314572.8 and 104857.6: the largest remainders are rounded up, the first first.
+        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position)
+
+
+def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    batches = [sources.indices(step) for step in range(positions // sources.batch_size)]
+    return np.concatenate([source for source, _ in batches]), np.concatenate([index for _, index in batches])
+
+
+def test_each_source_goes_through_its_rows_epoch_after_epoch() -> None:
+    source, index = draws(mixture(batch_size=4096), 8 * 4096)
+    for k, rows in enumerate((1000, 70, 7)):
+        theirs = index[source == k]
+        epochs = [theirs[start : start + rows].tolist() for start in range(0, len(theirs) - rows + 1, rows)]
+        # Samples of a block come in an order of their own, so that epochs mix within it, but no row is drawn more often.
+        counts = np.bincount(theirs, minlength=rows)
+        assert counts.max() - counts.min() <= 1
+        assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+        assert len(epochs) > 3
+
+
+@given(weights=st.lists(st.floats(0.01, 100) | st.integers(1, 100), min_size=1, max_size=6), block=st.integers(0, 200))
+def test_every_block_has_the_weights_parts_to_one_sample(weights: list[float], block: int) -> None:
+    """And a cycle of blocks to half a millionth of itself, in integers, so that no machine counts another way."""
+    sources = Mixture([(Numbers(50), weight) for weight in weights], 1 << 14)
+    parts = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    counts = np.bincount(sources.indices(block)[0], minlength=len(weights)).tolist()
+    assert sum(counts) == 1 << 14
+    assert all(abs(count - part * 2**14) < 1 + Fraction(1, 64) for count, part in zip(counts, parts, strict=True))
+    drawn = sources.drawn(64 * 5).tolist()
+    assert sum(drawn) == 5 << 20
+    assert all(abs(count - part * (5 << 20)) < 5 for count, part in zip(drawn, parts, strict=True))
+
+
+def test_sources_are_mixed_within_a_block() -> None:
+    """A thousand samples here, a thousand there: each has about the weights' parts."""
+    source, _ = draws(mixture(batch_size=1000), 40_000)
+    for part in source.reshape(40, 1000):
+        counts = np.bincount(part, minlength=3)
+        assert abs(counts - [600, 300, 100]).max() < 80
+    for block in (0, 1):
+        in_block = source[block << 14 : (block + 1) << 14]
+        assert np.abs(np.diff(np.flatnonzero(in_block == 2))).max() < 200
+
+
+@given(step=st.integers(0, 400), batch_size=st.integers(1, 3000))
+def test_drawn_counts_what_came_before_a_step(step: int, batch_size: int) -> None:
+    sources = mixture(batch_size=batch_size)
+    end = step * batch_size
+    expected = np.zeros(3, np.int64)
+    for start in range(0, end, 1 << 14):
+        expected += np.bincount(sources._places(start, min(start + (1 << 14), end))[0], minlength=3)
+    assert sources.drawn(step).tolist() == expected.tolist()
+    assert sources.drawn(step).sum() == end
+
+
+@cache
+def forty_thousand_draws() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return draws(mixture(batch_size=1000), 40_000)
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_mixture_that_changes_batch_size_and_hosts_is_the_same_stream(data: st.DataObject) -> None:
+    expected_source, expected_index = forty_thousand_draws()
+    start = position = data.draw(st.integers(0, 40_000 - 4 * 4 * 4 * 300))
+    seen: list[MixedBatch] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        hosts, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 300))
+        whole = mixture(batch_size=hosts * rows, start=position)
+        steps = data.draw(st.integers(1, 4))
+        seen += [whole.shard(host, hosts)[step] for step in range(steps) for host in range(hosts)]
+        position = whole.position(steps)
+    assert np.array_equal(np.concatenate([batch.source for batch in seen]), expected_source[start:position])
+    assert np.array_equal(np.concatenate([batch.index for batch in seen]), expected_index[start:position])
+    first = np.array([0, 10_000, 20_000])
+    for batch in seen:
+        assert np.array_equal(batch.samples.number, batch.index + first[batch.source])
+
+
+def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
+    some = mixture(steps=7, start=100)
+    assert len(some) == len(list(some)) == 7
+    assert some.position(7) == 100 + 7 * 50
+    with pytest.raises(IndexError, match="no step 7; there are 7"):
+        some[7]
+    with pytest.raises(TypeError, match="endless"):
+        len(mixture())
+    assert mixture()[10**9].source.shape == (50,)
+    assert mixture(start_token=200).start == 100
+
+
+def test_seeds_give_mixtures_of_their_own() -> None:
+    one, other = (mixture(seed=seed).indices(0) for seed in (0, 1))
+    assert one[0].tolist() != other[0].tolist()
+    assert one[1].tolist() != other[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sources", "complaint"),
+    [
+        ({}, "at least one source"),
+        ({"a": (Numbers(5), 0)}, "source 'a' has weight 0, but weights are positive"),
+        ({"a": (Numbers(5), 1), "b": (Numbers(5), -1.0)}, "source 'b' has weight -1.0"),
+        ({"a": (Numbers(5), float("nan"))}, "source 'a' has weight nan"),
+        ({"a": (Numbers(5), float("inf"))}, "source 'a' has weight inf"),
+        ({"a": (Numbers(5), 1), "b": (Numbers(0), 1)}, "source 'b' has no rows"),
+        ({"a": (Numbers(5), 1e6), "b": (Numbers(5), 0.1)}, "source 'b' has weight 0.1: of 1048576 samples it would give none"),
+        (
+            {"a": (Numbers(5), 1), "b": (Numbers(5), 1), "c": (Numbers(5, width=3), 1)},
+            r"sources 'a' and 'c' do not fit .*twice: ndarray int32\[2\].*twice: ndarray int32\[3\]",
+        ),
+    ],
+)
+def test_sources_that_cannot_be_mixed_are_refused(sources: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Mixture(sources, 4)
+
+
+def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
+    for k in range(2):
+        sequences = [[1000 * k + i] * (i % 7) for i in range(200)]
+        write_dataset(root / str(k), [TokenBatch.from_sequences(sequences)])
+    return [flat_tokens.open(root / str(k)).train for k in range(2)]
+
+
+def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
+    for name, length in (("packed", 8), ("documents", 5), ("blocks", 8), ("packed_documents", 20)):
+        views = [getattr(tokens, name)(length) for tokens in datasets(tmp_path / name)]
+        batch = Mixture([(view, 1) for view in views], 40, 1)[3]
+        assert set(batch.source.tolist()) == {0, 1}
+        for row, (k, i) in enumerate(zip(batch.source.tolist(), batch.index.tolist(), strict=True)):
+            expected = views[k].batch(np.array([i]))
+            assert type(batch.samples) is type(expected)
+            assert all(np.array_equal(field[row], one[0]) for field, one in zip(batch.samples, expected, strict=True))
+
+
+def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
+    one, other = datasets(tmp_path)
+    for view in (other.packed(9), other.documents(8), other.packed(8, fields=["inputs"])):
+        with pytest.raises(ValueError, match="sources '0' and '1' do not fit"):
+            Mixture([(one.packed(8), 1), (view, 1)], 4)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path: Path, framework: Any) -> None:
+    if find_spec(framework) is None:
+        pytest.skip(f"gives arrays of {framework}")
+    run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
+    run(mixed_arrays, *datasets(tmp_path), framework)
+
+
+def mixed_arrays(one: FlatTokens, other: FlatTokens, framework: Any) -> None:
+    for fields in (None, ["inputs", "targets", "is_seq_start"]):
+        views = [tokens.packed(8, framework=framework, fields=fields) for tokens in (one, other)]
+        batch = Mixture([(view, 1) for view in views], 40, 1)[3]
+        assert set(batch.source.tolist()) == {0, 1}
+        expected = [views[k].batch([i]) for k, i in zip(batch.source.tolist(), batch.index.tolist(), strict=True)]
+        for name in fields or ["encoded", "inputs"]:
+            assert type(batch.samples[name]) is type(expected[0][name])
+            assert np.asarray(batch.samples[name]).tolist() == [np.asarray(row[name])[0].tolist() for row in expected]
+            assert batch.samples[name].dtype == expected[0][name].dtype
+
+
+def test_fields_without_a_row_for_each_sample_are_not_mixed() -> None:
+    class Ragged(Numbers):
+        def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+            return {"number": indices, "ends": np.arange(len(indices) + 1)}
+
+    class Lists(Numbers):
+        def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+            return {"number": indices, "ends": [np.arange(i) for i in indices]}
+
+    for view in (Ragged(5), Lists(5)):
+        with pytest.raises(ValueError, match="source '0': ends is not one entry a row"):
+            Mixture([(view, 1), (view, 1)], 4)
+
+
+# Iterating, ahead of the consumer or not
+
+AHEAD = pytest.mark.parametrize(("prefetch", "threads"), [(0, 1), (1, 1), (3, 1), (3, 2), (2, 5)])
+
+
+@AHEAD
+@pytest.mark.parametrize("order", ["shuffled", ReferenceOrder(2, 2, 3)])
+def test_steps_come_in_order_from_any_step(prefetch: int, threads: int, order: Any) -> None:
+    loader = ShuffledLoader(Numbers(100), 8, order=order)
+    expected = [loader[step].number.tolist() for step in range(len(loader))]
+    ahead = {"prefetch": prefetch, "threads": threads}
+    assert [batch.number.tolist() for batch in loader] == expected
+    assert [batch.number.tolist() for batch in loader.steps(**ahead)] == expected
+    assert [batch.number.tolist() for batch in loader.steps(5, **ahead)] == expected[5:]
+    assert [batch.number.tolist() for batch in loader.steps(2, 7, **ahead)] == expected[2:7]
+    assert list(loader.steps(len(loader), **ahead)) == []
+    endless = ShuffledLoader(Numbers(100), 8, order=order, epochs=None)
+    with endless.steps(10**6, **ahead) as steps:
+        assert [next(steps).number.tolist() for _ in range(3)] == [endless[10**6 + k].number.tolist() for k in range(3)]
+    with mixture().steps(3, 9, **ahead) as mixed:
+        assert [batch.index.tolist() for batch in mixed] == [mixture()[step].index.tolist() for step in range(3, 9)]
+    assert prefetching() == []
+
+
+def test_steps_that_are_not_there_are_refused() -> None:
+    loader = ShuffledLoader(Numbers(20), 4)
+    with pytest.raises(IndexError, match="no steps up to 6; there are 5"):
+        loader.steps(0, 6)
+    with pytest.raises(IndexError, match="no step 6 to begin at: these steps end at 5"):
+        loader.steps(6)
+    with pytest.raises(ValueError, match="start is -1"):
+        loader.steps(-1)
+    with pytest.raises(ValueError, match="prefetch is -1"):
+        loader.steps(prefetch=-1)
+    with pytest.raises(ValueError, match="threads is 0"):
+        loader.steps(prefetch=1, threads=0)
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "flat-tokens-prefetch"]
+
+
+class Watched(Numbers):
+    """Counts its batches, waits for leave to give them where it is told to, and fails where it is told to."""
+
+    def __init__(self, count: int, failing: int | None = None) -> None:
+        super().__init__(count)
+        self.failing, self.begun, self.changed, self.leave = failing, 0, threading.Condition(), threading.Event()
+        self.leave.set()
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Row:
+        with self.changed:
+            self.begun += 1
+            self.changed.notify_all()
+        assert self.leave.wait(60)
+        if self.failing in indices.tolist():
+            raise OSError("the disk is gone")
+        return super().batch(indices)
+
+    def wait_until_begun(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.begun >= count, 60)
+
+
+@pytest.mark.parametrize(("prefetch", "threads"), [(1, 1), (3, 1), (3, 2), (2, 5)])
+def test_no_more_batches_are_loaded_ahead_than_asked_for(prefetch: int, threads: int) -> None:
+    view = Watched(400)
+    with ShuffledLoader(view, 4, order="sequential").steps(prefetch=prefetch, threads=threads) as steps:
+        for taken in range(20):
+            view.wait_until_begun(taken + prefetch)
+            time.sleep(0.001)  # time for one too many
+            assert view.begun == taken + prefetch
+            next(steps)
+
+
+@AHEAD
+def test_an_error_is_raised_where_its_batch_is_due_and_asking_again_tries_again(prefetch: int, threads: int) -> None:
+    view = Watched(100, failing=41)
+    steps = ShuffledLoader(view, 8, order="sequential").steps(prefetch=prefetch, threads=threads)
+    assert [next(steps).number[0] for _ in range(5)] == [0, 8, 16, 24, 32]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone") as raised:
+            next(steps)
+        assert "in batch" in "".join(traceback.format_tb(raised.tb))
+        assert steps.step == 5
+    assert prefetching() == []
+    view.failing = None
+    assert [batch.number[0] for batch in steps] == [*range(40, 100, 8)]
+
+
+def test_closing_ends_the_threads() -> None:
+    steps = ShuffledLoader(Numbers(1000), 8, epochs=None).steps(prefetch=4, threads=2)
+    next(steps)
+    assert len(prefetching()) == 2
+    steps.close()
+    steps.close()
+    assert prefetching() == []
+    assert list(steps) == []
+
+
+def test_nobody_holding_the_iterator_ends_the_threads() -> None:
+    steps = ShuffledLoader(Numbers(1000), 8, epochs=None).steps(prefetch=4, threads=2)
+    next(steps)
+    threads = prefetching()
+    assert len(threads) == 2
+    del steps
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_closing_wakes_a_consumer_that_waits() -> None:
+    view = Watched(100)
+    view.leave.clear()
+    steps = ShuffledLoader(view, 8).steps(prefetch=2)
+    view.wait_until_begun(1)
+    taken: list[Row] = []
+    consumer = threading.Thread(target=lambda: taken.extend(steps))
+    consumer.start()
+    closing = threading.Thread(target=steps.close)
+    closing.start()
+    consumer.join(60)
+    assert not consumer.is_alive()
+    assert taken == []
+    view.leave.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert prefetching() == []
+
+
+@AHEAD
+def test_a_state_goes_on_where_it_was_taken(prefetch: int, threads: int) -> None:
+    loader = ShuffledLoader(Numbers(100), 8, start=3)
+    steps = loader.steps(prefetch=prefetch, threads=threads)
+    for _ in range(4):
+        next(steps)
+    state = pickle.loads(pickle.dumps(steps.state_dict()))
+    assert state == {"step": 4, "position": 3 + 4 * 8}
+    rest = [batch.number.tolist() for batch in steps]
+    again = loader.steps(prefetch=prefetch, threads=threads)
+    next(again)
+    again.load_state_dict(state)
+    assert [batch.number.tolist() for batch in again] == rest
+    again.load_state_dict(state)
+    assert next(again).number.tolist() == rest[0]
+    again.close()
+    assert prefetching() == []
+
+
+def test_a_state_of_another_batch_size_is_refused_with_what_to_do() -> None:
+    steps = ShuffledLoader(Numbers(100), 8).steps(4)
+    with pytest.raises(ValueError, match=r"step 4 at sample 32, but .* at sample 40.* make the loader with start=32"):
+        ShuffledLoader(Numbers(100), 10).steps().load_state_dict(steps.state_dict())
+
+
+# Processes
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(2, 2, 3)])
+def test_loaders_can_be_pickled(order: Any) -> None:
+    loader = ShuffledLoader(Numbers(100), 8, 1, order=order, epochs=2, start=4)
+    loader[0]
+    copied = pickle.loads(pickle.dumps(loader.shard(1, 2)))
+    assert stream(copied) == stream(loader.shard(1, 2))
+    mixed = pickle.loads(pickle.dumps(mixture(steps=5).shard(0, 2)))
+    assert [batch.index.tolist() for batch in mixed] == [batch.index.tolist() for batch in mixture(steps=5).shard(0, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_loads_on_but_not_from_its_parents_threads() -> None:
+    loader = ShuffledLoader(Numbers(100), 8, order=ReferenceOrder(2, 2, 3))
+    steps = loader.steps(prefetch=2)
+    next(steps)
+    expected = [batch.number.tolist() for batch in loader]
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with pytest.raises(RuntimeError, match=r"call steps\(\) anew"):
+                next(steps)
+            steps.close()
+            with loader.steps(prefetch=2) as own:
+                assert [batch.number.tolist() for batch in own] == expected
+            os.write(writing, b"well")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"well"
+    os.waitpid(child, 0)
+    assert [batch.number.tolist() for batch in steps] == expected[1:]
+
+
+# torch
+
+SET_VITAL = "ignore:'set_vital' is deprecated"  # torchdata calls it, torch warns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_torch_workers_load_steps(context: str, tmp_path: Path) -> None:
+    """In a process of its own: one that other tests have made threads in had better not fork."""
+    pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
+    pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
+    datasets(tmp_path)
+    code = f"import test_loader; test_loader.load_with_workers({context!r}, {str(tmp_path)!r})"
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "loaded\n"
+
+
+def load_with_workers(context: str, root: str) -> None:
+    from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    one, other = (flat_tokens.open(Path(root) / str(k)).train for k in range(2))
+    number = 1 if context == "spawn" else 2
+    workers: dict[str, Any] = {"batch_size": None, "num_workers": number, "multiprocessing_context": context}
+    loader = ShuffledLoader(one.packed(8), 8, 2, epochs=2)
+    expected = [batch.encoded.tolist() for batch in loader]
+    assert [batch.encoded.tolist() for batch in DataLoader(loader, sampler=range(3, len(loader)), **workers)] == expected[3:]
+    assert len(DataLoader(loader, **workers)) == len(expected)
+    print("loaded")
+    if context == "spawn":  # each worker takes seconds to begin
+        return
+
+    mixed = Mixture({"one": (one.packed(8), 1), "other": (other.packed(8), 2)}, 8)
+    endless = iter(DataLoader(mixed, sampler=itertools.count(5), **workers))
+    for step in (5, 6, 7):
+        batch = next(endless)
+        assert batch.samples.encoded.tolist() == mixed[step].samples.encoded.tolist()
+        assert batch.source.tolist() == mixed[step].source.tolist()
+
+    source = StatefulDataLoader(loader, **workers)
+    seen = [batch.encoded.tolist() for batch in itertools.islice(source, 4)]
+    again = StatefulDataLoader(loader, **workers)
+    again.load_state_dict(source.state_dict())
+    assert seen + [batch.encoded.tolist() for batch in again] == expected
+
+
+@pytest.mark.filterwarnings(SET_VITAL)
+def test_torchdata_resumes_by_the_step() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
+    loader = ShuffledLoader(Numbers(100), 8, 2)
+    expected = [loader[step].number.tolist() for step in range(len(loader))]
+    source = stateful.StatefulDataLoader(loader, batch_size=None)
+    seen = [batch.number.tolist() for batch in itertools.islice(source, 4)]
+    again = stateful.StatefulDataLoader(loader, batch_size=None)
+    again.load_state_dict(source.state_dict())
+    assert seen + [batch.number.tolist() for batch in again] == expected
+
+
+@pytest.mark.filterwarnings(SET_VITAL)
+def test_torchdata_resumes_an_iterable_by_its_state() -> None:
+    torch_data = pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
+    view = Watched(100)
+
+    class Endless(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Steps:
+            return ShuffledLoader(view, 8, epochs=None).steps()
+
+    source = stateful.StatefulDataLoader(Endless(), batch_size=None)
+    for _ in itertools.islice(source, 40):
+        pass
+    state, begun = source.state_dict(), view.begun
+    again = stateful.StatefulDataLoader(Endless(), batch_size=None)
+    again.load_state_dict(state)
+    assert next(iter(again)).number.tolist() == ShuffledLoader(view, 8, epochs=None).indices(40).tolist()
+    assert view.begun <= begun + 2, "what was seen already is not loaded again"

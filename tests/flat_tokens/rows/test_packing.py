@@ -1,0 +1,804 @@
+"""Documents packed into rows: torchtune's packs to the letter, closer ones, masks of attention, and the kept index."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import os
+import pickle
+import shutil
+import tracemalloc
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FlatTokens, TokenBatch, write_dataset
+from flat_tokens.rows import packing, views
+from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView, best_fit
+from tests.elsewhere import elsewhere
+
+NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+
+
+def write(path: Path | str, lengths: list[int]) -> FlatTokens:
+    """Tokens count 1, 2, 3, ... through all documents."""
+    seq_starts = np.zeros(len(lengths) + 1, np.uint64)
+    seq_starts[1:] = np.cumsum(lengths)
+    tokens = np.arange(1, sum(lengths) + 1, dtype=np.uint32)
+    write_dataset(path, [TokenBatch.from_flat(tokens, seq_starts)])
+    return flat_tokens.open(path).train
+
+
+def in_memory(lengths: list[int]) -> FlatTokens:
+    return write(f"memory://{uuid.uuid4().hex}", lengths)
+
+
+@pytest.fixture(autouse=True)
+def _memory_store() -> Iterator[None]:
+    yield
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is true of a few documents is then true of millions: every boundary between two windows is met."""
+    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 3)
+    monkeypatch.setattr(packing, "ENTRIES_PER_SAMPLE", 2)
+    monkeypatch.setattr(packing, "PIECES_AT_A_TIME", 4)
+
+
+# torchtune's rules, sample by sample
+
+
+class Pack(NamedTuple):
+    tokens: list[int]
+    labels: list[int]
+    input_pos: list[int]
+    seq_lens: list[int]
+    document_ids: list[int]
+
+
+def torchtune_packs(
+    lengths: list[int], length: int, *, split_across_pack: bool, max_packs: int | None = None, padding_idx: int = 0
+) -> list[Pack]:
+    """Samples go to the open pack one after another; whenever that is too long, a pack is closed."""
+    packs: list[Pack] = []
+    open_pack = Pack([], [], [], [], [])
+    before_sample, next_token = 0, 1
+
+    def closed(boundary: int, seq_lens: list[int]) -> None:
+        tokens, _, positions, _, documents = (field[:boundary] for field in open_pack)
+        padding = length - len(tokens)
+        packs.append(
+            Pack(
+                tokens + [padding_idx] * padding,
+                tokens + [-100] * padding,
+                positions + [min(positions[-1] + 1 + k, length - 1) for k in range(padding)],
+                seq_lens + [padding] * (padding > 0),
+                documents + [-1] * padding,
+            )
+        )
+
+    for document, size in enumerate(lengths):
+        if size > length and not split_across_pack:
+            raise ValueError(f"{size} {length}")
+        open_pack.tokens.extend(range(next_token, next_token + size))
+        open_pack.input_pos.extend(k % length for k in range(size))
+        open_pack.seq_lens.append(size)
+        open_pack.document_ids.extend([document] * size)
+        next_token += size
+        while len(open_pack.tokens) > length and len(packs) != max_packs:
+            if split_across_pack:
+                boundary, rest = length, length - sum(open_pack.seq_lens[:-1])
+                closed(boundary, open_pack.seq_lens[:-1] + [rest] * (rest > 0))
+                carried = len(open_pack.tokens) - boundary
+            else:
+                boundary, carried = before_sample, size
+                closed(boundary, open_pack.seq_lens[:-1])
+            tokens, _, positions, _, documents = (field[boundary:] for field in open_pack)
+            open_pack = Pack(tokens, [], positions, [carried], documents)
+        before_sample = len(open_pack.tokens)
+        if len(packs) == max_packs:
+            break
+    if open_pack.tokens and len(packs) != max_packs:
+        closed(len(open_pack.tokens), open_pack.seq_lens)
+    return packs
+
+
+def packs_of(view: PackedDocumentsView) -> list[Pack]:
+    return [Pack(*(pack[name].tolist() for name in Pack._fields)) for pack in view]
+
+
+def test_the_packs_of_the_real_class(reference: Path) -> None:
+    cases = json.loads((reference / "torchtune" / "packs.json").read_text())
+    for case in cases:
+        view = in_memory(case["lengths"]).packed_documents(
+            case["max_seq_len"], split_across_pack=case["split_across_pack"], max_packs=case["max_packs"]
+        )
+        rows = [{name: pack[name].tolist() for name in ("tokens", "labels", "input_pos", "seq_lens")} for pack in view]
+        assert rows == case["packs"]
+    assert len(cases) == 40
+
+
+def test_a_pack_ends_before_the_document_that_is_too_much() -> None:
+    view = in_memory([3, 2, 4, 2]).packed_documents(6)
+    assert packs_of(view) == [
+        Pack([1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, -100], [0, 1, 2, 0, 1, 2], [3, 2, 1], [0, 0, 0, 1, 1, -1]),
+        Pack([6, 7, 8, 9, 10, 11], [6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 0, 1], [4, 2], [2, 2, 2, 2, 3, 3]),
+    ]
+
+
+def test_a_split_document_goes_on_where_it_was() -> None:
+    """Positions count on modulo the length, while seq_lens counts the rest as a segment of its own."""
+    packs = packs_of(in_memory([3, 2, 9, 2]).packed_documents(6, split_across_pack=True, padding_idx=7))
+    assert [pack.input_pos for pack in packs] == [[0, 1, 2, 0, 1, 0], [1, 2, 3, 4, 5, 0], [1, 2, 0, 1, 2, 3]]
+    assert [pack.seq_lens for pack in packs] == [[3, 2, 1], [6], [2, 2, 2]]
+    assert [pack.document_ids for pack in packs] == [[0, 0, 0, 1, 1, 2], [2] * 6, [2, 2, 3, 3, -1, -1]]
+    assert packs[2].tokens == [13, 14, 15, 16, 7, 7]
+    assert packs[2].labels == [13, 14, 15, 16, -100, -100]
+
+
+def test_positions_in_padding_stop_at_the_last() -> None:
+    (pack,) = packs_of(in_memory([5]).packed_documents(4, split_across_pack=True))[1:]
+    assert pack.input_pos == [0, 1, 2, 3]
+    (pack,) = packs_of(in_memory([1, 4, 1]).packed_documents(4, split_across_pack=True))[1:]
+    assert pack.input_pos == [3, 0, 1, 2]
+    (pack,) = packs_of(in_memory([2, 4]).packed_documents(5, split_across_pack=True))[1:]
+    assert pack.input_pos == [3, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("split_across_pack", [False, True])
+def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack: bool) -> None:
+    """Also in one that is full just there; the first ones, which follow none, belong to the first pack."""
+    view = in_memory([0, 4, 0, 0, 2, 0, 1, 0]).packed_documents(4, split_across_pack=split_across_pack)
+    assert [pack.seq_lens.tolist() for pack in view] == [[0, 4, 0, 0], [2, 0, 1, 0, 1]]
+    assert [pack.document_range.tolist() for pack in view] == [[0, 4], [4, 8]]
+    assert view.batch([0, 1]).seq_lens[1].tolist() == [2, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+@pytest.mark.parametrize("options", [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}])
+def test_no_tokens_make_no_packs(lengths: list[int], options: dict[str, Any]) -> None:
+    view = in_memory(lengths).packed_documents(4, **options)
+    assert len(view) == 0
+    assert view.batch([]).tokens.shape == (0, 4)
+    assert view.batch([]).seq_lens == []
+    assert view.batch([]).cu_seqlens.tolist() == [0]
+    assert view.batch([]).max_seqlen == 0
+
+
+@st.composite
+def packings(draw: st.DrawFn, *, longest: int = 3) -> tuple[list[int], int]:
+    """(lengths of documents, of packs): many exact fits and empty documents, some documents of several packs."""
+    length = draw(st.integers(1, 9))
+    some = st.one_of(st.sampled_from([0, 1, length]), st.integers(0, length), st.integers(0, longest * length))
+    return draw(st.lists(some, max_size=25)), length
+
+
+@pytest.mark.usefixtures("_small_windows")
+@given(packings(), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
+@example(([0, 5, 0, 0, 5], 5), None, 0)
+@example(([2, 2, 0, 4, 9], 4), 2, 0)
+@settings(max_examples=150)
+def test_split_packs_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
+    lengths, length = sizes
+    limits: Any = {"split_across_pack": True, "max_packs": max_packs, "padding_idx": padding_idx}
+    view = in_memory(lengths).packed_documents(length, **limits)
+    expected = torchtune_packs(lengths, length, **limits)
+    assert packs_of(view) == expected
+    assert len(view) == len(expected)
+
+
+@pytest.mark.usefixtures("_small_windows")
+@given(packings(longest=1), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
+@example(([0, 0, 5, 0, 0, 5], 5), None, 0)
+@settings(max_examples=150)
+def test_packs_of_whole_documents_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
+    lengths, length = sizes
+    limits: Any = {"split_across_pack": False, "max_packs": max_packs, "padding_idx": padding_idx}
+    view = in_memory(lengths).packed_documents(length, **limits)
+    expected = torchtune_packs(lengths, length, **limits)
+    assert packs_of(view) == expected
+    assert len(view) == len(expected)
+
+
+@pytest.mark.usefixtures("_small_windows")
+@given(packings(longest=2), st.integers(0, 4))
+@settings(max_examples=150)
+def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes: tuple[list[int], int], max_packs: int) -> None:
+    """One behind the last pack that is wanted is never looked at."""
+    lengths, length = sizes
+    tokens = in_memory(lengths)
+    try:
+        expected = torchtune_packs(lengths, length, split_across_pack=False, max_packs=max_packs)
+    except ValueError:
+        with pytest.raises(ValueError, match=f"but a pack has {length}"):
+            tokens.packed_documents(length, max_packs=max_packs)
+    else:
+        assert packs_of(tokens.packed_documents(length, max_packs=max_packs)) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"fit": "best"}])
+def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options: dict[str, Any]) -> None:
+    tokens = in_memory([3, 7, 2])
+    with pytest.raises(ValueError, match=r"document 1 has 7 tokens, but a pack has 6\. .* too_long='cut'"):
+        tokens.packed_documents(6, **options)
+    assert [7] in [pack.seq_lens.tolist() for pack in tokens.packed_documents(7, **options)]
+
+
+@pytest.mark.usefixtures("_small_windows")
+@given(packings())
+@example(([9, 0, 0, 2, 9, 1], 4))
+@settings(max_examples=100)
+def test_cut_documents_are_packed_as_if_they_were_not_longer(sizes: tuple[list[int], int]) -> None:
+    lengths, length = sizes
+    view = in_memory(lengths).packed_documents(length, too_long="cut")
+    firsts = np.concatenate([[1], 1 + np.cumsum(lengths)]).astype(int).tolist()
+    kept = {-1: itertools.repeat(0)} | {d: iter(range(firsts[d], firsts[d] + min(n, length))) for d, n in enumerate(lengths)}
+    expected = torchtune_packs([min(n, length) for n in lengths], length, split_across_pack=False)
+    for pack, wanted in itertools.zip_longest(packs_of(view), expected):
+        assert pack.seq_lens == wanted.seq_lens
+        assert pack.document_ids == wanted.document_ids
+        assert pack.input_pos == wanted.input_pos
+        assert pack.tokens == [next(kept[d]) for d in pack.document_ids]
+
+
+# Closer packs
+
+
+def filled_with_the_longest_that_fit(lengths: list[int], length: int) -> list[list[int]]:
+    """Piece by piece: open a pack with the longest, then always add the longest that fits, the first of equal ones."""
+    left, packs = sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)), []
+    while left:
+        room, pack = length, []
+        while fitting := [piece for piece in left if lengths[piece] <= room]:
+            left.remove(fitting[0])
+            pack.append(fitting[0])
+            room -= lengths[fitting[0]]
+        packs.append(sorted(pack))
+    return sorted(packs)
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.lists(st.integers(1, n), max_size=60), st.just(n))))
+@example(([2, 1, 1, 2, 1, 2, 1, 1], 3))
+@settings(max_examples=300)
+def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes: tuple[list[int], int]) -> None:
+    lengths, length = sizes
+    firsts, order = best_fit(np.array(lengths, np.int64), length)
+    packs = [order[first:stop].tolist() for first, stop in itertools.pairwise(firsts)]
+    assert packs == filled_with_the_longest_that_fit(lengths, length)
+
+
+@pytest.mark.usefixtures("_small_windows")
+@pytest.mark.parametrize("more", [{"split_across_pack": True}, {"too_long": "cut"}])
+@given(sizes=packings())
+@example(sizes=([4, 3, 3, 4, 3, 3], 10))
+@settings(max_examples=50)
+def test_closer_packs_hold_every_document_once(sizes: tuple[list[int], int], more: dict[str, Any]) -> None:
+    """Whole, or in full packs and a rest; and there are never more packs than of the same pieces in their order."""
+    lengths, length = sizes
+    tokens = in_memory(lengths)
+    view = tokens.packed_documents(length, fit="best", **more)
+    seen: list[tuple[int, int]] = []
+    segments = Counter[tuple[int, int]]()
+    for pack in view:
+        used = pack.document_ids >= 0
+        seen += zip(pack.document_ids[used].tolist(), pack.tokens[used].tolist(), strict=True)
+        assert (pack.labels == np.where(used, pack.tokens, -100)).all()
+        assert (pack.tokens[~used] == 0).all()
+        assert pack.document_ids[used].tolist() == sorted(pack.document_ids[used].tolist())
+        segments.update((d, np.count_nonzero(pack.document_ids == d)) for d in np.unique(pack.document_ids[used]).tolist())
+        places = [list(range(n)) for n in pack.seq_lens.tolist()]
+        assert pack.input_pos[used].tolist() == list(itertools.chain(*places))[: used.sum()]
+    pieces = [n % length or length if k == n // length else length for n in lengths for k in range(-(-n // length))]
+    if "too_long" in more:
+        pieces = [min(n, length) for n in lengths if n]
+    firsts = np.concatenate([[1], 1 + np.cumsum(lengths)]).astype(int).tolist()
+    kept = [n if "split_across_pack" in more else min(n, length) for n in lengths]
+    assert sorted(seen) == [(d, firsts[d] + k) for d, n in enumerate(kept) for k in range(n)]
+    assert sorted(size for (_, size), count in segments.items() for _ in range(count)) == sorted(pieces)
+    assert len(view) <= len(torchtune_packs(pieces, length, split_across_pack=False))
+    assert packs_of(tokens.packed_documents(length, fit="best", **more)) == packs_of(view)
+    assert packs_of(tokens.packed_documents(length, fit="best", max_packs=2, **more)) == packs_of(view)[:2]
+
+
+def test_closer_packs_waste_less() -> None:
+    lengths = np.random.default_rng(0).lognormal(3.5, 1, 3000).astype(np.int64).clip(0, 128).tolist()
+    tokens = in_memory(lengths)
+    greedy, best = tokens.packed_documents(128), tokens.packed_documents(128, fit="best")
+    padding = [len(view) * 128 - tokens.token_count for view in (greedy, best)]
+    assert padding[0] > 0.2 * tokens.token_count
+    assert padding[1] < 0.01 * tokens.token_count
+    batch = best.batch(range(len(best)))
+    assert np.count_nonzero(batch.document_ids < 0) == padding[1]
+    assert sorted(batch.tokens[batch.document_ids >= 0].tolist()) == list(range(1, tokens.token_count + 1))
+
+
+# Packs as a sequence
+
+VIEWS: list[dict[str, Any]] = [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}]
+LENGTHS = [3, 0, 6, 2, 2, 1, 5, 0, 1, 4]
+
+
+def test_the_types_of_a_pack() -> None:
+    batch = in_memory(LENGTHS).packed_documents(6).batch([0, 2])
+    assert [(name, batch[name].dtype, batch[name].shape) for name in NAMES] == [
+        ("tokens", np.int32, (2, 6)),
+        ("labels", np.int64, (2, 6)),
+        ("input_pos", np.int32, (2, 6)),
+        ("document_ids", np.int64, (2, 6)),
+        ("document_range", np.int64, (2, 2)),
+    ]
+    assert [lengths.dtype for lengths in batch.seq_lens] == [np.int64] * 2
+    assert batch.cu_seqlens.dtype == np.int32
+    assert batch.mask().dtype == np.bool_
+
+
+def test_the_largest_token_id() -> None:
+    write_dataset("memory://largest", [TokenBatch.from_sequences([[2**31 - 1, 0], [2**31 - 1]])])
+    (pack,) = flat_tokens.open("memory://largest").train.packed_documents(4, padding_idx=1)
+    assert pack.tokens.tolist() == [2**31 - 1, 0, 2**31 - 1, 1]
+    assert pack.labels.tolist() == [2**31 - 1, 0, 2**31 - 1, -100]
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_view_is_a_sequence(options: dict[str, Any]) -> None:
+    view = in_memory(LENGTHS).packed_documents(6, **options)
+    rows = packs_of(view)
+    assert len(rows) == len(view) >= 4
+    assert [packs_of([view[i - len(view)]])[0] for i in range(len(view))] == rows  # type: ignore[arg-type]
+    for wrong in (len(view), -len(view) - 1):
+        with pytest.raises(IndexError, match=f"there is no row {wrong}; there are {len(view)}"):
+            view[wrong]
+    picked = [3, 0, -1, 0]
+    items, batch = view.__getitems__(picked), view.batch(np.array(picked))
+    assert isinstance(batch, PackedDocuments)
+    assert packs_of(items) == [rows[i] for i in picked]  # type: ignore[arg-type]
+    for name in NAMES:
+        assert batch[name].tolist() == [item[name].tolist() for item in items]
+        assert all(item[name].base is not None for item in items)  # rows of one array
+    assert [lengths.tolist() for lengths in batch.seq_lens] == [rows[i].seq_lens for i in picked]
+
+
+def test_a_pack_goes_by_names_numbers_and_as_a_dict() -> None:
+    pack = in_memory(LENGTHS).packed_documents(6)[0]
+    tokens, labels, *_ = pack
+    assert pack["tokens"] is pack.tokens is pack[0] is tokens
+    assert pack["labels"] is labels
+    assert tuple(dict(pack)) == NAMES
+    assert pack["seq_lens"].tolist() == pack.seq_lens.tolist() == [3, 0, 3]
+    assert pack["cu_seqlens"].tolist() == [0, 3, 6]
+    assert pack["max_seqlen"] == 3
+    assert "tokens" in pack
+    with pytest.raises(KeyError, match="there is no field 'token'; there are tokens, labels"):
+        pack["token"]
+    assert packs_of([pickle.loads(pickle.dumps(pack))]) == packs_of([pack])  # type: ignore[arg-type]
+
+
+def test_fields_make_plain_dicts() -> None:
+    view = in_memory(LENGTHS).packed_documents(6, fields=["labels", "tokens"])
+    assert {name: array.tolist() for name, array in view[0].items()} == {
+        "labels": [1, 2, 3, -100, -100, -100],
+        "tokens": [1, 2, 3, 0, 0, 0],
+    }
+    assert [list(row) for row in view.__getitems__([0, 1])] == [["labels", "tokens"]] * 2
+    with pytest.raises(ValueError, match="'masks'"):
+        in_memory(LENGTHS).packed_documents(6, fields=["masks"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length is 0"),
+        ({"length": 2**31}, "up to 1073741824 tokens"),
+        ({"padding_idx": 2**31}, "padding_idx is 2147483648, but tokens are int32"),
+        ({"max_packs": -1}, "max_packs is -1"),
+        ({"fit": "tight"}, "fit is 'tight', but it is one of greedy, best"),
+        ({"too_long": "skip"}, "too_long is 'skip', but it is one of error, cut"),
+        ({"framework": "tinygrad"}, "tinygrad"),
+    ],
+)
+def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        in_memory(LENGTHS).packed_documents(**{"length": 6, **options})
+
+
+class Counting:
+    """An array that counts how often it is read."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.length, self.reads = array, array.length, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("read", "gather", "take"):
+            self.reads += 1
+        return getattr(self._array, name)
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_pack_or_a_batch_takes_two_reads_and_its_index_no_token(options: dict[str, Any]) -> None:
+    tokens = in_memory(LENGTHS * 20)
+    counting = dataclasses.replace(tokens, encoded_tokens=Counting(tokens.encoded_tokens), seq_starts=Counting(tokens.seq_starts))  # type: ignore[arg-type]
+    encoded_tokens: Any = counting.encoded_tokens
+    seq_starts: Any = counting.seq_starts
+    view = counting.packed_documents(6, **options)
+    assert encoded_tokens.reads == 0
+    for read in (lambda: view[17], lambda: view.batch(range(len(view))), lambda: view.__getitems__([5, 3, 5])):
+        encoded_tokens.reads = seq_starts.reads = 0
+        read()
+        assert (seq_starts.reads, encoded_tokens.reads) == (1, 1)
+
+
+def test_an_index_takes_memory_for_its_result_alone() -> None:
+    """Eight bytes a pack and a window of seq_starts, be there ever so many documents."""
+    lengths = np.full(500_000, 3).tolist()
+    tokens = in_memory(lengths)
+
+    def peak(**options: Any) -> int:
+        tokens.packed_documents(30, **options)  # what is kept of the dataset is kept already
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            tokens.packed_documents(30, **options)
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+
+    window = 65_536 * 8 * 10
+    assert peak() < 2 * 8 * 50_000 + window
+    assert peak(split_across_pack=True) < 2 * 8 * 500_000 / 64 + window
+    assert peak(too_long="cut") < 2 * 8 * 50_000 + window
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_threads_share_a_view(options: dict[str, Any]) -> None:
+    view = in_memory(LENGTHS * 15).packed_documents(6, **options)
+    expected = packs_of(view)
+    with ThreadPoolExecutor(4) as pool:
+        assert packs_of(pool.map(view.__getitem__, range(len(view)))) == expected  # type: ignore[arg-type]
+
+
+def _tokens_of(view: PackedDocumentsView, i: int) -> list[int]:
+    return view[i].tokens.tolist()  # type: ignore[no-any-return]
+
+
+def test_other_processes_take_a_view(tmp_path: Path) -> None:
+    """Forked or spawned, with the index in memory or mapped."""
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    made = [tokens.packed_documents(6, cache=cache, **more) for cache in (None, tmp_path / "kept") for more in VIEWS]
+    wanted = [_tokens_of(view, 1) for view in made]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert list(pool.map(_tokens_of, made, [1] * len(made), timeout=60)) == wanted
+    for view in made:
+        assert packs_of(pickle.loads(pickle.dumps(view))) == packs_of(copy.deepcopy(view)) == packs_of(view)
+
+
+# Attention
+
+
+def test_the_mask_is_block_causal_and_identity_in_padding() -> None:
+    """As the document says. The implementation's, which takes padding for a document, is there on request."""
+    pack = in_memory([2, 1, 9]).packed_documents(5, too_long="cut")[0]
+    assert pack.mask().astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+    assert pack.mask(causal_padding=True).astype(int).tolist()[3:] == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
+
+
+@given(packings(longest=2), st.sampled_from(["greedy", "best"]))
+@settings(max_examples=60)
+def test_masks_and_segments_follow_the_documents(sizes: tuple[list[int], int], fit: Any) -> None:
+    lengths, length = sizes
+    view = in_memory(lengths).packed_documents(length, split_across_pack=True, fit=fit)
+    batch = view.batch(range(len(view)))
+    assert batch.mask().tolist() == [pack.mask().tolist() for pack in view]
+    edges, longest = [0], 0
+    for pack in view:
+        seq_lens, ids = pack.seq_lens.tolist(), pack.document_ids.tolist()
+        assert sum(seq_lens) == length
+        wanted = [[q == k or (ids[q] == ids[k] != -1 and k <= q) for k in range(length)] for q in range(length)]
+        assert pack.mask().tolist() == wanted
+        causal = [[ids[q] == ids[k] and k <= q for k in range(length)] for q in range(length)]
+        assert pack.mask(causal_padding=True).tolist() == causal
+        sizes_here = [n for n in seq_lens if n]
+        assert pack.cu_seqlens.tolist() == [0, *itertools.accumulate(sizes_here)]
+        assert pack.max_seqlen == max(sizes_here)
+        edges += [edges[-1] + n for n in itertools.accumulate(sizes_here)]
+        longest = max(longest, *sizes_here)
+    assert batch.cu_seqlens.tolist() == edges
+    assert batch.max_seqlen == longest
+
+
+def test_a_segment_ends_where_its_row_does() -> None:
+    """The rest of a document in the next pack of a batch attends to nothing in this one."""
+    batch = in_memory([8, 1]).packed_documents(4, split_across_pack=True).batch([0, 1, 2])
+    assert batch.cu_seqlens.tolist() == [0, 4, 8, 9, 12]
+    assert batch.max_seqlen == 4
+
+
+# torch and jax
+
+
+@needs_torch
+def test_torch_collates_packs() -> None:
+    import torch
+    from torch.utils.data import DataLoader, default_collate
+
+    view = in_memory(LENGTHS).packed_documents(6)
+    for batch in (default_collate([view[i] for i in range(3)]), next(iter(DataLoader(view, batch_size=3)))):
+        assert isinstance(batch, PackedDocuments)
+        assert [batch[name].dtype for name in NAMES] == [torch.int32, torch.int64, torch.int32, torch.int64, torch.int64]
+        for name in NAMES:
+            assert batch[name].tolist() == view.batch([0, 1, 2])[name].tolist()
+        assert torch.equal(batch.mask(), torch.from_numpy(view.batch([0, 1, 2]).mask()))
+        assert batch.cu_seqlens.dtype == torch.int32
+        assert batch.cu_seqlens.tolist() == view.batch([0, 1, 2]).cu_seqlens.tolist()
+        assert [lengths.tolist() for lengths in batch.seq_lens] == [view[i].seq_lens.tolist() for i in range(3)]
+        assert isinstance(batch.seq_lens[0], torch.Tensor)
+        assert batch.max_seqlen == view.batch([0, 1, 2]).max_seqlen
+    assert default_collate([dict(view[0]), dict(view[1])])["tokens"].tolist() == view.batch([0, 1]).tokens.tolist()
+
+
+@needs_torch
+def test_torch_takes_packs_as_they_are() -> None:
+    """Embeddings take tokens and positions, cross_entropy takes labels and leaves padding out."""
+    import torch
+
+    batch = in_memory(LENGTHS).packed_documents(6, framework="torch").batch([0, 1])
+    torch.manual_seed(0)
+    hidden = torch.nn.Embedding(40, 8)(batch.tokens) + torch.nn.Embedding(6, 8)(batch.input_pos)
+    logits = torch.nn.Linear(8, 40)(hidden)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+    assert ((loss != 0) == (batch.document_ids.flatten() >= 0)).all()
+
+
+@needs_torch
+@pytest.mark.parametrize("options", VIEWS)
+def test_documents_of_a_pack_do_not_see_each_other(options: dict[str, Any]) -> None:
+    """What attention makes of a document in a pack is what it makes of it alone, and padding makes no NaN."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    batch = in_memory(LENGTHS).packed_documents(6, framework="torch", **options).batch([0, 1, 2, 3])
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = torch.randn(3, 4, 2, 6, 8, generator=generator, dtype=torch.float64)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=batch.mask()[:, None])
+    assert torch.isfinite(out).all()
+    edges = batch.cu_seqlens.tolist()
+    for begin, end in itertools.pairwise(edges):
+        row, here = begin // 6, slice(begin % 6, (end - 1) % 6 + 1)
+        if batch.document_ids[row, here.start] == -1:
+            assert torch.allclose(out[row, :, here], value[row, :, here])  # padding sees itself
+            continue
+        alone = scaled_dot_product_attention(
+            query[row, :, here][None], key[row, :, here][None], value[row, :, here][None], is_causal=True
+        )
+        assert torch.allclose(out[row, :, here], alone[0])
+
+
+def packs_as_trees() -> None:
+    import jax
+
+    view = in_memory(LENGTHS).packed_documents(6, framework="jax")
+    expected = in_memory(LENGTHS).packed_documents(6).batch([0, 1])
+    batch = view.batch([0, 1])
+    assert all(isinstance(array, jax.Array) for array in batch)
+    stacked = jax.tree.map(lambda *arrays: jax.numpy.stack(arrays), view[0], view[1])
+    assert isinstance(stacked, PackedDocuments)
+    assert stacked.tokens.tolist() == batch.tokens.tolist() == expected.tokens.tolist()
+    assert jax.jit(lambda pack: pack.mask())(batch).tolist() == expected.mask().tolist()
+    assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
+    assert batch.max_seqlen == expected.max_seqlen
+    assert [lengths.tolist() for lengths in batch.seq_lens] == [lengths.tolist() for lengths in expected.seq_lens]
+
+
+@needs_jax
+@pytest.mark.slow
+def test_jax_knows_packs_as_trees() -> None:
+    elsewhere(packs_as_trees)
+
+
+# The kept index
+
+
+@pytest.fixture
+def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of index that are made, in order."""
+    made: list[str] = []
+    for kind in (packing.DocumentRuns, packing.TokenSlices, packing.ChosenPieces):
+        make = kind.make
+
+        def counted(tokens: FlatTokens, plan: Any, make: Any = make, name: str = kind.__name__) -> Any:
+            made.append(name)
+            return make(tokens, plan)
+
+        monkeypatch.setattr(kind, "make", counted)
+    return made
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_kept_index_is_mapped_and_not_made_again(tmp_path: Path, options: dict[str, Any], made_indexes: list[str]) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    expected = packs_of(tokens.packed_documents(6, **options))
+    for _ in range(2):
+        view = tokens.packed_documents(6, cache=tmp_path / "kept", **options)
+        assert packs_of(view) == expected
+        assert packs_of(pickle.loads(pickle.dumps(view))) == expected
+    assert len(made_indexes) == 2
+    (file,) = (tmp_path / "kept").iterdir()  # nothing half-written is left
+    assert np.load(file, mmap_mode="r").dtype == np.int64
+
+
+def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "dataset", [1] * 5000)
+    in_memory_size = len(pickle.dumps(tokens.packed_documents(1)))
+    mapped_size = len(pickle.dumps(tokens.packed_documents(1, cache=tmp_path / "kept")))
+    assert in_memory_size > 8 * 5000
+    assert mapped_size < 4000
+
+
+def test_an_index_beside_its_dataset(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    view = tokens.packed_documents(6, cache="beside")
+    assert packs_of(view) == packs_of(tokens.packed_documents(6))
+    assert len(list((tmp_path / "dataset.packing").iterdir())) == 1
+    flat_tokens.verify(tmp_path / "dataset", "full")
+
+
+def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_path: Path, made_indexes: list[str]) -> None:
+    """The content is the identity, with a manifest and without one, as other writers' datasets are."""
+    for described in (True, False):
+        path, moved, cache = (tmp_path / f"{name} {described}" for name in ("dataset", "moved", "kept"))
+        write(path, LENGTHS)
+        if not described:
+            (path / "manifest.json").unlink()
+        flat_tokens.open(path).train.packed_documents(6, cache=cache)
+        shutil.move(path, moved)
+        flat_tokens.open(moved).train.packed_documents(6, cache=cache)
+        assert len(made_indexes) == 1
+        write(path, [*LENGTHS[:-2], 2, 3])  # as many tokens and documents
+        if not described:
+            (path / "manifest.json").unlink()
+        other = flat_tokens.open(path).train
+        assert packs_of(other.packed_documents(6, cache=cache)) == packs_of(other.packed_documents(6))
+        assert len(made_indexes) == 3
+        made_indexes.clear()
+
+
+def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    more: list[dict[str, Any]] = [*VIEWS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}]
+    for length, options in itertools.product((6, 7), more):
+        view = tokens.packed_documents(length, cache=tmp_path / "kept", **options)
+        assert packs_of(view) == packs_of(tokens.packed_documents(length, **options))
+    assert len(list((tmp_path / "kept").iterdir())) == 12
+    padded = tokens.packed_documents(6, cache=tmp_path / "kept", padding_idx=9)
+    assert packs_of(padded) == packs_of(tokens.packed_documents(6, padding_idx=9))
+    assert len(list((tmp_path / "kept").iterdir())) == 12
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, options: dict[str, Any], made_indexes: list[str]) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    expected = packs_of(tokens.packed_documents(6, cache=tmp_path / "kept", **options))
+    (file,) = (tmp_path / "kept").iterdir()
+    whole = file.read_bytes()
+    other = write(tmp_path / "other", LENGTHS[::-1]).packed_documents(6, cache=tmp_path / "other kept", **options)
+    assert len(other)
+    (foreign,) = (tmp_path / "other kept").iterdir()
+    objects = tmp_path / "objects.npy"
+    np.save(objects, np.array([object()], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "zeros.npy", np.zeros(len(whole) // 8, np.int64))
+    np.save(tmp_path / "floats.npy", np.zeros((2, 30)))
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(100, len(whole), 7)]
+    cut = [whole[:size] for size in (0, 5, 64, 100, 128, 160, 168, len(whole) - 8, len(whole) - 1)]
+    others = [path.read_bytes() for path in (foreign, objects, tmp_path / "zeros.npy", tmp_path / "floats.npy")]
+    for content in [*flipped, *cut, *others, b"PK\3\4" + whole]:
+        file.write_bytes(content)
+        made_indexes.clear()
+        view = tokens.packed_documents(6, cache=tmp_path / "kept", **options)
+        assert packs_of(view) == expected
+        assert file.read_bytes() == whole
+        assert len(made_indexes) == 1
+
+
+def test_where_an_index_cannot_be_kept_it_is_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    (tmp_path / "file").write_text("in the way")
+    view = tokens.packed_documents(6, cache=tmp_path / "file" / "kept")
+    assert packs_of(view) == packs_of(pickle.loads(pickle.dumps(view))) == packs_of(tokens.packed_documents(6))
+    assert "can't be kept" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_no_obstacle(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS)
+    (tmp_path / "kept").mkdir(mode=0o500)
+    view = tokens.packed_documents(6, cache=tmp_path / "kept")
+    assert packs_of(view) == packs_of(tokens.packed_documents(6))
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tmp_path: Path) -> None:
+    view = write(tmp_path / "dataset", LENGTHS).packed_documents(6, cache=tmp_path / "kept")
+    pickled = pickle.dumps(view)
+    shutil.rmtree(tmp_path / "kept")
+    assert packs_of(pickle.loads(pickled)) == packs_of(view)
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def test_many_make_an_index_at_once(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "dataset", LENGTHS * 5)
+    expected = packs_of(tokens.packed_documents(6))
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: tokens.packed_documents(6, cache=tmp_path / "kept"), range(16)))
+    assert all(packs_of(view) == expected for view in made)
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+@pytest.mark.parametrize("cache", ["beside", "memory://kept"])
+def test_an_index_is_kept_on_a_local_disk(cache: str) -> None:
+    with pytest.raises(ValueError, match=r"memory://.*Set cache to a directory"):
+        in_memory(LENGTHS).packed_documents(6, cache=cache)
+
+
+# Damaged datasets
+
+
+@pytest.mark.parametrize("seq_starts", [[0, 5, 3, 8], [0, 9, 9, 8], [0, 2**63, 2**64 - 1, 8], [0, 0, 99, 8]])
+@pytest.mark.parametrize("options", [*VIEWS, {"cache": "kept"}])
+def test_entries_out_of_order_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq_starts: list[int], options: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    batch = TokenBatch(np.arange(8, dtype=np.uint32) * 2, np.array(seq_starts, np.uint64), 7)
+    write_dataset(tmp_path / "dataset", [batch])
+    with pytest.raises(ValueError, match="seq_starts"):
+        flat_tokens.open(tmp_path / "dataset").train.packed_documents(100, **options)
+
+
+@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("lengths", [[1, 9, 0, 0], [10, 0, 0, 0], [0, 0, 0, 10]])
+def test_entries_that_change_under_an_index_are_noticed(tmp_path: Path, options: dict[str, Any], lengths: list[int]) -> None:
+    """An index of other entries gives an error or whole rows, never what memory happened to hold."""
+    view = write(tmp_path / "dataset", [1, 2, 3, 4]).packed_documents(4, **options)
+    other = write(tmp_path / "other", lengths)
+    state = view.__dict__ | {"tokens": other, "_index": dataclasses.replace(view._index, tokens=other)}
+    changed = PackedDocumentsView.__new__(PackedDocumentsView)
+    changed.__dict__.update(state)
+    for i in range(len(changed)):
+        try:
+            pack = changed[i]
+        except ValueError as error:
+            assert "seq_starts" in str(error)  # noqa: PT017
+        else:
+            used = pack.document_ids >= 0
+            firsts = np.concatenate([[1], 1 + np.cumsum(lengths)])
+            assert pack.tokens[used].tolist() == sorted(pack.tokens[used].tolist())
+            assert (pack.tokens[used] >= firsts[pack.document_ids[used]]).all()
+            assert (pack.tokens[used] < firsts[pack.document_ids[used] + 1]).all()

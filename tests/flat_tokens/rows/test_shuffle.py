@@ -1,0 +1,234 @@
+"""Permutations computed index by index: each number once, no pattern left, the same for ever."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.rows.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
+
+# The keyed permutation as documented, in integers.
+A = 0x9E3779B97F4A7C15
+B = 0xC2B2AE3D27D4EB4F
+C = 0xD6E8FEB86659FD93
+D = 0xFF51AFD7ED558CCD
+MODULUS = 2**64
+
+
+def mix(x: int) -> int:
+    y = x * C % MODULUS
+    return (y ^ (y >> 32)) * D % MODULUS
+
+
+def documented_key(seed: int, *numbers: int) -> int:
+    key = mix((seed + A) % MODULUS)
+    for number in numbers:
+        key = mix((key + number * B + A) % MODULUS)
+    return key
+
+
+def documented_place(x: int, length: int, sides: tuple[int, int], key: int) -> int:
+    a, b = sides
+    rounds = 24 if length < 256 else 8
+    while True:
+        left, right = divmod(x, b)
+        for r in range(0, rounds, 2):
+            left = (left + ((mix((right + key + r * A) % MODULUS) >> 25) * a >> 39)) % a
+            right = (right + ((mix((left + key + (r + 1) * A) % MODULUS) >> 25) * b >> 39)) % b
+        x = left * b + right
+        if x < length:
+            return x
+
+
+def permuted(length: int, seed: int = 0, *numbers: int) -> npt.NDArray[np.uint64]:
+    return KeyedPermutation(length)(np.arange(length, dtype=np.uint64), derive_keys(seed, *numbers))
+
+
+def sizes_of_deviation(observed: npt.NDArray[np.int64], expected: float) -> float:
+    """How far a chi-square statistic is from what chance gives, in standard deviations."""
+    freedom = observed.size - 1
+    return float((((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
+
+
+# The keyed permutation
+
+
+def test_orders_never_change() -> None:
+    """A run that goes on with a later version of this library would otherwise see samples twice."""
+    assert derive_keys(0).tolist() == [0xE5C58D33F964FBBD]
+    assert derive_keys(0, 0).tolist() == [0x005EB6CC1CDC5D8E]
+    assert derive_keys(1, 2).tolist() == [0x62ECFCDBFD5A58A6]
+    assert permuted(1).tolist() == [0]
+    assert permuted(10).tolist() == [5, 2, 1, 8, 4, 3, 9, 7, 0, 6]
+    assert permuted(10, 0, 1).tolist() == [5, 9, 7, 1, 8, 6, 4, 0, 3, 2]
+    assert permuted(10, 1).tolist() == [4, 5, 9, 6, 7, 2, 3, 0, 8, 1]
+    far = KeyedPermutation(10**12 + 39)(np.array([0, 1, 2, 10**12 + 38], np.uint64), derive_keys(2**64 - 1, 3))
+    assert far.tolist() == [769142450929, 317743346445, 933158284054, 374021553709]
+    last = KeyedPermutation(2**48)(np.array([0, 2**48 - 1], np.uint64), derive_keys(7))
+    assert last.tolist() == [47503469739188, 255190684685996]
+
+
+@given(
+    length=st.integers(1, MAX_LENGTH) | st.integers(1, 600),
+    seed=st.integers(0, 2**64 - 1),
+    epoch=st.integers(0, 2**64 - 1),
+    data=st.data(),
+)
+def test_each_number_goes_where_the_documented_network_sends_it(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=4))
+    permutation, keys = KeyedPermutation(length), derive_keys(seed, epoch)
+    assert keys.tolist() == [documented_key(seed, epoch)]
+    a, b = (int(side) for side in permutation._sides)
+    assert a % 2 == 0
+    assert length <= a * b < length + a
+    assert math.isqrt(length - 1) <= a <= 1.25 * math.isqrt(length) + 4
+    found = permutation(np.array(numbers, np.uint64), keys)
+    assert found.dtype == np.uint64
+    assert found.tolist() == [documented_place(x, length, (a, b), int(keys[0])) for x in numbers]
+
+
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
+def test_every_number_once(length: int, seed: int) -> None:
+    assert np.array_equal(np.sort(permuted(length, seed)), np.arange(length))
+
+
+@pytest.mark.parametrize("length", [*range(1, 40), 255, 256, 8191, 8192, 8193, 65_537, 1_000_003])
+def test_every_number_once_at_lengths_where_something_begins(length: int) -> None:
+    assert np.array_equal(np.sort(permuted(length)), np.arange(length))
+
+
+@given(length=st.integers(20_000, MAX_LENGTH), start=st.integers(0, MAX_LENGTH))
+def test_no_number_twice_in_a_range_too_long_to_look_through(length: int, start: int) -> None:
+    indices = np.arange(start % (length - 20_000 + 1), start % (length - 20_000 + 1) + 20_000, dtype=np.uint64)
+    found = KeyedPermutation(length)(indices, derive_keys(0))
+    assert len(np.unique(found)) == 20_000
+    assert found.max() < length
+
+
+@given(length=st.integers(1, 500), count=st.integers(0, 60), seed=st.integers(0, 100))
+@settings(max_examples=40)
+def test_numbers_under_different_keys_at_once(length: int, count: int, seed: int) -> None:
+    indices, epochs = np.arange(count, dtype=np.uint64) % np.uint64(length), np.arange(count, dtype=np.uint64)
+    together = KeyedPermutation(length)(indices, derive_keys(seed, epochs))
+    assert together.tolist() == [int(permuted(length, seed, epoch)[epoch % length]) for epoch in range(count)]
+
+
+def test_seeds_and_numbers_give_keys_of_their_own() -> None:
+    keys = {documented_key(seed, number) for seed in range(300) for number in range(300)}
+    assert len(keys) == 300 * 300
+    assert np.array_equal(derive_keys(5, np.arange(300, dtype=np.uint64)), [documented_key(5, k) for k in range(300)])
+    assert derive_keys(5, 0) != derive_keys(5)
+    assert derive_keys(5, 1, 2) != derive_keys(5, 2, 1)
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
+def test_small_sets_take_every_order_equally_often(length: int) -> None:
+    keys = derive_keys(0, np.arange(60_000, dtype=np.uint64))
+    permutation = KeyedPermutation(length)
+    places = np.stack([permutation(np.full(len(keys), i, np.uint64), keys) for i in range(length)], axis=1)
+    number_of = {order: k for k, order in enumerate(permutations(range(length)))}
+    counts = np.bincount([number_of[tuple(order)] for order in places.tolist()], minlength=len(number_of))
+    assert abs(sizes_of_deviation(counts, len(keys) / len(number_of))) < 4
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 8), (3, 6)])
+def test_two_numbers_take_every_two_places_equally_often(pair: tuple[int, int]) -> None:
+    keys, permutation = derive_keys(1, np.arange(60_000, dtype=np.uint64)), KeyedPermutation(9)
+    first, second = (permutation(np.full(len(keys), i, np.uint64), keys) for i in pair)
+    counts = np.bincount(first * np.uint64(9) + second, minlength=81).reshape(9, 9)
+    assert np.diag(counts).tolist() == [0] * 9
+    assert abs(sizes_of_deviation(counts[~np.eye(9, dtype=bool)], len(keys) / 72)) < 4
+
+
+@pytest.mark.parametrize("length", [4096, 10**6, 10**9 + 7, 2**48])
+@pytest.mark.parametrize("pair", [(0, 1), (0, -1), (3, 6)])
+def test_two_numbers_fall_into_every_two_parts_of_the_range_equally_often(length: int, pair: tuple[int, int]) -> None:
+    keys, permutation = derive_keys(1, np.arange(100_000, dtype=np.uint64)), KeyedPermutation(length)
+    first, second = ((permutation(np.full(len(keys), i % length, np.uint64), keys) * (16.0 / length)).astype(int) for i in pair)
+    assert abs(sizes_of_deviation(np.bincount(first * 16 + second, minlength=256), len(keys) / 256)) < 4
+
+
+@pytest.mark.parametrize("length", [10_000, 262_144, 1_000_003])
+def test_an_order_shows_no_trace_of_the_one_before(length: int) -> None:
+    places = np.arange(length)
+    order = permuted(length).astype(np.int64)
+    noise = 1 / math.sqrt(length)
+    # What follows what: as far apart as two random numbers, a third of the range.
+    assert abs(np.abs(np.diff(order)).mean() / length - 1 / 3) < 1.5 * noise
+    for lag in (1, 2, math.isqrt(length), length // 2):
+        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 5 / math.sqrt(length - lag)
+    assert abs(np.corrcoef(order, places)[0, 1]) < 5 * noise
+    # Every stretch of the order is spread over the whole range.
+    for stretch in np.array_split(order, 10):
+        counts = np.bincount(stretch * 100 // length, minlength=100)
+        assert abs(sizes_of_deviation(counts, len(stretch) / 100)) < 4.5
+    # Low bits, too.
+    counts = np.bincount(order[: length // 2] % 64, minlength=64)
+    assert abs(sizes_of_deviation(counts, length // 2 / 64)) < 4.5
+
+
+@pytest.mark.parametrize("length", [1000, 100_003])
+def test_seeds_and_epochs_have_orders_that_know_nothing_of_each_other(length: int) -> None:
+    orders = [permuted(length, seed, epoch).astype(np.int64) for seed in (0, 1, 2**63) for epoch in (0, 1, 2)]
+    for k, one in enumerate(orders):
+        for other in orders[:k]:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 4.5 / math.sqrt(length)
+            assert np.count_nonzero(one == other) < 10  # about one, by chance
+            # Nor is one the other, moved on.
+            assert np.bincount((one - other) % length).max() < 15
+
+
+def test_a_part_of_a_long_order_takes_no_memory() -> None:
+    tracemalloc.start()
+    permutation = KeyedPermutation(2**48)
+    found = permutation(np.arange(2**47, 2**47 + 512, dtype=np.uint64), derive_keys(0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 512
+    assert peak < 200_000
+
+
+@pytest.mark.parametrize("length", [0, -1, 2**48 + 1])
+def test_lengths_that_cannot_be_permuted_are_refused(length: int) -> None:
+    with pytest.raises(ValueError, match=f"permutations of 1 to {2**48} numbers, not of {length}"):
+        KeyedPermutation(length)
+
+
+# The reference's
+
+
+def swapped(seed: int, n: int) -> list[int]:
+    drawn = (np.random.Philox(seed).random_raw(n) % (np.arange(n, dtype=np.uint64) + np.uint64(1))).tolist()
+    p = list(range(n))
+    for i in range(n - 1, -1, -1):
+        p[i], p[drawn[i]] = p[drawn[i]], p[i]
+    return p
+
+
+def test_the_references_permutation() -> None:
+    assert reference_permutation(0, 10).tolist() == [0, 4, 6, 5, 2, 1, 9, 3, 7, 8]
+    assert reference_permutation(1, 10).tolist() == [2, 9, 1, 4, 6, 5, 8, 0, 3, 7]
+    assert reference_permutation(0, 10).dtype == np.int64
+
+
+@given(seed=st.integers(0, 2**70), n=st.integers(0, 300))
+def test_it_is_what_swapping_one_by_one_gives(seed: int, n: int) -> None:
+    assert reference_permutation(seed, n).tolist() == swapped(seed, n)
+
+
+@pytest.mark.parametrize("n", [10_000, 100_003])
+def test_it_is_what_swapping_one_by_one_gives_for_long_ones(n: int) -> None:
+    assert reference_permutation(3, n).tolist() == swapped(3, n)
+
+
+@pytest.mark.parametrize("n", [-1, 2**32 + 1])
+def test_what_does_not_fit_is_refused_before_memory_is_taken(n: int) -> None:
+    with pytest.raises(ValueError, match=f"up to 2\\*\\*32 numbers at a time, not {n}"):
+        reference_permutation(0, n)

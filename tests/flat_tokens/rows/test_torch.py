@@ -1,0 +1,123 @@
+"""Views in torch's DataLoader and torchdata's StatefulDataLoader, which shuffle, collate and resume them.
+
+In interpreters of their own: loaders fork, and this one may have threads. Loaders by step: ``test_loader.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.rows.views import SplitView
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+needs_torchdata = pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("torchdata") is None, reason="torch or torchdata is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dataset") / "ragged"
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 2**31, rng.integers(0, 20)).tolist() for _ in range(200)]
+    write_dataset(path, [TokenBatch.from_sequences(sequences)])
+    return path
+
+
+def views(path: str) -> dict[str, SplitView]:
+    train = flat_tokens.open(path).train
+    return {
+        "packed": train.packed(32),
+        "overlapping": train.packed(32, overlap=1),
+        "documents": train.documents(16),
+        "blocks": train.blocks(32),
+        "packs": train.packed_documents(32),
+        "split packs": train.packed_documents(32, split_across_pack=True),
+        "best packs": train.packed_documents(32, fit="best"),
+        "fields": train.documents(16, fields=["inputs", "targets", "loss_mask"]),
+        "tensors": train.packed(32, framework="torch"),
+    }
+
+
+def run(function: str, path: Path) -> None:
+    """Calls a function of this module elsewhere, which says so when it has come to its end."""
+    code = f"import sys, test_torch; test_torch.{function}(sys.argv[1]); print('done')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    # torchdata calls what torch deprecates.
+    command = [sys.executable, "-W", "error", "-W", "ignore:'set_vital' is deprecated", "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def arrays(batch: Any) -> list[Any]:
+    """What a batch holds, as lists."""
+    return [array.tolist() for array in (batch.values() if isinstance(batch, dict) else batch)]
+
+
+def shuffled_by_torch(path: str) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    for name, view in views(path).items():
+        batches = {}
+        for workers in (0, 2):
+            generator = torch.Generator().manual_seed(5)
+            loader = DataLoader(view, 8, shuffle=True, num_workers=workers, generator=generator)
+            batches[workers] = list(loader)
+            assert len(loader) == len(batches[workers]) == -(-len(view) // 8), name
+        assert all(type(batch) is type(view[0]) for batch in batches[2]), name
+        assert all(isinstance(tensor, torch.Tensor) for batch in batches[2] for tensor in dict(batch).values()), name
+        assert [arrays(batch) for batch in batches[2]] == [arrays(batch) for batch in batches[0]], name
+        rows = [row for batch in batches[0] for row in zip(*arrays(batch), strict=True)]
+        expected = [tuple(arrays(view[i])) for i in range(len(view))]
+        assert rows != expected, name
+        assert sorted(rows, key=str) == sorted(expected, key=str), f"{name}: every row once"
+
+
+@needs_torch
+def test_torchs_loader_shuffles_every_view(dataset: Path) -> None:
+    """Each row once, the fields collated, the same without workers and with two."""
+    run("shuffled_by_torch", dataset)
+
+
+def resumed_by_torchdata(path: str) -> None:
+    import io
+
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader(view: SplitView, workers: int) -> StatefulDataLoader:
+        return StatefulDataLoader(view, 8, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5))
+
+    found = views(path)
+    for name, workers in itertools.product(("packed", "documents", "blocks", "packs"), (0, 2)):
+        undisturbed = [arrays(batch) for batch in loader(found[name], workers)]
+        first = loader(found[name], workers)
+        seen = [arrays(batch) for batch in itertools.islice(first, 3)]
+        checkpoint = io.BytesIO()
+        torch.save(first.state_dict(), checkpoint)
+        checkpoint.seek(0)
+        again = loader(found[name], workers)
+        again.load_state_dict(torch.load(checkpoint, weights_only=False))
+        assert seen + [arrays(batch) for batch in again] == undisturbed, (name, workers)
+        assert len(undisturbed) > 4
+
+
+@needs_torchdata
+def test_torchdata_goes_on_in_the_middle_of_an_epoch(dataset: Path) -> None:
+    """From a saved state, without workers and with two: what comes is what would have come."""
+    run("resumed_by_torchdata", dataset)

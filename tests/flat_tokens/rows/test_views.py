@@ -1,0 +1,719 @@
+"""Rows for training: packed, one document each, Megatron blocks; of numpy, torch and jax; through their loaders."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import sys
+import tracemalloc
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FlatTokens, LayoutName, TokenBatch, write_dataset
+from flat_tokens.rows import views
+from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
+from tests.elsewhere import elsewhere
+
+NAMES = get_args(LayoutName)
+LARGEST = 2**31 - 1
+EXAMPLE = [[1, 2], [3, 4, 5], [6, 7, 8]]
+FIELDS = ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+needs_grain = pytest.mark.skipif(find_spec("grain") is None, reason="grain is not installed")
+
+token_ids = st.one_of(st.integers(0, 5), st.just(LARGEST))
+ragged = st.lists(st.lists(token_ids, max_size=7), max_size=9)
+
+
+def split(root: Path, sequences: list[list[int]], layout: LayoutName = "mmap") -> FlatTokens:
+    path = root / uuid.uuid4().hex
+    write_dataset(path, [TokenBatch.from_sequences(sequences)], [], layout=layout)
+    return flat_tokens.open(path).train
+
+
+def split_of_lengths(root: Path, lengths: list[int]) -> FlatTokens:
+    """Token i is i."""
+    tokens = iter(range(sum(lengths)))
+    return split(root, [[next(tokens) for _ in range(length)] for length in lengths])
+
+
+def spread(split: FlatTokens) -> tuple[list[int], list[bool]]:
+    """Every token's id, and whether a sequence starts with it, from the sequences."""
+    ids, starts = [], []
+    for sequence in split:
+        ids += sequence.tolist()
+        starts += [k == 0 for k in range(len(sequence))]
+    return ids, starts
+
+
+def fields_of(ids: list[int], starts: list[bool]) -> dict[str, list[Any]]:
+    """The format's definition of every field, token by token."""
+    fields: dict[str, list[Any]] = {name: [] for name in FIELDS}
+    for i, (token, start) in enumerate(zip(ids, starts, strict=True)):
+        fields["encoded"].append(token * 2 + start)
+        fields["inputs"].append(0 if i == 0 or start else ids[i - 1])
+        fields["targets"].append(token)
+        fields["is_seq_start"].append(start)
+        fields["segment_ids"].append(sum(starts[: i + 1]))
+        fields["positions"].append(i - max([k for k in range(i + 1) if starts[k]], default=0))
+    return fields
+
+
+def lists(row: Any) -> dict[str, Any]:
+    return {name: np.asarray(array).tolist() for name, array in dict(row).items()}
+
+
+def stacked(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def assert_rows(view: Any, rows: list[dict[str, Any]]) -> None:
+    """The view has these rows, however they are asked for."""
+    names = view.row_type.keys()
+    assert len(view) == len(rows)
+    assert [lists(row) for row in view] == rows
+    assert [lists(view[i - len(rows)]) for i in range(len(rows))] == rows
+    backwards = list(range(len(rows)))[::-1]
+    assert [lists(row) for row in view.__getitems__(backwards)] == rows[::-1]
+    assert lists(view.batch(backwards)) == stacked(rows[::-1], names)
+
+
+# Packed
+
+
+def test_the_worked_example(tmp_path: Path) -> None:
+    """The format's document packs its example into one sequence of 8 tokens."""
+    view = split(tmp_path, EXAMPLE).packed(8)
+    row = view[0]
+    assert len(view) == 1
+    assert type(row) is PackedTokens
+    assert row.encoded.tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
+    assert row.inputs.tolist() == [0, 1, 0, 3, 4, 0, 6, 7]
+    assert row.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert row.is_seq_start.tolist() == [True, False, True, False, False, True, False, False]
+    assert row.segment_ids.tolist() == [1, 1, 2, 2, 2, 3, 3, 3]
+    assert row.positions.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+
+
+def test_the_types_of_the_fields(tmp_path: Path) -> None:
+    train = split(tmp_path, EXAMPLE)
+    types = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
+    for view, shape in ((train.packed(3), (3,)), (train.blocks(3), (3,)), (train.documents(3), (3,))):
+        rows = dict(view.batch([0, 1]))
+        for name, array in dict(view[0]).items():
+            assert array.dtype == rows[name].dtype == types.get(name, "int32"), name
+            assert array.shape == (() if name == "length" else shape), name
+            assert rows[name].shape == (2, *array.shape), name
+
+
+def test_a_row_that_starts_inside_a_sequence(tmp_path: Path) -> None:
+    """What comes before the row's first start is segment 0, and its positions count from the row's start."""
+    row = split(tmp_path, EXAMPLE).packed(4)[1]
+    assert row.encoded.tolist() == [10, 13, 14, 16]
+    assert row.inputs.tolist() == [0, 0, 6, 7]
+    assert row.segment_ids.tolist() == [0, 1, 1, 1]
+    assert row.positions.tolist() == [0, 0, 1, 2]
+
+
+def test_rows_that_share_a_token_lose_no_target(tmp_path: Path) -> None:
+    """With an overlap of one, each row's last target is the next one's first: 8 tokens in rows of 3, starting at 0, 2, 4."""
+    view = split(tmp_path, EXAMPLE).packed(3, overlap=1)
+    assert [row.targets.tolist() for row in view] == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert [row.targets.tolist() for row in split(tmp_path, EXAMPLE).packed(5, overlap=3)] == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
+
+
+@given(sequences=ragged, length=st.integers(1, 9), overlap=st.integers(0, 8), layout=st.sampled_from(NAMES))
+@settings(max_examples=50)
+@example(sequences=[], length=1, overlap=0, layout="mmap")
+@example(sequences=[[LARGEST]], length=1, overlap=0, layout="zarr2")
+@example(sequences=[[], [0], [], [], [LARGEST, 0]], length=3, overlap=0, layout="compact")
+def test_packed_rows_are_what_the_format_says_token_by_token(
+    tmp_path: Path, sequences: list[list[int]], length: int, overlap: int, layout: LayoutName
+) -> None:
+    train = split(tmp_path, sequences, layout)
+    ids, starts = spread(train)
+    overlap %= length
+    if overlap and len(ids) < length:
+        with pytest.raises(ValueError, match="fewer than one row"):
+            train.packed(length, overlap=overlap)
+        return
+    rows, at = [], 0
+    while at + length <= len(ids):
+        rows.append(fields_of(ids[at : at + length], starts[at : at + length]))
+        at += length - overlap
+    assert_rows(train.packed(length, overlap=overlap), rows)
+
+
+@given(token_count=st.integers(0, 40), block=st.integers(2, 12), reuse=st.booleans())
+@settings(max_examples=40)
+def test_packed_is_modalities_continuous_rule(tmp_path: Path, token_count: int, block: int, reuse: bool) -> None:
+    """Samples that reuse their last target start every block - 1 tokens, others every block.
+
+    Fewer tokens than a block are an error there. Here they are too where tokens are reused; the format's own packed
+    view just has no rows.
+    """
+    train = split_of_lengths(tmp_path, [token_count])
+    if reuse and token_count < block:
+        with pytest.raises(ValueError, match=f"{token_count} tokens are fewer than one row of {block}"):
+            train.packed(block, overlap=1)
+        return
+    count = (token_count - block) // (block - 1) + 1 if reuse else token_count // block
+    starts = [i * (block - 1 if reuse else block) for i in range(count)]
+    view = train.packed(block, overlap=int(reuse))
+    assert [row.targets.tolist() for row in view] == [list(range(start, start + block)) for start in starts]
+
+
+def test_the_largest_id_survives_every_field(tmp_path: Path) -> None:
+    row = split(tmp_path, [[LARGEST, LARGEST]]).packed(2)[0]
+    assert row.encoded.tolist() == [2**32 - 1, 2**32 - 2]
+    assert row.targets.tolist() == [LARGEST, LARGEST]
+    assert row.inputs.tolist() == [0, LARGEST]
+
+
+# Documents
+
+
+def test_documents_are_padded_or_cut(tmp_path: Path) -> None:
+    view = split(tmp_path, [[1, 2], [], [3, 4, 5, 6]]).documents(3, pad_id=9)
+    rows = view.batch([0, 1, 2])
+    assert type(rows) is DocumentTokens
+    assert rows.encoded.tolist() == [[3, 4, 19], [19, 19, 19], [7, 8, 10]]
+    assert rows.length.tolist() == [2, 0, 3]
+    assert rows.inputs.tolist() == [[0, 1, 0], [0, 0, 0], [0, 3, 4]]
+    assert rows.targets.tolist() == [[1, 2, 9], [9, 9, 9], [3, 4, 5]]
+    assert rows.is_seq_start.tolist() == [[True, False, True], [True, True, True], [True, False, False]]
+    assert rows.positions.tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 2]]
+    assert rows.loss_mask.tolist() == [[True, True, False], [False, False, False], [True, True, True]]
+
+
+@given(sequences=ragged, max_length=st.integers(1, 9), pad_id=st.sampled_from([0, 3, LARGEST]), layout=st.sampled_from(NAMES))
+@settings(max_examples=40)
+def test_documents_are_what_the_format_says_token_by_token(
+    tmp_path: Path, sequences: list[list[int]], max_length: int, pad_id: int, layout: LayoutName
+) -> None:
+    rows = []
+    for sequence in sequences:
+        length = min(len(sequence), max_length)
+        ids = sequence[:length] + [pad_id] * (max_length - length)
+        row: dict[str, Any] = fields_of(ids, [i == 0 or i >= length for i in range(max_length)])
+        rows.append({**row, "length": length, "loss_mask": [i < length for i in range(max_length)]})
+    assert_rows(split(tmp_path, sequences, layout).documents(max_length, pad_id), rows)
+
+
+# Blocks
+
+
+def megatron(documents: list[tuple[int, int]], block: int) -> list[int]:
+    """The rule, word for word: documents are (offset, length)."""
+    starts, cur, length = [], 0, 0
+    for o, n in documents:
+        if length + n < block:
+            length += n
+        elif length + n == block:
+            starts.append(cur)
+            cur, length = cur + block, 0
+        else:
+            starts.append(cur)
+            cur, length = (cur + block, 0) if n > block else (o, n)
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("lengths", "block", "starts"),
+    [
+        ([], 5, []),
+        ([4], 5, []),  # the last block is not full
+        ([5], 5, [0]),
+        ([2, 3, 5, 4], 5, [0, 5]),  # exact fits
+        ([3, 3, 3], 5, [0, 3]),  # a document that goes beyond the end opens the next block
+        ([2, 12, 3, 4], 5, [0, 5]),  # a document longer than a block does not: the next block is inside it
+        ([2, 5, 1], 5, [0, 2]),  # one that fills the block it opens is there with the next document
+        ([2, 5, 0], 5, [0, 2]),  # even with an empty one
+        ([2, 5], 5, [0]),  # and not without
+        ([0, 0, 5, 0, 5, 0], 5, [0, 5]),
+        ([30], 5, [0]),  # a long document fills one block
+    ],
+)
+def test_where_blocks_start(tmp_path: Path, lengths: list[int], block: int, starts: list[int]) -> None:
+    assert megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block) == starts
+    view = split_of_lengths(tmp_path, lengths).blocks(block)
+    assert view.starts.tolist() == starts
+    assert [row.targets.tolist() for row in view] == [list(range(start, start + block)) for start in starts]
+
+
+@given(
+    lengths=st.one_of(
+        st.lists(st.integers(0, 12), max_size=40),
+        st.lists(st.sampled_from([0, 1, 4, 5, 6, 11]), max_size=40),
+        st.lists(st.sampled_from([0, 0, 0, 1]), max_size=60),
+    ),
+    block=st.integers(1, 12),
+    window=st.integers(1, 9),
+)
+@settings(max_examples=120)
+def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int], block: int, window: int) -> None:
+    """In windows of a few documents as in one: what is open at a window's end goes on in the next."""
+    train = split_of_lengths(tmp_path, lengths)
+    expected = megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views, "SEQUENCES_AT_A_TIME", window)
+        assert block_starts(train, block).tolist() == expected
+    ids, starts = spread(train)
+    rows = [fields_of(ids[start : start + block], starts[start : start + block]) for start in expected]
+    assert_rows(train.blocks(block), rows)
+
+
+def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
+    """Longer than a window, at the module's own size of it."""
+    lengths = np.random.default_rng(0).geometric(1 / 12, 3 * views.SEQUENCES_AT_A_TIME) - 1
+    train = split_lengths_quickly(tmp_path, lengths)
+    documents = list(zip((np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), strict=True))
+    for block in (8, 100):
+        assert block_starts(train, block).tolist() == megatron(documents, block)
+
+
+def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 1 << 10)
+    train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
+    assert len(block_starts(train, 8)) == 199_999  # the reader's cache is warm from here on
+    tracemalloc.start()
+    starts = block_starts(train, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < starts.nbytes + 1_000_000
+
+
+def split_lengths_quickly(root: Path, lengths: np.ndarray[Any, Any]) -> FlatTokens:
+    seq_starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
+    path = root / uuid.uuid4().hex
+    write_dataset(path, [TokenBatch.from_flat(np.ones(int(seq_starts[-1]), np.uint32), seq_starts)], [])
+    return flat_tokens.open(path).train
+
+
+def test_blocks_of_a_damaged_dataset_are_refused(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "dataset")
+    for name in ("train", "validation"):
+        group = root.create_group(name, attributes={"max_token_id": 3})
+        group.create_array("encoded_tokens", data=np.zeros(6, np.uint32))
+        group.create_array("seq_starts", data=np.array([0, 4, 2, 6], np.uint64))
+    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: seq_starts goes from 4 to 2 at 1, but there are 6 tokens"):
+        flat_tokens.open(tmp_path / "dataset").train.blocks(2)
+
+
+# Sequences of rows
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> FlatTokens:
+    return split(tmp_path, EXAMPLE)
+
+
+def three_views(train: FlatTokens, **settings: Any) -> list[Any]:
+    return [train.packed(2, **settings), train.blocks(2, **settings), train.documents(2, **settings)]
+
+
+def test_rows_are_numbered_as_in_any_sequence(train: FlatTokens) -> None:
+    for view in three_views(train):
+        assert lists(view[-1]) == lists(view[len(view) - 1]) == lists(list(view)[-1])
+        for i in (len(view), -len(view) - 1, 2**40):
+            with pytest.raises(IndexError, match=f"{train.store.url}: there is no row {i}; there are {len(view)}"):
+                view[i]
+            with pytest.raises(IndexError, match=f"there is no row {i}; there are {len(view)}"):
+                view.batch(np.array([0, i]))
+        for i in (1.0, "1", None, slice(2)):
+            with pytest.raises(TypeError):
+                view[i]
+
+
+def test_numpys_integers_number_rows(tmp_path: Path) -> None:
+    """A row's number times its length does not fit the small ones."""
+    train = split_of_lengths(tmp_path, [300] * 2)
+    view = train.packed(2)
+    for kind in (np.uint8, np.uint16, np.int32, np.uint64):
+        assert view[kind(200)].targets.tolist() == [400, 401]
+        assert view.batch(np.array([200], kind)).targets.tolist() == [[400, 401]]
+    assert view[np.int8(-100)].targets.tolist() == [400, 401]
+    assert view.batch([-100, 3]).targets.tolist() == [[400, 401], [6, 7]]
+
+
+def test_what_numbers_no_rows_is_refused(train: FlatTokens) -> None:
+    for view in three_views(train):
+        for indices in ([0.0], [True], [[0]], 0, ["0"]):
+            with pytest.raises(TypeError, match="row numbers are int64"):
+                view.batch(indices)
+
+
+def test_a_batch_of_no_rows(train: FlatTokens) -> None:
+    for view in three_views(train):
+        assert view.batch([]).encoded.shape == (0, 2)
+        assert view.batch(np.empty(0, np.int64)).inputs.shape == (0, 2)
+        assert view.__getitems__([]) == []
+
+
+def test_an_empty_split_has_no_rows(tmp_path: Path) -> None:
+    for view in three_views(split(tmp_path, [])):
+        assert len(view) == 0
+        assert list(view) == []
+        with pytest.raises(IndexError, match="there are 0"):
+            view[0]
+
+
+def test_rows_of_a_list_are_parts_of_one_array(train: FlatTokens) -> None:
+    for view in three_views(train):
+        first, second = view.__getitems__([1, 0])
+        assert first.encoded.base is second.encoded.base is not None
+
+
+def test_batches_start_where_jax_takes_them_over(train: FlatTokens) -> None:
+    """At multiples of 64 bytes, however many rows there are."""
+    for view in three_views(train):
+        batches = [view.batch([0] * n) for n in range(1, 20)]
+        assert [rows.encoded.ctypes.data % 64 for rows in batches] == [0] * len(batches)
+
+
+def test_views_can_be_pickled(train: FlatTokens) -> None:
+    for view in three_views(train):
+        for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
+            assert [lists(row) for row in again] == [lists(row) for row in view]
+
+
+def test_threads_share_a_view(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    train = split(tmp_path, [rng.integers(0, 100, rng.integers(0, 30)).tolist() for _ in range(200)], "compact")
+    for view in (train.packed(16), train.blocks(16), train.documents(16)):
+        alone = [lists(row) for row in view]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda i, view=view: lists(view[i]), list(range(len(view))) * 4))
+        assert together == alone * 4
+
+
+# Reads
+
+
+class Counted:
+    """A stored array that counts how often it is asked."""
+
+    def __init__(self, array: Any, asked: list[str], name: str) -> None:
+        self._array, self._asked, self._name = array, asked, name
+
+    def __getattr__(self, method: str) -> Any:
+        value = getattr(self._array, method)
+        if not callable(value):
+            return value
+        return lambda *arguments: (self._asked.append(self._name), value(*arguments))[1]
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_the_fewest_reads_that_can_do(tmp_path: Path, layout: LayoutName) -> None:
+    """One for a packed row or a block, two for a document (where it is, its tokens), and no more for many at once."""
+    stored = split(tmp_path, [*EXAMPLE, []], layout)
+    asked: list[str] = []
+    arrays = {name: Counted(getattr(stored, name), asked, name) for name in ("encoded_tokens", "seq_starts")}
+    train: Any = dataclasses.replace(stored, **arrays)
+    document = ["seq_starts", "encoded_tokens"]
+    for view, reads in ((train.packed(2), document[1:]), (train.blocks(2), document[1:]), (train.documents(2), document)):
+        for read, rows in (
+            (view.__getitem__, 1),
+            (view.__getitem__, -1),
+            (view.batch, [0, 2, 0]),
+            (view.__getitems__, [0, 2, 0]),
+        ):
+            asked.clear()
+            read(rows)
+            assert asked == reads
+
+
+# The rows themselves
+
+
+def test_a_row_is_a_mapping_and_a_named_tuple(train: FlatTokens) -> None:
+    row = train.packed(8)[0]
+    assert row.keys() == FIELDS
+    assert dict(row).keys() == {**row}.keys() == set(FIELDS)
+    assert row["inputs"].tolist() == row.inputs.tolist()
+    assert "inputs" in row
+    assert "loss_mask" not in row
+    with pytest.raises(KeyError, match="there is no field 'labels'; there are encoded, inputs, targets"):
+        row["labels"]
+    with pytest.raises(KeyError, match="_fields"):
+        row["_fields"]
+    (encoded,) = row
+    assert row[0] is row[-1] is encoded is row.encoded
+    assert row._replace(encoded=encoded[:2]).inputs.tolist() == [0, 1]
+    assert type(row._replace(encoded=encoded)) is PackedTokens
+    assert type(pickle.loads(pickle.dumps(row))) is PackedTokens
+
+    document = train.documents(8)[0]
+    assert document.keys() == ("encoded", "length", *FIELDS[1:], "loss_mask")
+    assert (document[0].tolist(), document[1]) == (document.encoded.tolist(), 2)
+
+
+def test_any_axes_may_come_before_the_last(tmp_path: Path) -> None:
+    train = split(tmp_path, [[1, 2], [3, 4, 5], [], [6, 7, 8, LARGEST]])
+    for view in (train.packed(3), train.documents(3)):
+        rows = view.batch([0, 1, 2, 1])
+        folded = view.row_type(*(array.reshape(2, 2, *array.shape[1:]) for array in rows))
+        for name, array in dict(rows).items():
+            assert np.array_equal(folded[name].reshape(array.shape), array), name
+
+
+@pytest.mark.parametrize("shape", [(3, 40_000), (100_000,), (2, 600, 512), (700_000, 1), (5, 0), (0, 5)])
+def test_inputs_of_many_tokens_are_those_of_each(shape: tuple[int, ...]) -> None:
+    """They are computed piece by piece, across rows; strides make no difference."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, LARGEST, shape, np.uint32, endpoint=True)
+    starts = rng.random(shape) < 0.1
+    before = np.zeros(shape, np.uint32)
+    before[..., 1:] = np.where(starts[..., 1:], 0, ids[..., :-1])
+    encoded = ids << 1 | starts
+    for rows in (encoded, np.asfortranarray(encoded), np.repeat(encoded, 2, -1)[..., ::2]):
+        assert np.array_equal(PackedTokens(rows).inputs, before.view(np.int32))
+        assert np.array_equal(PackedTokens(rows).targets, ids.view(np.int32))
+
+
+def test_a_view_says_what_it_is(train: FlatTokens) -> None:
+    assert repr(train.packed(4)) == f"<PackedView of {train.store.url}: 2 rows>"
+    assert repr(train.documents(8)) == f"<DocumentsView of {train.store.url}: 3 rows>"
+
+
+def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
+    """However an array is cut and viewed, what is kept of it stays as it is."""
+    rows = PackedTokens(np.arange(1 << 20, dtype=np.uint32).reshape(512, -1))
+    kept = [rows.targets[3, 5:9], rows.inputs.reshape(-1)[-4:].view(np.uint8), memoryview(rows.targets)[0:2]]
+    before = [np.array(part) for part in kept]
+    address, other = rows.targets.ctypes.data, PackedTokens(rows.encoded + 7)
+    addresses = []
+    for _ in range(10):
+        targets, inputs = other.targets, other.inputs
+        assert not np.shares_memory(targets, inputs)
+        addresses += [targets.ctypes.data, inputs.ctypes.data]
+        del targets, inputs
+    assert all(np.array_equal(part, was) for part, was in zip(kept, before, strict=True))
+    assert len(set(addresses)) == 2
+    assert address in addresses
+
+
+def test_bits_in_int32_are_as_good(train: FlatTokens) -> None:
+    """Collectives and devices that have no uint32 may carry it as int32; other types are a mistake."""
+    row = train.packed(8)[0]
+    assert lists(PackedTokens(row.encoded.view(np.int32)))["inputs"] == row.inputs.tolist()
+    with pytest.raises(TypeError, match="encoded tokens are uint32, or its bits as int32, but these are int64"):
+        _ = PackedTokens(row.encoded.astype(np.int64)).inputs
+    with pytest.raises(TypeError, match="but these are int64"):
+        _ = PackedTokens(row.encoded.astype(np.int64)).targets
+    with pytest.raises(TypeError, match="an array of numpy, torch or jax, but this is a list"):
+        _ = PackedTokens([3, 4]).positions
+
+
+def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
+    view = train.packed(4, fields=("targets", "inputs"))
+    assert type(view[0]) is dict
+    assert list(view[0]) == ["targets", "inputs"]
+    assert lists(view[1]) == {"targets": [5, 6, 7, 8], "inputs": [0, 0, 6, 7]}
+    assert lists(view.batch([1, 0])) == {"targets": [[5, 6, 7, 8], [1, 2, 3, 4]], "inputs": [[0, 0, 6, 7], [0, 1, 0, 3]]}
+    assert [lists(row) for row in view.__getitems__([1, 0])] == [lists(view[1]), lists(view[0])]
+    assert lists(train.documents(3, fields=["length", "loss_mask"])[0]) == {"length": 2, "loss_mask": [True, True, False]}
+    assert lists(train.blocks(3, fields=["encoded"])[1]) == {"encoded": [7, 8, 10]}
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda train: train.packed(0), "length is 0, but a row has at least one token"),
+        (lambda train: train.blocks(-3), "length is -3, but"),
+        (lambda train: train.documents(0), "max_length is 0, but"),
+        (lambda train: train.packed(4, overlap=4), "overlap is 4, but it is from 0 to 3 where length is 4"),
+        (lambda train: train.packed(4, overlap=-1), "overlap is -1, but"),
+        (lambda train: train.packed(1, overlap=1), "overlap is 1, but"),
+        (lambda train: train.packed(9, overlap=1), "8 tokens are fewer than one row of 9"),
+        (lambda train: train.documents(4, -1), "pad_id is -1, but token ids are 0 to 2147483647"),
+        (lambda train: train.documents(4, 2**31), "pad_id is 2147483648, but"),
+        (
+            lambda train: train.packed(4, fields=["inputs", "labels"]),
+            "fields is .*'labels'.*one or more of encoded, inputs, targets",
+        ),
+        (lambda train: train.packed(4, fields=["loss_mask"]), "is_seq_start, segment_ids, positions$"),
+        (lambda train: train.documents(4, fields=()), "positions, loss_mask$"),
+        (lambda train: train.blocks(4, framework="tensorflow"), "framework is 'tensorflow', but it is one of numpy, torch, jax"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(train: FlatTokens, make: Callable[[FlatTokens], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(train)
+
+
+def test_lengths_are_integers(train: FlatTokens) -> None:
+    for make in (train.packed, train.blocks, train.documents):
+        with pytest.raises(TypeError):
+            make(2.0)  # type: ignore[arg-type]
+        assert len(make(np.uint8(2))[0].encoded) == 2
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_framework_that_is_not_there(train: FlatTokens, monkeypatch: pytest.MonkeyPatch, framework: Any) -> None:
+    monkeypatch.setitem(sys.modules, framework, None)
+    with pytest.raises(ImportError, match=f"framework='{framework}' needs .*pip install {framework}"):
+        train.packed(4, framework=framework)
+
+
+def test_fewer_tokens_than_a_row_are_no_rows(train: FlatTokens) -> None:
+    assert len(train.packed(9)) == len(train.blocks(9)) == 0
+
+
+# The reference writer's dataset
+
+
+def test_the_reference_writers_dataset(reference: Path) -> None:
+    path = reference / "seqax" / "synthetic_dataset.zarr"
+    dataset = flat_tokens.open(path)
+    for name in ("train", "validation"):
+        stored: Any = zarr.open_group(path, mode="r")[name]
+        encoded, seq_starts = stored["encoded_tokens"][:], stored["seq_starts"][:].astype(np.int64)
+        part: FlatTokens = getattr(dataset, name)
+        some = np.random.default_rng(0).integers(0, len(encoded) // 64, 50)
+        packed = part.packed(64)
+        assert len(packed) == len(encoded) // 64
+        assert np.array_equal(packed.batch(some).encoded, encoded[: len(packed) * 64].reshape(-1, 64)[some])
+        assert np.array_equal(packed[-1].encoded, encoded[: len(packed) * 64][-64:])
+        documents = part.documents(64)
+        assert len(documents) == len(seq_starts) - 1
+        for i in (0, 1, 17, -1):
+            tokens = encoded[seq_starts[:-1][i] : seq_starts[1:][i]][:64]
+            assert documents[i].targets[documents[i].loss_mask].tolist() == (tokens >> 1).tolist()
+            assert documents[i].encoded[len(tokens) :].tolist() == [1] * (64 - len(tokens))
+        lengths = np.diff(seq_starts).tolist()
+        assert part.blocks(64).starts.tolist() == megatron(list(zip(seq_starts.tolist(), lengths, strict=False)), 64)
+
+
+# torch and jax, each in an interpreter of its own: they start threads, and tests in this one fork
+
+
+@pytest.fixture
+def ragged_split(tmp_path: Path) -> FlatTokens:
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 2**31, rng.integers(0, 9)).tolist() for _ in range(60)]
+    return split(tmp_path, [[LARGEST], *sequences])
+
+
+def same(rows: Any, expected: Any) -> None:
+    """Equal arrays of equal types under equal names, of whatever framework."""
+    rows, expected = dict(rows), dict(expected)
+    assert rows.keys() == expected.keys()
+    for name, array in expected.items():
+        assert str(rows[name].dtype).removeprefix("torch.") == str(array.dtype), name
+        assert np.array_equal(np.asarray(rows[name]), array), name
+
+
+def torch_rows(train: FlatTokens) -> None:
+    import torch
+
+    for fields in (None, ("inputs", "is_seq_start", "positions")):
+        for view, tensors in (
+            (train.packed(16, fields=fields), train.packed(16, fields=fields, framework="torch")),
+            (train.blocks(16, fields=fields), train.blocks(16, fields=fields, framework="torch")),
+            (train.documents(5, fields=fields), train.documents(5, fields=fields, framework="torch")),
+        ):
+            tensors = pickle.loads(pickle.dumps(tensors))
+            indices = [3, 0, 3]
+            rows = tensors.batch(indices)
+            assert all(isinstance(tensor, torch.Tensor) for tensor in dict(rows).values())
+            same(rows, view.batch(indices))
+            same(tensors[3], view[3])
+            for row, expected in zip(tensors.__getitems__(indices), view.__getitems__(indices), strict=True):
+                same(row, expected)
+    encoded = train.packed(16)[0].encoded
+    assert views.converted(encoded, "torch").data_ptr() == encoded.ctypes.data, "a tensor is the array, not a copy"
+
+
+@needs_torch
+def test_torch_tensors(ragged_split: FlatTokens) -> None:
+    elsewhere(torch_rows, ragged_split)
+
+
+def through_torchs_loader(train: FlatTokens) -> None:
+    from torch.utils.data import DataLoader
+
+    packed, documents, plain = train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))
+    for view, workers, context in (
+        *((view, workers, context) for view in (packed, documents, plain) for workers, context in ((0, None), (2, "fork"))),
+        (documents, 1, "spawn"),
+    ):
+        order = np.arange(len(view) // 4 * 4).reshape(-1, 4)
+        batches = list(DataLoader(view, 4, drop_last=True, num_workers=workers, multiprocessing_context=context))
+        assert len(batches) == len(order)
+        for batch, indices in zip(batches, order, strict=True):
+            assert type(batch) is type(view[0])
+            same(batch, view.batch(indices))
+
+
+@needs_torch
+@pytest.mark.slow
+def test_torchs_loader_collates_rows(ragged_split: FlatTokens) -> None:
+    """Without workers, with forked ones, with spawned ones."""
+    elsewhere(through_torchs_loader, ragged_split)
+
+
+def jax_rows(train: FlatTokens) -> None:
+    import jax
+
+    for view, arrays in (
+        (train.packed(16), train.packed(16, framework="jax")),
+        (train.blocks(16), train.blocks(16, framework="jax")),
+        (train.documents(5), train.documents(5, framework="jax")),
+    ):
+        indices = [3, 0, 3]
+        expected = view.batch(indices)
+        rows = arrays.batch(indices)
+        assert all(isinstance(array, jax.Array) for array in rows)
+        same(rows, expected)
+        same(arrays[3], view[3])
+        for row, expected_row in zip(arrays.__getitems__(indices), view.__getitems__(indices), strict=True):
+            same(row, expected_row)
+        # A row is a pytree: it goes into jit and vmap as it is, four bytes a token, and its fields are computed there.
+        assert len(jax.tree.leaves(rows)) == len(rows)
+        if view.row_type is DocumentTokens:
+            same(jax.vmap(dict)(rows), expected)
+        same(jax.jit(dict)(rows), expected)
+    fields = train.documents(5, fields=("inputs", "length"), framework="jax").batch([1, 2])
+    same(fields, train.documents(5, fields=("inputs", "length")).batch([1, 2]))
+    encoded = train.packed(16).batch([1, 2]).encoded
+    assert views.converted(encoded, "jax").unsafe_buffer_pointer() == encoded.ctypes.data, "a jax array is the batch, not a copy"
+
+
+@needs_jax
+@pytest.mark.slow
+def test_jax_arrays(ragged_split: FlatTokens) -> None:
+    elsewhere(jax_rows, ragged_split)
+
+
+def through_grain(train: FlatTokens) -> None:
+    import grain
+
+    for view in (train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))):
+        batches = grain.MapDataset.source(view).batch(4)
+        assert len(batches) == -(-len(view) // 4)
+        for k in range(len(view) // 4):
+            assert type(batches[k]) is type(view[0])
+            same(batches[k], view.batch(np.arange(4) + 4 * k))
+
+
+@needs_grain
+def test_grain_batches_rows(ragged_split: FlatTokens) -> None:
+    elsewhere(through_grain, ragged_split)

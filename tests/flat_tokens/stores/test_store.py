@@ -1,0 +1,462 @@
+"""Objects appear whole or not at all, with a digest of what is in them, and ranges of them read right."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
+from flat_tokens.stores.retry import SILENCE_SECONDS
+from flat_tokens.stores.store import DIRECT_READ_BYTES, PART_BYTES, Store, StoredObject
+
+MEBIBYTE = 1 << 20
+SIZES = [0, 1, 4095, 4096, 4097, WRITE_BUFFER_BYTES - 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 9_999_991, 12 * MEBIBYTE]
+
+
+def some_bytes(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+# Writing
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("piece", [12 * MEBIBYTE, 1_000_003])
+def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path: Path, size: int, piece: int) -> None:
+    data = some_bytes(size)
+    with Store.at(tmp_path).create("below/here/object") as writer:
+        for start in range(0, size, piece):
+            writer.write(data[start : start + piece])
+    assert files(tmp_path) == {"below/here/object": data}
+    assert writer.stored == StoredObject("below/here/object", size, hashlib.sha256(data).hexdigest())
+    assert Store.at(tmp_path).digest("below/here/object") == writer.stored
+
+
+@given(pieces=st.lists(st.binary(max_size=50), max_size=20))
+@settings(max_examples=30)
+def test_pieces_of_any_size_follow_each_other(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    root = tmp_path_factory.mktemp("store")
+    with Store.at(root).create("object") as writer:
+        for piece in pieces:
+            writer.write(piece)
+    assert files(root) == {"object": b"".join(pieces)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.arange(5, dtype="<u8"),
+        np.arange(6, dtype="<u4").reshape(2, 3),
+        np.empty(0, np.uint64),
+        memoryview(b"abc"),
+        bytearray(b"abc"),
+        memoryview(b""),
+    ],
+    ids=["uint64", "two dimensions", "empty array", "memoryview", "bytearray", "empty memoryview"],
+)
+def test_anything_with_a_buffer_can_be_written(tmp_path: Path, data: Any) -> None:
+    with Store.at(tmp_path).create("object") as writer:
+        writer.write(data)
+    assert files(tmp_path) == {"object": bytes(data)}
+
+
+@pytest.mark.parametrize("size", [10, 9_999_991])
+def test_nothing_has_the_objects_name_until_it_is_whole(tmp_path: Path, size: int) -> None:
+    with Store.at(tmp_path).create("object") as writer:
+        writer.write(some_bytes(size))
+        assert not (tmp_path / "object").exists()
+    assert (tmp_path / "object").stat().st_size == size
+
+
+@pytest.mark.parametrize("size", [0, 10, 9_999_991])
+def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path, size: int) -> None:
+    def fail() -> None:
+        with Store.at(tmp_path).create("object") as writer:
+            writer.write(some_bytes(size))
+            raise InterruptedError("somebody pulled the plug")
+
+    with pytest.raises(InterruptedError, match="plug"):
+        fail()
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("size", [10, 9_999_991])
+def test_an_object_that_is_there_stays_until_the_new_one_is_whole(tmp_path: Path, size: int) -> None:
+    store = Store.at(tmp_path)
+    store.put("object", b"old")
+    with store.create("object") as writer:
+        writer.write(some_bytes(size))
+        assert store.read("object") == b"old"
+    assert store.read("object") == some_bytes(size)
+    assert list(files(tmp_path)) == ["object"]
+
+
+def test_large_objects_wait_in_the_staging_directory(tmp_path: Path) -> None:
+    """A crash leaves what is unfinished there, not among the finished objects."""
+    store = Store.at(tmp_path / "store", staging=str(tmp_path / "staging/attempt"))
+    with store.create("below/object") as writer:
+        writer.write(some_bytes(9_999_991))
+        assert len(files(tmp_path / "staging")) == 1
+        assert files(tmp_path / "store") == {}
+    assert files(tmp_path) == {"store/below/object": some_bytes(9_999_991)}
+    store.put("small", b"small")
+    assert files(tmp_path / "staging") == {}
+    assert store.read("small") == b"small"
+
+
+@pytest.mark.parametrize("failing", range(5))
+def test_a_full_disk_surfaces_with_the_objects_name_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """At the first write, in the middle, or at the last."""
+    real, left, data = os.write, [failing], some_bytes(17 * MEBIBYTE + 5)
+
+    def full(fd: int, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        Store.at(tmp_path).put("object", data)
+    monkeypatch.undo()
+    assert raised.value.errno == errno.ENOSPC
+    assert str(tmp_path / "object") in str(raised.value)
+    assert files(tmp_path) == {}
+    Store.at(tmp_path).put("object", data)  # the writing threads and buffers are none the worse
+    assert files(tmp_path) == {"object": data}
+
+
+@pytest.mark.parametrize("size", [5, 9_999_991])
+@pytest.mark.parametrize("function", ["fsync", "replace", "ftruncate"])
+def test_a_failure_at_the_end_surfaces_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, size: int
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        Store.at(tmp_path).put("object", some_bytes(size))
+    monkeypatch.undo()
+    assert files(tmp_path) == {}
+
+
+def test_writes_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(4096, len(data) // 3 // 4096 * 4096)]))
+    data = some_bytes(9_999_991)
+    Store.at(tmp_path).put("object", data)
+    monkeypatch.undo()
+    assert files(tmp_path) == {"object": data}
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what succeeds nor by what fails."""
+
+    def fail() -> None:
+        with Store.at(tmp_path).create("other") as writer:
+            writer.write(some_bytes(9_999_991))
+            raise InterruptedError
+
+    Store.at(tmp_path).put("object", some_bytes(9_999_991))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Store.at(tmp_path).put("object", some_bytes(9_999_991))
+        with pytest.raises(InterruptedError):
+            fail()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_threads_write_at_once(tmp_path: Path) -> None:
+    """Each object is its own thread's, although buffers and writing threads are shared."""
+    store, barrier = Store.at(tmp_path), threading.Barrier(6)
+
+    def put(seed: int) -> None:
+        barrier.wait()
+        for round_ in range(3):
+            store.put(f"{seed}/{round_}", some_bytes(5 * MEBIBYTE + seed, seed))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(put, range(6)))
+    assert files(tmp_path) == {f"{s}/{r}": some_bytes(5 * MEBIBYTE + s, s) for s in range(6) for r in range(3)}
+
+
+FORK = """
+import hashlib, os, sys, time
+from flat_tokens.stores.store import Store
+
+store = Store.at(sys.argv[1])
+
+def put(name, seed):
+    data = bytes([seed]) * (9 << 20)
+    stored = store.put(name, data)
+    if stored.sha256 != hashlib.sha256(open(store.path(name), "rb").read()).hexdigest():
+        raise SystemExit(f"{name} is not what was written")
+
+put("before", 1)
+children = []
+for child in range(2):
+    if not (pid := os.fork()):
+        for i in range(5):
+            put(f"child-{child}-{i}", 10 + child)
+        os._exit(0)
+    children.append(pid)
+for i in range(5):
+    put(f"parent-{i}", 2)
+for pid in children:
+    if os.waitpid(pid, 0)[1]:
+        raise SystemExit("a child failed")
+"""
+
+
+def test_parent_and_child_both_write_after_a_fork(tmp_path: Path) -> None:
+    """At the same time: the child has threads of its own, and shares no buffer with the parent."""
+    run = subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    written = {name: set(data) for name, data in files(tmp_path).items()}
+    expected = {"before": {1}} | {f"parent-{i}": {2} for i in range(5)}
+    assert written == expected | {f"child-{child}-{i}": {10 + child} for child in range(2) for i in range(5)}
+
+
+# Reading
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    root, data = tmp_path_factory.mktemp("large"), some_bytes(10 * MEBIBYTE + 123)
+    Store.at(root).put("object", data)
+    return root, data
+
+
+EDGES = [0, 1, DIRECT_ALIGNMENT - 1, DIRECT_ALIGNMENT, DIRECT_READ_BYTES - 1, DIRECT_READ_BYTES, DIRECT_READ_BYTES + 1]
+EDGES += [WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT + i for i in (-1, 0, 1)] + [WRITE_BUFFER_BYTES]
+
+
+@given(
+    start=st.integers(0, 10 * MEBIBYTE + 123) | st.sampled_from(EDGES),
+    length=st.integers(0, 5 * MEBIBYTE) | st.sampled_from(EDGES),
+)
+@settings(max_examples=150)
+def test_every_way_to_read_a_range_gives_the_same_bytes(large: tuple[Path, bytes], start: int, length: int) -> None:
+    """Through the page cache, and past it for what is read once."""
+    root, data = large
+    stop = min(start + length, len(data))
+    for store in (Store.at(root), Store.at(root, read_once=True)):
+        assert store.read_range("object", start, stop) == data[start:stop]
+        with store.borrow_range("object", start, stop) as borrowed:
+            assert borrowed == data[start:stop]
+
+
+@pytest.mark.parametrize("read_once", [False, True])
+def test_a_range_beyond_the_end_is_cut_off(large: tuple[Path, bytes], read_once: bool) -> None:
+    root, data = large
+    store = Store.at(root, read_once=read_once)
+    for start, stop in [
+        (len(data) - 10, len(data) + 10),
+        (len(data) - MEBIBYTE, len(data) + MEBIBYTE),
+        (len(data) + 1, len(data) + 2),
+    ]:
+        with store.borrow_range("object", start, stop) as borrowed:
+            assert borrowed == store.read_range("object", start, stop) == data[start:stop]
+
+
+def test_borrowed_ranges_do_not_share_a_buffer(large: tuple[Path, bytes]) -> None:
+    root, data = large
+    store = Store.at(root, read_once=True)
+    with store.borrow_range("object", 0, MEBIBYTE) as first, store.borrow_range("object", MEBIBYTE, 2 * MEBIBYTE) as second:
+        assert first == data[:MEBIBYTE]
+        assert second == data[MEBIBYTE : 2 * MEBIBYTE]
+
+
+@pytest.mark.parametrize("read_once", [False, True])
+def test_what_is_not_there_is_a_file_not_found_error(tmp_path: Path, read_once: bool) -> None:
+    store = Store.at(tmp_path, read_once=read_once)
+    for attempt in (store.read, store.size, store.digest, lambda key: store.read_range(key, 0, MEBIBYTE)):
+        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing"):
+            attempt("nothing")
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing"), store.borrow_range("nothing", 0, MEBIBYTE):
+        pass
+    assert not store.exists("nothing")
+    store.remove("nothing")
+
+
+# Stores
+
+
+@pytest.fixture(params=["path", "file://", "memory://"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param != "memory://":
+        yield Store.at(tmp_path if request.param == "path" else f"file://{tmp_path}")
+        return
+    name = f"memory://{uuid.uuid4().hex}"
+    yield Store.at(name)
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_every_store_keeps_objects(store: Store) -> None:
+    data = some_bytes(100_000)
+    stored = store.put("a/b/object", data)
+    assert stored == StoredObject("a/b/object", 100_000, hashlib.sha256(data).hexdigest()) == store.digest("a/b/object")
+    assert store.read("a/b/object") == data
+    assert store.read_range("a/b/object", 17, 4321) == data[17:4321]
+    with store.borrow_range("a/b/object", 0, 100_000) as borrowed:
+        assert borrowed == data
+    assert store.size("a/b/object") == 100_000
+    assert store.exists("a/b/object")
+    assert store.exists("a")
+    below = store / "a" / "b"
+    assert below.read("object") == data
+    assert Store.at(below.url).read("object") == data
+    with pytest.raises(FileNotFoundError):
+        store.read("a/b/nothing")
+
+
+def test_every_store_lists_and_removes(store: Store) -> None:
+    for key in ("a/one", "a/b/two", "three", ".hidden"):
+        store.put(key, key.encode())
+    assert dict(store.listing()) == {"a/one": 5, "a/b/two": 7, "three": 5, ".hidden": 7}
+    assert dict((store / "a").listing()) == {"one": 5, "b/two": 7}
+    store.remove("three")
+    store.remove("a/b")
+    store.remove("nothing")
+    assert dict(store.listing()) == {"a/one": 5, ".hidden": 7}
+
+
+class ObjectStoreFile(AbstractBufferedFile):  # type: ignore[misc]
+    """An upload as gcsfs and s3fs make it: seen when it is finished; one that has not begun cannot be aborted."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if final:
+            self.fs.objects[self.path] = self.buffer.getvalue()
+        return not final  # keep what was written so far
+
+    def discard(self) -> None:
+        pass
+
+
+class ObjectStore(AbstractFileSystem):  # type: ignore[misc]
+    protocol = "object-store"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: dict[str, bytes] = {}
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> ObjectStoreFile:
+        return ObjectStoreFile(self, path, mode)
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000])
+def test_a_failed_upload_leaves_nothing_in_an_object_store(size: int) -> None:
+    """Also not later: fsspec closes what is collected as garbage, and closing uploads."""
+    fs = ObjectStore()
+
+    def fail() -> None:
+        with Store("bucket", fs).create("object") as writer:
+            writer.write(some_bytes(size))
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fail()
+    gc.collect()
+    assert fs.objects == {}
+    Store("bucket", fs).put("object", b"whole")
+    assert fs.objects == {"bucket/object": b"whole"}
+
+
+@pytest.mark.parametrize("size", [10, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 3 * WRITE_BUFFER_BYTES])
+@pytest.mark.parametrize("fails", [False, True])
+def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_path: Path, size: int, fails: bool) -> None:
+    """Until they are whole; nothing is left there, and nothing of them is seen before."""
+    staging = tmp_path / "made" / "when needed"
+    store = Store.at(f"memory://{uuid.uuid4().hex}", staging=str(staging))
+
+    def write() -> None:
+        with store.create("object") as writer:
+            for start in range(0, size, 1_000_003):
+                writer.write(some_bytes(size)[start : start + 1_000_003])
+            assert sum(path.stat().st_size for path in staging.rglob("*")) + WRITE_BUFFER_BYTES >= size
+            assert not store.exists("object")
+            if fails:
+                raise InterruptedError
+
+    if fails:
+        with pytest.raises(InterruptedError):
+            write()
+        assert not store.exists("object")
+    else:
+        write()
+        assert store.read("object") == some_bytes(size)
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("size", [0, 10, PART_BYTES, 2 * PART_BYTES + 5])
+def test_files_are_uploaded_and_read_in_blocks(tmp_path: Path, size: int) -> None:
+    data = some_bytes(size)
+    (tmp_path / "file").write_bytes(data)
+    store = Store.at(f"memory://{uuid.uuid4().hex}")
+    store.upload("below/object", tmp_path / "file")
+    assert b"".join(store.blocks("below/object")) == data == b"".join(Store.at(tmp_path).blocks("file"))
+    assert b"".join(store.blocks("below/object", 7)) == data[7:] == b"".join(Store.at(tmp_path).blocks("file", 7))
+    assert store.digest("below/object").sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_what_a_person_has_configured_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are told how long to wait; credentials and other settings of theirs come from fsspec's configuration."""
+    pytest.importorskip("s3fs")
+    settings = {
+        "http": {"client_kwargs": {"headers": {"Authorization": "Bearer x"}}},
+        "s3": {"key": "k", "secret": "s", "config_kwargs": {"read_timeout": 7}},
+    }
+    monkeypatch.setattr(fsspec.config, "conf", settings)
+    client = Store.at("http://127.0.0.1:9/out").fs.client_kwargs
+    assert client["headers"] == {"Authorization": "Bearer x"}
+    assert client["timeout"].sock_read == SILENCE_SECONDS
+    s3 = Store.at("s3://bucket/out").fs
+    assert (s3.key, s3.secret, s3.config_kwargs["read_timeout"]) == ("k", "s", 7)
+    assert s3.config_kwargs["retries"]["mode"] == "standard"
+    for protocol in settings:
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
+class Forbidding(ObjectStore):
+    """A store that answers nothing."""
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        raise PermissionError(path)
+
+
+def test_no_answer_is_not_taken_for_an_absence() -> None:
+    with pytest.raises(PermissionError):
+        Store("bucket", Forbidding()).exists("object")
+
+
+def test_a_root_is_written_one_way(tmp_path: Path) -> None:
+    assert Store.at(tmp_path) == Store.at(f"{tmp_path}/") == Store.at(f"file://{tmp_path}")
+    assert Store.at(tmp_path).url == str(tmp_path)
+    assert (Store.at(tmp_path) / "a").path("b/c") == f"{tmp_path}/a/b/c"
+    assert Store.at(tmp_path).path("") == str(tmp_path)
+    assert Store.at("/").path("a") == "/a"

@@ -1,0 +1,477 @@
+"""verify: what is right passes, and each thing that is wrong is named."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import flat_tokens.checker
+import flat_tokens.manifest
+from flat_tokens import LAYOUTS, Checked, DamagedError, Layout, LayoutName, TokenBatch, verify
+from flat_tokens.arrays.layouts import group_metadata
+from flat_tokens.arrays.writing import ArrayWriter, put_metadata
+from flat_tokens.manifest import manifest_bytes, read_manifest
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import commit, write_dataset
+
+NAMES = get_args(LayoutName)
+SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
+ENCODED = [3, 4, 7, 8, 10, 13, 14, 16]
+STARTS = [0, 2, 5, 5, 8]
+
+
+def in_small_objects(name: LayoutName) -> Layout:
+    """The layout with objects of six items, in chunks of two where it has shards."""
+    layout = LAYOUTS[name]
+    small = {"object_length": 6, "chunk_length": 6 if layout.zarr_format == 2 else 2}
+    return layout._replace(encoded_tokens=replace(layout.encoded_tokens, **small), seq_starts=replace(layout.seq_starts, **small))
+
+
+def publish(
+    root: Path,
+    layout: Layout,
+    encoded: list[int] = ENCODED,
+    starts: list[int] = STARTS,
+    max_token_id: int = 8,
+    manifest: bool = True,
+) -> None:
+    """A dataset of exactly these arrays, right or wrong, with sound objects and a manifest that agrees with them."""
+    store, objects = Store.at(root), []
+    arrays = {"encoded_tokens": (encoded, layout.encoded_tokens), "seq_starts": (starts, layout.seq_starts)}
+    for split in ("train", "validation"):
+        for name, (items, spec) in arrays.items():
+            with ArrayWriter(store, f"{split}/{name}", spec) as writer:
+                writer.append(np.array(items, spec.numpy_dtype))
+            objects += writer.objects
+        objects += put_metadata(store, split, group_metadata(layout.zarr_format, {"max_token_id": max_token_id}))
+    if manifest:
+        store.put("manifest.json", manifest_bytes(objects, {}, layout.name, {}))
+    commit(store, layout)
+
+
+@pytest.fixture(params=NAMES)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return in_small_objects(request.param)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, layout: Layout) -> Path:
+    publish(tmp_path / "dataset", layout)
+    return tmp_path / "dataset"
+
+
+def tokens_object(dataset: Path, i: int) -> Path:
+    return next(
+        path for path in (dataset / f"train/encoded_tokens/{i}", dataset / f"train/encoded_tokens/c/{i}") if path.exists()
+    )
+
+
+def refused(dataset: Path, level: Any = "full") -> str:
+    with pytest.raises(ValueError, match=str(dataset)) as refusal:
+        verify(dataset, level)
+    return str(refusal.value)
+
+
+# What is right
+
+
+def test_a_good_dataset_passes(dataset: Path) -> None:
+    files = [path for path in dataset.rglob("*") if path.is_file() and path.parent != dataset]
+    for level in ("quick", "full"):
+        assert verify(dataset, level) == (  # type: ignore[arg-type]
+            str(dataset),
+            level,
+            len(files),
+            sum(path.stat().st_size for path in files),
+            16,
+            8,
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
+    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)], layout=name, provenance={"from": "here"})
+    verification = verify(tmp_path / "dataset", "full")
+    assert (verification.token_count, verification.seq_count) == (8, 4)
+    manifest = json.loads((tmp_path / "dataset/manifest.json").read_text())
+    assert manifest["format"] == "flat-tokens"
+    assert manifest["format_version"] == 1
+    assert manifest["layout"] == name
+    assert manifest["provenance"] == {"from": "here"}
+    assert manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
+    assert [o["key"] for o in manifest["objects"]] == sorted(
+        str(path.relative_to(tmp_path / "dataset"))
+        for split in ("train", "validation")
+        for path in (tmp_path / "dataset" / split).rglob("*")
+        if path.is_file()
+    )
+    for described in manifest["objects"]:
+        data = (tmp_path / "dataset" / described["key"]).read_bytes()
+        assert described == {"key": described["key"], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_the_same_tokens_make_the_same_bytes(tmp_path: Path, layout: Layout) -> None:
+    """No time, host or random number is in a dataset."""
+    for name in ("a", "b"):
+        publish(tmp_path / name, layout)
+    a, b = (
+        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in (tmp_path / "a", tmp_path / "b")
+    )
+    assert a == b
+
+
+def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path: Path, layout: Layout) -> None:
+    publish(tmp_path / "dataset", layout, manifest=False)
+    assert verify(tmp_path / "dataset", "full")[2:] == (0, 0, 16, 8)
+
+
+def test_nothing_published_is_a_file_not_found_error(dataset: Path) -> None:
+    for marker in ("zarr.json", ".zgroup"):
+        (dataset / marker).unlink(missing_ok=True)
+    for level in ("quick", "full"):
+        with pytest.raises(FileNotFoundError, match=f"{dataset}: there is no zarr group here"):
+            verify(dataset, level)  # type: ignore[arg-type]
+
+
+# What is wrong with the objects
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_missing_object_is_named(dataset: Path, level: str, i: int) -> None:
+    path = tokens_object(dataset, i)
+    path.unlink()
+    assert f"{path.relative_to(dataset)} is missing" in refused(dataset, level)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_missing_metadata_is_named(dataset: Path, level: str) -> None:
+    path = next(p for name in (".zarray", "zarr.json") if (p := dataset / "train/seq_starts" / name).exists())
+    path.unlink()
+    assert f"{path.relative_to(dataset)} is missing" in refused(dataset, level)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_missing_split_is_named(dataset: Path, level: str) -> None:
+    shutil.rmtree(dataset / "validation")
+    assert "validation" in refused(dataset, level)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_an_object_of_another_size_is_named(dataset: Path, level: str) -> None:
+    path = tokens_object(dataset, 1)
+    size = path.stat().st_size
+    for change in (-1, 1):
+        os.truncate(path, size + change)
+        assert f"{path.relative_to(dataset)} has {size + change} bytes instead of {size}" in refused(dataset, level)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize(
+    "name", ["stray", "train/encoded_tokens/c/2", "train/encoded_tokens/.0.1234.part", "elsewhere/zarr.json"]
+)
+def test_an_extra_object_is_named(dataset: Path, level: str, name: str) -> None:
+    (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+    (dataset / name).write_bytes(b"")
+    assert f"{name} is not in the manifest" in refused(dataset, level)
+
+
+def test_a_flipped_byte_anywhere_is_named_by_full(dataset: Path) -> None:
+    """quick reads no data; full names every object whose digest has changed, whichever it is."""
+    for path in sorted(p for p in dataset.rglob("*") if p.is_file() and p.parent != dataset):
+        good = path.read_bytes()
+        middle = len(good) // 2
+        path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+        assert f"{path.relative_to(dataset)} has sha256" in refused(dataset)
+        path.write_bytes(good)
+    tokens_object(dataset, 0).write_bytes(bytes(tokens_object(dataset, 0).stat().st_size))
+    verify(dataset, "quick")
+
+
+def test_up_to_ten_faults_are_named(tmp_path: Path, layout: Layout) -> None:
+    publish(tmp_path / "dataset", layout, [3] + [4] * 199, [0, 200])
+    (tmp_path / "dataset/stray").touch()
+    for i in range(20):
+        tokens_object(tmp_path / "dataset", i).unlink()
+    assert refused(tmp_path / "dataset", "quick").count(" is missing") == 10
+
+
+# What is wrong with the tokens, although every digest is right
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"encoded": [3, 5, 7, 8, 10, 13, 14, 16]}, "train: token 1 is marked as a start where seq_starts says otherwise"),
+        ({"encoded": [3, 4, 6, 8, 10, 13, 14, 16]}, "train: token 2 is marked"),
+        ({"encoded": [2, 4, 7, 8, 10, 13, 14, 16]}, "train: token 0 is marked"),
+        ({"encoded": [3, 4, 7, 8, 10, 13, 14, 17]}, "train: token 7 is marked"),
+        ({"encoded": [3, 4, 7, 8, 10, 13, 14, 2**32 - 2]}, "train: token id 2147483647 is above max_token_id 8"),
+        ({"encoded": [19, 4, 7, 8, 10, 13, 14, 16]}, "train: token id 9 is above max_token_id 8"),
+        ({"max_token_id": 7}, "train: token id 8 is above max_token_id 7"),
+        ({"starts": [0, 5, 2, 5, 8]}, "train/seq_starts decreases"),
+        ({"starts": [0, 2, 2**63, 5, 8]}, "train/seq_starts decreases"),
+        ({"starts": [0, 2, 5, 5, 5, 6, 4, 8]}, "train/seq_starts decreases"),
+        ({"starts": [0, 1, 5, 5, 8]}, "train: token 1 is marked"),
+        ({"starts": [0, 2, 2, 8]}, "train: token 5 is marked"),
+    ],
+)
+def test_what_breaks_a_sentence_of_the_format_is_named_by_full(
+    tmp_path: Path, layout: Layout, wrong: dict[str, Any], complaint: str
+) -> None:
+    publish(tmp_path / "dataset", layout, **wrong)
+    assert complaint in refused(tmp_path / "dataset")
+    assert "sha256" not in refused(tmp_path / "dataset")
+    verify(tmp_path / "dataset", "quick")
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"starts": [0, 2, 5, 7]}, "train/seq_starts: ends at 7, but encoded_tokens has 8 tokens"),
+        ({"starts": [0, 2, 5, 9]}, "train/seq_starts: ends at 9, but encoded_tokens has 8 tokens"),
+        ({"starts": [1, 2, 5, 8]}, "train/seq_starts: begins with 1 instead of 0"),
+        ({"starts": []}, "train/seq_starts: is empty"),
+        ({"max_token_id": -1}, "train: max_token_id is -1"),
+        ({"max_token_id": 2**31}, "train: max_token_id is 2147483648"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_named_by_both_levels(
+    tmp_path: Path, layout: Layout, level: str, wrong: dict[str, Any], complaint: str
+) -> None:
+    publish(tmp_path / "dataset", layout, **wrong)
+    assert complaint in refused(tmp_path / "dataset", level)
+
+
+def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path: Path, layout: Layout) -> None:
+    publish(tmp_path / "dataset", layout, manifest=False)
+    path = tokens_object(tmp_path / "dataset", 0)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert str(path) in refused(tmp_path / "dataset")
+
+
+ragged = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=12)
+
+
+@given(train=ragged, block=st.integers(1, 9), name=st.sampled_from(NAMES))
+@settings(max_examples=25)
+def test_every_batch_passes_wherever_blocks_end(
+    tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], block: int, name: LayoutName
+) -> None:
+    batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets") / "dataset"
+    publish(root, in_small_objects(name), batch.encoded_tokens.tolist(), batch.seq_starts.tolist(), batch.max_token_id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.manifest, "BLOCK_TOKENS", block)
+        verify(root, "full")
+
+
+@given(data=st.data(), train=ragged, block=st.integers(1, 9))
+@settings(max_examples=30)
+def test_every_single_change_is_found_wherever_blocks_end(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, train: list[list[int]], block: int
+) -> None:
+    """One flag turned over, or one entry of seq_starts moved to where no other sequence starts."""
+    batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets") / "dataset"
+    encoded, starts = batch.encoded_tokens.tolist(), batch.seq_starts.tolist()
+    assume(encoded)
+    if data.draw(st.booleans()):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1
+    else:
+        i, entry = data.draw(st.integers(0, len(starts) - 1)), data.draw(st.integers(0, len(encoded) + 1))
+        assume(entry not in starts)
+        starts[i] = entry
+    publish(root, in_small_objects("mmap"), encoded, starts, batch.max_token_id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.manifest, "BLOCK_TOKENS", block)
+        refused(root)
+
+
+# Pointers and manifests
+
+
+def pointed_at(tmp_path: Path, **wrong: Any) -> Path:
+    root = tmp_path / "output"
+    publish(root / "versions/a", in_small_objects("mmap"))
+    digest = hashlib.sha256((root / "versions/a/manifest.json").read_bytes()).hexdigest()
+    (root / "latest.json").write_text(json.dumps({"version": "a", "manifest_sha256": digest, "sequence": 1} | wrong))
+    return root
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_the_version_that_the_pointer_names_passes(tmp_path: Path, level: Any) -> None:
+    root = pointed_at(tmp_path)
+    assert verify(root, level).path == f"{root}/versions/a"
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize("wrong", ["0" * 64, None, 3, ""])
+def test_a_pointer_to_another_manifest_is_named(tmp_path: Path, level: str, wrong: object) -> None:
+    root = pointed_at(tmp_path, manifest_sha256=wrong)
+    assert "manifest.json is not the one that latest.json names" in refused(root, level)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_changed_or_missing_manifest_is_named(tmp_path: Path, level: str) -> None:
+    root = pointed_at(tmp_path)
+    manifest = root / "versions/a/manifest.json"
+    manifest.write_text(manifest.read_text() + " ")
+    assert "manifest.json is not the one that latest.json names" in refused(root, level)
+    manifest.unlink()
+    assert "manifest.json is not the one that latest.json names" in refused(root, level)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "",
+        "junk",
+        "[]",
+        "null",
+        "[" * 100_000,
+        "{}",
+        '{"format": "other", "format_version": 1, "objects": []}',
+        '{"format": "flat-tokens", "format_version": 2, "objects": []}',
+        '{"format": "flat-tokens", "format_version": 1}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": 3}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": ["train/zarr.json"]}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1}]}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1, "sha256": "", "more": 1}]}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": ["a"], "size": 1, "sha256": ""}]}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1.5, "sha256": ""}]}',
+        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": true, "sha256": ""}]}',
+    ],
+)
+def test_a_manifest_of_junk_is_a_named_error(tmp_path: Path, junk: str) -> None:
+    publish(tmp_path / "dataset", in_small_objects("mmap"))
+    (tmp_path / "dataset/manifest.json").write_text(junk)
+    attempts: list[Callable[[], object]] = [
+        lambda: verify(tmp_path / "dataset", "quick"),
+        lambda: verify(tmp_path / "dataset", "full"),
+        lambda: read_manifest(Store.at(tmp_path / "dataset")),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError, match=f"{tmp_path}/dataset/manifest.json: is not a manifest that is understood here"):
+            attempt()
+
+
+@pytest.mark.parametrize("key", ["../pipe", "{tmp_path}/pipe"])
+def test_a_manifest_that_names_files_elsewhere_does_not_make_verify_read_them(tmp_path: Path, key: str) -> None:
+    """A named pipe, which would block for ever."""
+    publish(tmp_path / "dataset", in_small_objects("mmap"))
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / "dataset/manifest.json"
+    manifest = json.loads(path.read_text())
+    key = key.format(tmp_path=tmp_path)
+    manifest["objects"].append({"key": key, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
+    path.write_text(json.dumps(manifest))
+    for level in ("quick", "full"):
+        assert f"{key} is missing" in refused(tmp_path / "dataset", level)
+
+
+# The reference writer's dataset, which has no manifest
+
+
+def test_the_reference_writers_dataset_passes(reference: Path) -> None:
+    for level in ("quick", "full"):
+        assert verify(reference / "seqax/synthetic_dataset.zarr", level)[2:] == (0, 0, 543027, 1024)  # type: ignore[arg-type]
+
+
+def set_item(name: str, i: int, value: int) -> Callable[[zarr.Group], None]:
+    def change(group: zarr.Group) -> None:
+        group[name][i] = value  # type: ignore[index]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (set_item("train/encoded_tokens", 1000, 3), "train: token 1000 is marked"),
+        (set_item("validation/encoded_tokens", 829, 2), "validation: token 829 is marked"),
+        (set_item("train/encoded_tokens", 1000, 2 * 1018), "train: token id 1018 is above max_token_id 1017"),
+        (set_item("train/seq_starts", 100, 0), "train/seq_starts decreases"),
+        (set_item("validation/seq_starts", 512, 278036), "validation/seq_starts: ends at 278036, but encoded_tokens has 278035"),
+        (lambda group: group["train"].attrs.update({"max_token_id": 1016}), "train: token id 1017 is above max_token_id 1016"),
+    ],
+)
+def test_a_changed_copy_of_it_does_not(
+    tmp_path: Path, reference: Path, change: Callable[[zarr.Group], None], complaint: str
+) -> None:
+    source = reference / "seqax/synthetic_dataset.zarr"
+    for path in source.rglob("*"):
+        if path.is_file():
+            target = tmp_path / "copy" / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    verify(tmp_path / "copy", "full")
+    change(zarr.open_group(tmp_path / "copy", mode="r+"))
+    assert complaint in refused(tmp_path / "copy")
+
+
+# What is told meanwhile
+
+
+def told_of(dataset: Path, level: Any) -> list[Checked]:
+    told: list[Checked] = []
+    with contextlib.suppress(ValueError):
+        verify(dataset, level, watch=told.append)
+    return told
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path: Path, layout: Layout, manifest: bool) -> None:
+    """Every object once for its digest; for the format, two splits of eight tokens and five entries each."""
+    publish(tmp_path / "dataset", layout, manifest=manifest)
+    stored = verify(tmp_path / "dataset").byte_count
+    told = told_of(tmp_path / "dataset", "full")
+    assert told[0] == (0, stored + 2 * (8 * 4 + 5 * 8), 0)
+    assert told[-1] == (told[0].of, told[0].of, 0)
+    assert [now.byte_count for now in told] == sorted(now.byte_count for now in told)
+
+
+def test_a_quick_check_reads_nothing_that_counts(dataset: Path) -> None:
+    assert told_of(dataset, "quick") == [(0, 0, 0)]
+
+
+def test_faults_are_told_of_when_they_are_found(dataset: Path) -> None:
+    for i in range(2):
+        data = bytearray(tokens_object(dataset, i).read_bytes())
+        data[0] ^= 1
+        tokens_object(dataset, i).write_bytes(data)
+    told = told_of(dataset, "full")
+    assert [now.faults for now in told] == sorted(now.faults for now in told)
+    with pytest.raises(DamagedError) as damaged:
+        verify(dataset, "full")
+    assert told[-1].faults == len(damaged.value.faults) >= 2
+    assert damaged.value.path == str(dataset)
+    assert str(damaged.value).startswith(f"{dataset}: {told[-1].faults} faults: train/encoded_tokens")
+    assert pickle.loads(pickle.dumps(damaged.value)).faults == damaged.value.faults
+
+
+def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
+    publish(tmp_path / "dataset", in_small_objects("zarr2"))
+    for i in range(12):
+        (tmp_path / f"dataset/train/more-{i}").touch()
+    with pytest.raises(DamagedError, match="10 or more faults") as damaged:
+        verify(tmp_path / "dataset")
+    assert len(damaged.value.faults) == 10
+    (tmp_path / "dataset/train/more-0").rename(tmp_path / "alone")
+    for i in range(2, 12):
+        (tmp_path / f"dataset/train/more-{i}").unlink()
+    with pytest.raises(DamagedError, match=": 1 fault:"):
+        verify(tmp_path / "dataset")

@@ -1,0 +1,123 @@
+"""The command line: help, errors of one line, statuses, pipes that close early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.tools.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "data"
+    ids = np.arange(60_000, dtype=np.uint32) % np.uint32(50_000)
+    write_dataset(path, [TokenBatch.from_flat(ids, np.arange(0, 60_001, 100, dtype=np.uint64))])
+    return path
+
+
+def test_help_names_every_command_and_the_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"    {name} " in said for name in COMMANDS)
+    assert "exit status:" in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_each_of_its_arguments_and_gives_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    assert f"flat-tokens {name}" in said.rpartition("examples:")[2]
+    assert "--json" in said
+    assert "%" not in said.replace("%%", "")  # nothing was left unformatted
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing, out = str(tmp_path / "missing"), str(tmp_path / "out")
+    more = {"trace": ["--sequence", "0"], "diff": [missing], "export": [out, "--to", "parquet"], "import": [out]}
+    assert main([name, missing, *more.get(name, [])]) == 2
+    said, err = capsys.readouterr()
+    assert said == ""
+    assert err.startswith(f"flat-tokens {name}: {missing}: there is no")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["none"], ["inspect"], ["stats", "x", "--top", "-1"], ["trace", "x"]])
+def test_arguments_that_are_not_understood_are_trouble(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_an_error_that_nobody_expected_is_one_line_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(options: object) -> int:
+        raise KeyError("some\nkey")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FLAT_TOKENS_DEBUG", raising=False)
+        patch.setattr(COMMANDS["inspect"], "run", fail)
+        assert main(["inspect", str(data)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("flat-tokens inspect: KeyError: ")
+        assert err.count("\n") == 1
+        patch.setenv("FLAT_TOKENS_DEBUG", "1")
+        with pytest.raises(KeyError):
+            main(["inspect", str(data)])
+
+
+def test_an_interruption_has_its_status(data: Path) -> None:
+    def interrupt(options: object) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(COMMANDS["inspect"], "run", interrupt)
+        assert main(["inspect", str(data)]) == 130
+
+
+def command(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    call = [sys.executable, "-m", "flat_tokens", *arguments]
+    return subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(data: Path) -> None:
+    """What stands behind the pipe closes it, as head does; nothing is said, whatever was still to be written."""
+    running = command("inspect", str(data), "--find-ids", "5", "--limit", "0")
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.close()
+    assert running.stderr.read() == b""
+    running.stderr.close()
+    assert running.wait(60) == 141
+
+
+def test_it_runs_as_a_module_and_writes_json_alone(data: Path) -> None:
+    running = command("stats", str(data), "--json")
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (0, b"")
+    assert json.loads(out)["total"]["token_count"] == 60_000
+
+
+def test_it_runs_where_the_terminal_has_no_unicode(data: Path) -> None:
+    environment = {"PYTHONIOENCODING": "ascii"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", environment["PYTHONIOENCODING"])
+        running = command("stats", str(data), "--top", "2")
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (0, b"")
+    assert b"###" in out
+    assert b"?" not in out

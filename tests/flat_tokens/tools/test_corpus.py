@@ -1,0 +1,240 @@
+"""What lies at a path: its kind, its splits, its tokenizer, and its tokens in windows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, sources_of, vocabulary_of, windows
+from tests.flat_tokens.demo import DEMO, TOKENIZER, build_demo
+
+RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a build, with one version."""
+    output = tmp_path_factory.mktemp("corpus") / "out"
+    build_demo(output)
+    return output
+
+
+def warned(message: str) -> None:
+    raise AssertionError(message)
+
+
+def shard_of(output: Path) -> Path:
+    return sorted(path.parent for path in output.glob("_cache/*/receipt.json"))[0]
+
+
+@pytest.mark.parametrize("where", ["", "latest", "versions/*"])
+def test_an_output_its_link_and_its_version_are_the_same_dataset(output: Path, where: str) -> None:
+    path = next(output.glob(where)) if where else output
+    corpus = open_corpus(path)
+    assert corpus.kind == "flat-tokens dataset"
+    assert corpus.url == str(next(output.glob("versions/*")))
+    assert list(corpus.splits) == ["train", "validation"]
+    assert [source.name for source in corpus.sources] == ["stories", "notes"]
+    assert [file.number for source in corpus.sources for file in source.files] == [0, 1]
+    assert run_of(corpus).source_paths == (str(DEMO / "stories.parquet"), str(DEMO / "notes.jsonl"))
+
+
+def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(output: Path) -> None:
+    corpus, whole = open_corpus(output / "latest" / "validation"), open_corpus(output)
+    assert corpus.kind == "validation split of a flat-tokens dataset"
+    assert list(corpus.splits) == ["validation"]
+    assert corpus.manifest == whole.manifest
+    mine, theirs = corpus.documents("validation"), whole.documents("validation")
+    assert mine is not None
+    assert theirs is not None
+    assert mine.key.read(0, 5).tolist() == theirs.key.read(0, 5).tolist()
+
+
+def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(output: Path) -> None:
+    corpus = open_corpus(shard_of(output))
+    assert corpus.kind == "token shard"
+    assert corpus.receipt["key"] == shard_of(output).name
+    assert corpus.tokenizer == open_corpus(output).tokenizer
+    assert corpus.tokenizer is not None
+    assert (corpus.tokenizer.name, corpus.tokenizer.highest_id) == ("tokenizer.json", 4095)
+
+
+def test_another_writers_dataset_without_a_manifest_opens(reference: Path) -> None:
+    corpus = open_corpus(reference / "seqax" / "synthetic_dataset.zarr")
+    assert (corpus.kind, corpus.tokenizer, corpus.sources) == ("flat-tokens dataset", None, ())
+    assert corpus.documents("train") is None
+
+
+def test_a_neighbours_format_opens_by_its_content(reference: Path) -> None:
+    corpus = open_corpus(reference / "modalities" / "lorem_ipsum.pbin")
+    assert (corpus.format, list(corpus.splits)) == ("modalities", ["train"])
+
+
+def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, output: Path) -> None:
+    with pytest.raises(ValueError, match="modalities has no option 'end'; it has end_of_text"):
+        open_corpus(reference / "modalities" / "lorem_ipsum.pbin", options={"end": 1})
+    with pytest.raises(ValueError, match="flat-tokens has no options"):
+        open_corpus(output, options={"end_of_text": 1})
+
+
+def test_versions_without_a_pointer_are_named(output: Path) -> None:
+    version = next(output.glob("versions/*"))
+    with pytest.raises(ValueError, match=rf"has no latest\.json\. Name a version: {version}"):
+        open_corpus(output / "versions")
+
+
+def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none: there is nothing here"):
+        open_corpus(tmp_path / "none")
+    with pytest.raises((ValueError, FileNotFoundError), match=str(tmp_path)):
+        open_corpus(tmp_path)
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(output: Path) -> None:
+    with pytest.raises(ValueError, match="there is no split 'test'; there are train, validation"):
+        open_corpus(output).split("test")
+
+
+@pytest.mark.parametrize(
+    "sources", ["x", [1], [{"files": [{"name": "a"}]}], [{"files": 3}], [{"files": [{"name": "a", "size": "?", "sha256": "0"}]}]]
+)
+def test_sources_that_a_manifest_garbles_are_refused_by_its_name(sources: Any) -> None:
+    with pytest.raises(ValueError, match=r"manifest\.json: its list of sources is not understood"):
+        sources_of({"sources": sources}, "x/manifest.json")
+
+
+def test_a_record_of_documents_of_another_length_is_refused(tmp_path: Path, output: Path) -> None:
+    version = tmp_path / "copy"
+    shutil.copytree(next(output.glob("versions/*")), version)
+    shutil.rmtree(version / "documents/train/key")
+    shutil.copytree(version / "documents/validation/key", version / "documents/train/key")
+    with pytest.raises(ValueError, match=r"documents/train: has {'key': \d+, 'file': \d+, 'row': \d+}, but there are \d+ seq"):
+        open_corpus(version).documents("train")
+
+
+def test_the_tokenizer_is_found_where_the_build_found_it(output: Path) -> None:
+    """The manifest has the name of its file and its digest; the record of the run, where it lay."""
+    vocabulary = vocabulary_of(open_corpus(output), None, None, warned)
+    assert vocabulary is not None
+    assert vocabulary.name == TOKENIZER
+
+
+def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, output: Path) -> None:
+    shutil.copytree(next(output.glob("versions/*")), tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"tokenizer\.json.*--tokenizer"):
+        vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned)
+
+
+def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
+    provenance = {"tokenizer": {"name": "bytes", "digest": "0" * 64, "highest_id": 256}}
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance=provenance)
+    with pytest.raises(
+        ValueError, match=r"'bytes' found here is not the dataset's own: its digest is .*000000000000.*--tokenizer"
+    ):
+        vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned)
+
+
+def test_another_tokenizer_by_hand_is_taken_with_a_warning(output: Path) -> None:
+    warnings: list[str] = []
+    vocabulary = vocabulary_of(open_corpus(output), "bytes", None, warnings.append)
+    assert vocabulary is not None
+    assert vocabulary.name == "bytes"
+    assert warnings[0].startswith("bytes is not the tokenizer of the dataset")
+
+
+def test_where_nothing_names_a_tokenizer_there_is_none(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])])
+    assert vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned) is None
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"config": 3}', '{"config": {"sources": [1]}}'])
+def test_a_garbled_record_of_a_run_says_nothing(tmp_path: Path, output: Path, record: str) -> None:
+    shutil.copytree(output, tmp_path / "copy", symlinks=True)
+    (path,) = (tmp_path / "copy" / "runs").iterdir()
+    path.write_text(record)
+    assert run_of(open_corpus(tmp_path / "copy")).source_paths == ()
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A split of another format: no index, and batches that end inside sequences wherever *cut* says."""
+
+    sequences: list[list[int]]
+    cut: int
+
+    @property
+    def token_count(self) -> int:
+        return sum(map(len, self.sequences))
+
+    @property
+    def seq_count(self) -> int:
+        return len(self.sequences)
+
+    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+        return np.array(self.sequences[i], np.uint32)
+
+    def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 0) -> Iterator[TokenBatch]:
+        whole = TokenBatch.from_sequences(self.sequences[start:stop])
+        places = list(range(0, whole.token_count, self.cut)) or [0]
+        for low in places:
+            high = whole.token_count if low == places[-1] else low + self.cut
+            begun = whole.seq_starts[:-1]
+            inside = (begun >= low) & ((begun < high) | (low == places[-1]))
+            starts = np.append(begun[inside] - np.uint64(low), np.uint64(high - low)).astype(np.uint64)
+            yield TokenBatch(whole.encoded_tokens[low:high], starts, whole.max_token_id)
+
+
+def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
+    """The same sequences as a flat-tokens array and as a stream without an index."""
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/windows"):
+        memory.rm("/windows", recursive=True)
+    write_dataset("memory://windows", [TokenBatch.from_sequences(sequences)])
+    return [open_corpus("memory://windows").splits["train"], Streamed(sequences, cut)]
+
+
+@given(RAGGED, st.integers(1, 7), st.integers(1, 7), st.data())
+def test_windows_are_the_split_and_every_start_is_in_one_of_them(
+    sequences: list[list[int]], size: int, cut: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(sequences)))
+    stop = data.draw(st.integers(start, len(sequences)))
+    tokens = [i for sequence in sequences[start:stop] for i in sequence]
+    starts = np.cumsum([0, *map(len, sequences[start:stop])])[:-1].astype(int).tolist()
+    for split in splits_of(sequences, cut):
+        found = list(windows(split, start, stop, max_tokens=size))
+        assert [int(i) for window in found for i in window.ids] == tokens
+        assert [int(place) + window.first for window in found for place in window.starts] == starts
+        numbers = [window.first_seq + k for window in found for k in range(len(window.starts))]
+        assert numbers == list(range(start, stop))
+        assert all(len(window.ids) <= size for window in found)
+
+
+@given(RAGGED, st.integers(1, 7))
+def test_the_sequence_of_every_token(sequences: list[list[int]], cut: int) -> None:
+    expected = [(i, place) for i, sequence in enumerate(sequences) for place in range(len(sequence))]
+    for split in splits_of(sequences, cut):
+        assert [sequence_of(split, token) for token in range(len(expected))] == expected
+        if expected:
+            assert sequence_of(split, -1) == expected[-1]
+        for wrong in (len(expected), -len(expected) - 1):
+            with pytest.raises(IndexError, match=f"there is no token {wrong}; there are {len(expected)}"):
+                sequence_of(split, wrong)
+
+
+def test_what_a_manifest_does_not_say_is_none() -> None:
+    empty = Corpus("x", "flat-tokens", "x", {}, Store.at("x"), manifest={"provenance": [json.dumps(1)]})
+    assert (empty.tokenizer, empty.sources, dict(empty.provenance)) == (None, (), {})

@@ -1,0 +1,258 @@
+"""flat-tokens diff: what changed, against comparing by hand; and that equal things are the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.tools.diff
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.keys import A, B, mix
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import open_corpus, windows
+from flat_tokens.tools.diff import KINDS, Found, Share, Side, _compare_part, compare_documents, token_digests
+from tests.flat_tokens.demo import build_dataset
+
+RAGGED = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=12)
+
+
+def differs(capsys: pytest.CaptureFixture[str], a: Path | str, b: Path | str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = main(["diff", str(a), str(b), *arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def write_lines(path: Path, documents: dict[str, str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in documents.items()))
+    return path
+
+
+def build(tmp_path: Path, name: str, documents: dict[str, str], **settings: Any) -> Path:
+    source = {"path": str(write_lines(tmp_path / name / "in" / "x.jsonl", documents)), "id_column": "id"}
+    return build_dataset(
+        tmp_path / name / "out", **{"source": source, "tokenizer": "bytes", "validation_fraction": 0, **settings}
+    )
+
+
+DOCUMENTS = {f"d{i}": f"text {i}" for i in range(20)}
+
+
+def test_a_dataset_is_the_same_as_itself_and_as_its_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = build(tmp_path, "a", DOCUMENTS)
+    shutil.copytree(path, tmp_path / "copy")
+    for other in (path, tmp_path / "copy"):
+        status, said = differs(capsys, path, other)
+        assert (status, said["same"]) == (0, True)
+    assert main(["diff", str(path), str(tmp_path / "copy")]) == 0
+    assert capsys.readouterr().out.endswith("the same\n")
+
+
+def test_equal_manifests_are_recognised_without_reading_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = build(tmp_path, "a", DOCUMENTS)
+    shutil.copytree(path, tmp_path / "copy")
+    for tokens in (tmp_path / "copy").rglob("encoded_tokens/c/0"):
+        tokens.unlink()
+    assert differs(capsys, path, tmp_path / "copy")[0] == 0
+
+
+def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = build(tmp_path, "a", DOCUMENTS)
+    changed = {**DOCUMENTS, "d3": "text three", "new": "text 99"}
+    del changed["d7"]
+    b = build(tmp_path, "b", changed)
+    status, said = differs(capsys, a, b)
+    documents = said["documents"]
+    assert (status, said["same"], documents["matched_by"], documents["tokens_compared"]) == (1, False, "key", True)
+    assert {kind: documents[kind] for kind in ("came", "went", "changed", "moved")} == {
+        "came": 1,
+        "went": 1,
+        "changed": 1,
+        "moved": 0,
+    }
+    examples = documents["examples"]
+    assert [example["b"]["sequence"] for example in examples["came"]] == [19]
+    assert [example["a"]["document"]["row"] for example in examples["went"]] == [7]
+    assert [(example["a"]["sequence"], example["b"]["sequence"]) for example in examples["changed"]] == [(3, 3)]
+    assert said["settings"] == []
+    assert said["sources"][0]["files_changed"] == ["x.jsonl"]
+    totals = {one["what"]: (one["a"], one["b"]) for one in said["totals"]}
+    assert totals["train.tokens"] == (sum(map(len, DOCUMENTS.values())), sum(map(len, changed.values())))
+    assert totals["source source.tokens"] == totals["train.tokens"]
+    assert main(["diff", str(a), str(b)]) == 1
+    text = capsys.readouterr().out
+    assert "documents, by their keys: 1 came, 1 went, 1 changed" in text
+    assert "~ x.jsonl" in text
+
+
+def test_another_tokenizer_changes_settings_and_totals_and_no_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = str(Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json")
+    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, tokenizer=demo)
+    status, said = differs(capsys, a, b)
+    assert status == 1
+    assert {one["what"] for one in said["settings"]} == {"tokenizer.name", "tokenizer.digest", "tokenizer.highest_id"}
+    assert said["sources"] == []
+    assert said["documents"]["same"]
+    assert said["documents"]["tokens_compared"] is False
+    assert any(one["what"] == "train.tokens" for one in said["totals"])
+
+
+def test_another_split_moves_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, validation_fraction=0.5)
+    moved = flat_tokens.open(b).validation.seq_count
+    status, said = differs(capsys, a, b, "--limit", "2")
+    assert status == 1
+    assert said["documents"]["moved"] == moved > 2
+    assert [(one["a"]["split"], one["b"]["split"]) for one in said["documents"]["examples"]["moved"]] == [
+        ("train", "validation")
+    ] * 2
+    assert said["settings"] == [{"what": "split_rule.validation_fraction", "a": 0, "b": 0.5}]
+
+
+def test_another_layout_is_another_dataset_of_the_same_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = build(tmp_path, "a", DOCUMENTS, layout="mmap"), build(tmp_path, "b", DOCUMENTS, layout="zarr2")
+    status, said = differs(capsys, a, b)
+    assert status == 1
+    assert {one["what"] for one in said["settings"]} == {"layout", "stored"}
+    assert said["documents"]["same"]
+    assert said["documents"]["same_order"]
+
+
+def test_the_same_documents_in_another_order_are_not_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", dict(reversed(DOCUMENTS.items())))
+    status, said = differs(capsys, a, b)
+    assert status == 1
+    assert (said["documents"]["same"], said["documents"]["same_order"]) == (False, False)
+    main(["diff", str(a), str(b)])
+    assert "documents, by their keys: the same, in another order" in capsys.readouterr().out
+
+
+def test_files_that_came_went_and_were_renamed_are_told_by_their_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(4):
+        write_lines(tmp_path / "in" / f"f{i}.jsonl", {f"{i}": f"text {i}"})
+    settings = {"source": {"path": str(tmp_path / "in"), "name": "lines"}, "tokenizer": "bytes"}
+    a = build_dataset(tmp_path / "a", **settings)
+    (tmp_path / "in/f0.jsonl").rename(tmp_path / "in/g0.jsonl")
+    (tmp_path / "in/f1.jsonl").unlink()
+    write_lines(tmp_path / "in/h.jsonl", {"9": "text 9"})
+    b = build_dataset(tmp_path / "b", **settings)
+    (change,) = differs(capsys, a, b)[1]["sources"]
+    assert change["files_renamed"] == [["f0.jsonl", "g0.jsonl"]]
+    assert (change["files_came"], change["files_went"], change["files_changed"]) == (["h.jsonl"], ["f1.jsonl"], [])
+    assert change["files_same"] == 2
+    settings["source"]["name"] = "other"
+    c = build_dataset(tmp_path / "c", **settings)
+    went, came = differs(capsys, b, c)[1]["sources"]
+    assert (went["source"], went["change"], came["source"], came["change"]) == ("lines", "went", "other", "came")
+    assert came["came_from_elsewhere"] == 4
+
+
+def test_totals_alone_do_not_look_at_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", {**DOCUMENTS, "new": "text"})
+    status, said = differs(capsys, a, b, "--totals")
+    assert (status, said["documents"]) == (1, None)
+
+
+@pytest.mark.parametrize("wrong", ["none", "x.txt"])
+def test_what_cannot_be_read_is_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1]])])
+    for pair in ((wrong, "data"), ("data", wrong)):
+        assert main(["diff", *(str(tmp_path / part) for part in pair)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = reference / "modalities" / "lorem_ipsum_long.pbin"
+    split = open_corpus(path).splits["train"]
+    sequences = [split.sequence(i) for i in range(split.seq_count)]
+    write_dataset(tmp_path / "same", [TokenBatch.from_sequences(sequences)])
+    write_dataset(tmp_path / "fewer", [TokenBatch.from_sequences(sequences[1:])])
+    documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same" / "train"), 5)
+    assert {kind: documents[kind] for kind in ("came", "went", "changed")} == {"came": 0, "went": 0, "changed": 0}
+    assert documents["matched_by"] == "tokens"
+    status, said = differs(capsys, path, tmp_path / "fewer")
+    assert (status, said["documents"]["came"], said["documents"]["went"]) == (1, 0, 1)
+
+
+def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream of tokens without an index, in which documents are found again by the token between them."""
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])])
+    (tmp_path / "train.bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
+    stream = ["--format", "nanogpt", "--option", "end_of_text=9"]
+    for pair in ((tmp_path / "data", tmp_path / "train.bin"), (tmp_path / "train.bin", tmp_path / "data")):
+        documents = differs(capsys, *pair, *stream)[1]["documents"]
+        assert (documents["came"], documents["went"]) == (0, 0)
+
+
+def dataset(name: str, *splits: list[list[int]]) -> str:
+    memory = fsspec.filesystem("memory")
+    if memory.exists(f"/diff/{name}"):
+        memory.rm(f"/diff/{name}", recursive=True)
+    write_dataset(f"memory://diff/{name}", *([TokenBatch.from_sequences(split)] for split in splits))
+    return f"memory://diff/{name}"
+
+
+@given(RAGGED, RAGGED, RAGGED, RAGGED, st.integers(1, 5))
+def test_counts_are_those_of_multisets(
+    a_train: list[list[int]], a_validation: list[list[int]], b_train: list[list[int]], b_validation: list[list[int]], at_once: int
+) -> None:
+    """Documents without ids: what one has more often than the other. In however many parts they are compared."""
+    a, b = open_corpus(dataset("a", a_train, a_validation)), open_corpus(dataset("b", b_train, b_validation))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.diff, "DOCUMENTS_AT_ONCE", at_once)
+        patch.setattr(flat_tokens.diff, "KEYS_AT_A_TIME", 2)
+        found = compare_documents(a, b, 100)
+    in_a, in_b = Counter(map(tuple, a_train + a_validation)), Counter(map(tuple, b_train + b_validation))
+    assert (found["came"], found["went"], found["changed"]) == ((in_b - in_a).total(), (in_a - in_b).total(), 0)
+    shown = Counter(
+        tuple(b.splits[one["b"]["split"]].sequence(one["b"]["sequence"]).tolist()) for one in found["examples"]["came"]
+    )
+    assert shown == in_b - in_a
+    if in_a == in_b and not found["moved"]:
+        assert found["same_order"] is (a_train == b_train and a_validation == b_validation)
+    assert found["same"] is (a_train == b_train and a_validation == b_validation)
+
+
+@given(RAGGED | st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=40), max_size=5), st.integers(1, 9))
+def test_digests_are_the_formulas_and_do_not_depend_on_windows(sequences: list[list[int]], window: int) -> None:
+    def digest(sequence: list[int]) -> int:
+        words = np.array(sequence, np.uint64) ^ (np.arange(1, len(sequence) + 1, dtype=np.uint64) * B)
+        return int(mix(np.array([len(sequence)], np.uint64) * A + np.add.reduce(mix(words), keepdims=True, dtype=np.uint64))[0])
+
+    def in_small_windows(split: Any) -> Iterator[Any]:
+        return windows(split, max_tokens=window)
+
+    split = open_corpus(dataset("digests", sequences)).splits["train"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.diff, "windows", in_small_windows)
+        found = [int(one) for block in token_digests(split) for one in block]
+    assert found == [digest(sequence) for sequence in sequences]
+
+
+def test_memory_is_bounded_by_the_part_and_not_by_the_documents() -> None:
+    """A million documents on each side, compared a twentieth of the keys at a time."""
+    keys = mix(np.arange(1_000_000, dtype=np.uint64))
+    sides = [Side(keys[:last], keys[:last], np.array([0, last]), ("train",)) for last in (1_000_000, 999_990)]
+    found = Found(dict.fromkeys(KINDS, 0), {kind: [] for kind in KINDS})
+    tracemalloc.start()
+    for part in range(20):
+        _compare_part(*sides, Share(part, 20), 5, found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.counts == {"came": 0, "went": 10, "changed": 0, "moved": 0}
+    assert peak < 25 << 20  # of one side alone, keys, digests and places are 24 MB before they are sorted

@@ -1,0 +1,258 @@
+"""Exports: whole files only, going on behind them, nothing overwritten; and the way back by ``flat-tokens import``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import TokenBatch
+from flat_tokens.formats import FORMATS
+from flat_tokens.tools import cli
+from flat_tokens.tools import export as exporting
+from flat_tokens.tools.export import Exported, export_of, write
+from flat_tokens.tools.flags import description
+from flat_tokens.tools.import_ import import_dataset
+
+TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
+END = 300
+MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3"}
+"""Formats that keep documents apart by an end-of-text token alone."""
+_numbers = itertools.count()
+
+
+def given_to(format: str) -> dict[str, Any]:
+    """What keeps documents apart in a format; and several files of few tokens, where it has such."""
+    known = {field.name for field in fields(FORMATS[format].options)}
+    small = {"tokens_per_file": 5, "tokens_per_shard": 5, "tokens_per_row_group": 4, "tokens_per_batch": 4, "size_limit": 300}
+    return ({"end_of_text": END} if format in MARKED else {}) | {name: n for name, n in small.items() if name in known}
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return made(tmp_path / "dataset")
+
+
+def made(path: Path, train: list[list[int]] = TRAIN, validation: list[list[int]] = VALIDATION) -> Path:
+    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    return path
+
+
+def export(dataset: Path, out: Path, format: str = "megatron", **options: Any) -> Exported:
+    return write(export_of(dataset, format, options), str(out))
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file of an export, but what is noted of the export itself."""
+    files = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files if ".export" not in path.parts}
+
+
+def sequences(path: Path) -> dict[str, list[list[int]]]:
+    flat_tokens.verify(path, "full")
+    opened = flat_tokens.open(path)
+    return {name: [ids.tolist() for ids in getattr(opened, name)] for name in ("train", "validation")}
+
+
+RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=7)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@settings(max_examples=10)
+@given(train=RAGGED, validation=RAGGED)
+def test_what_is_exported_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, train: list[list[int]], validation: list[list[int]]
+) -> None:
+    """Every format gives back the same sequences, empty ones too, in the same splits."""
+    if format in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
+    if not train and not validation:
+        train = [[1]]
+    work = tmp_path / str(next(_numbers))
+    done = export(made(work / "dataset", train, validation), work / "out", format, **given_to(format))
+    assert {stored.key: stored.size for stored in done.objects} == {
+        name: len(data) for name, data in contents(work / "out").items()
+    }
+    import_dataset(work / "out", work / "back", format, given_to(format), layout="zarr2")
+    assert sequences(work / "back") == {"train": train, "validation": validation}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str) -> None:
+    """Also by formats that pass over their files twice, and by a run that finds them written."""
+    if format in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=f"{format} files are written by pyarrow")
+    order, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
+    assert order.token_count == 14
+    told: list[list[int]] = [[], []]
+    for run in told:
+        for part in FORMATS[format].plan(order.source(), order.options):
+            assert exporting.write_part(part, order, out, run.append).reused == (run is told[1])
+    assert [sum(run) for run in told] == [14, 14]
+
+
+def test_a_second_run_does_nothing(dataset: Path, tmp_path: Path) -> None:
+    first = export(dataset, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = export(dataset, tmp_path / "out")
+    assert (first.was_done, again.was_done) == (False, True)
+    assert again.objects == first.objects
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are missing or damaged are, and so is what an error kept from being written."""
+    options = {"tokens_per_file": 3}
+    whole = export(dataset, tmp_path / "whole", **options)
+    real, wrote = FORMATS["megatron"].write, []
+
+    def stopping(splits: Any, part: Any, store: Any, options: Any) -> Any:
+        if len(wrote) == 3:
+            raise OSError(28, "No space left on device")
+        wrote.append(part.key)
+        return real(splits, part, store, options)
+
+    def patched(function: Any) -> dict[str, Any]:
+        return {**FORMATS, "megatron": type(FORMATS["megatron"])(**{**vars(FORMATS["megatron"]), "write": function})}
+
+    monkeypatch.setattr(exporting, "FORMATS", patched(stopping))
+    with pytest.raises(OSError, match="No space left"):
+        write(export_of(dataset, "megatron", options), str(tmp_path / "out"), threads=1)
+    assert len(contents(tmp_path / "out")) == 6
+    damaged = tmp_path / "out" / wrote[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+
+    monkeypatch.setattr(exporting, "FORMATS", FORMATS)
+    done = export(dataset, tmp_path / "out", **options)
+    assert (done.parts, done.reused) == (whole.parts, 2)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / "out" / ".export" / "staging").exists()
+
+
+def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
+    """Neither files that are there, nor another export, nor the dataset."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"full: is not empty; there is thesis.txt. Choose another directory"):
+        export(dataset, tmp_path / "full")
+    assert os.listdir(tmp_path / "full") == ["thesis.txt"]
+    export(dataset, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    for format, options in (("megatron", {"end_of_text": 5}), ("datatrove", {})):
+        with pytest.raises(ValueError, match="holds an export of another dataset, or in another way"):
+            export(dataset, tmp_path / "out", format, **options)
+    with pytest.raises(ValueError, match="holds an export of another dataset"):
+        export(made(tmp_path / "other", [[5]]), tmp_path / "out")
+    with pytest.raises(ValueError, match="lies within the dataset"):
+        export(dataset, dataset / "out")
+    assert contents(tmp_path / "out") == before
+    assert not (dataset / "out").exists()
+
+
+def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_path: Path) -> None:
+    """Here a document holds the token that is to stand between documents, which is noticed when it is met."""
+    with pytest.raises(ValueError, match="Set inner_end_of_text='keep'"):
+        export(dataset, tmp_path / "out", "nanogpt", end_of_text=4)
+    done = export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep")
+    assert sorted(contents(tmp_path / "out")) == ["train.bin", "val.bin"]
+    assert export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep").objects == done.objects
+
+
+def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    order = export_of(dataset, "megatron", {})
+    with exporting.writing(order, exporting.target(out)), pytest.raises(ValueError, match="another process is writing here"):
+        write(order, out)
+    assert not write(order, out).was_done
+
+
+def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no format 'tfrecord'; there are modalities, megatron"):
+        export(dataset, tmp_path / "out", "tfrecord")
+    with pytest.raises(ValueError, match="megatron has no option 'column'; it has end_of_text"):
+        export(dataset, tmp_path / "out", column="x")
+    with pytest.raises(ValueError, match="keeps no bounds between them"):
+        export(dataset, tmp_path / "out", "nanogpt")
+    with pytest.raises(FileNotFoundError):
+        export(tmp_path / "nothing", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "shards")
+    told = [str(dataset), "--to", "build-nanogpt", out, "--end-of-text", "50_256", "--tokens-per-shard", "4", "--name", "corpus"]
+    assert cli.main(["export", *told, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    names = [f"corpus_val_{i:06d}.npy" for i in range(2)] + [f"corpus_train_{i:06d}.npy" for i in range(2, 6)]
+    assert [stored["key"] for stored in result["objects"]] == names
+    assert result["byte_count"] == sum((tmp_path / "shards" / name).stat().st_size for name in names)
+    assert cli.main(["export", *told]) == 0
+    assert capsys.readouterr().out.startswith(f"nothing to do: {out} is this export, ")
+
+    back = str(tmp_path / "back")
+    assert cli.main(["import", out, back, "--format", "build-nanogpt", "--end-of-text", "50256", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"]["train"] == {"token_count": 10, "seq_count": 5}
+    assert sequences(tmp_path / "back") == {"train": TRAIN, "validation": VALIDATION}
+    assert flat_tokens.open(back).manifest["provenance"]["imported"]["options"] == {"end_of_text": 50256}
+
+    assert cli.main(["import", out, back]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main(["export", str(dataset), "--to", "megatron", str(tmp_path / "m"), "--length", "7"]) == 2
+    assert "megatron has no option 'length'; it has end_of_text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    if format in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
+    export(dataset, tmp_path / "out", format, **given_to(format))
+    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "one"), "--format", format]) == 0
+    said = capsys.readouterr().err
+    if sequences(tmp_path / "one")["train"] == TRAIN:
+        assert said == ""
+        return
+    assert len(sequences(tmp_path / "one")["train"]) == 1
+    assert f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone" in said
+    told = ["import", str(tmp_path / "out"), str(tmp_path / "back"), "--format", format, "--end-of-text", str(END)]
+    assert cli.main(told) == 0
+    assert capsys.readouterr().err == ""
+    assert sequences(tmp_path / "back")["train"] == TRAIN
+
+
+def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path) -> None:
+    assert cli.main(["export", str(dataset), "--to", "megatron", str(tmp_path / "out"), "--split", "validation"]) == 0
+    assert sorted(contents(tmp_path / "out")) == ["validation.bin", "validation.idx"]
+    import_dataset(tmp_path / "out", tmp_path / "back")
+    assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}
+
+
+def test_an_import_that_was_stopped_says_what_to_do(dataset: Path, tmp_path: Path) -> None:
+    export(dataset, tmp_path / "out")
+    (tmp_path / "back" / "train").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="If an import was stopped there, remove it and try again"):
+        import_dataset(tmp_path / "out", tmp_path / "back")
+
+
+def test_a_split_by_itself_is_imported(dataset: Path, tmp_path: Path) -> None:
+    import_dataset(dataset / "validation", tmp_path / "back")
+    assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}
+
+
+def test_flags_say_what_the_formats_say_of_their_options() -> None:
+    assert description(FORMATS["megatron"].options, "vocabulary_size").startswith("below 65,500 tokens have two bytes")
+    assert description(FORMATS["llm.c"].options, "tokens_per_shard") == "in every shard of a split but the last one"

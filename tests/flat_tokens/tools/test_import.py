@@ -1,0 +1,88 @@
+"""Trainers install and import the library alone: no orchestrator, tokenizer or data set library comes along."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flat_tokens
+from flat_tokens import LayoutName, TokenBatch, write_dataset
+
+ROOT = Path(__file__).parents[3]
+FRAMEWORKS = ["torch", "torchdata", "jax", "grain"]
+SERVICES_OWN = ["prefect", "datasets", "tiktoken", "tokenizers", "gigatoken", "pyarrow", "pydantic", "awkward", "tasks", "flows"]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints, without this checkout or this environment on its path."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=outside, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_importing_it_imports_nothing_of_the_service_and_no_framework() -> None:
+    code = "import json, sys, flat_tokens; print(json.dumps(sorted(sys.modules)))"
+    modules = set(json.loads(run(sys.executable, "-W", "error", "-c", code, cwd=ROOT)))
+    assert "flat_tokens.reader" in modules
+    assert modules & {*SERVICES_OWN, *FRAMEWORKS} == set()
+
+
+def test_all_names_what_is_public() -> None:
+    public = {name for name, value in vars(flat_tokens).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+    assert public - {"annotations"} == set(flat_tokens.__all__)
+
+
+READ = """
+import json, sys, flat_tokens
+dataset = flat_tokens.open(sys.argv[1])
+print(json.dumps({
+    "file": flat_tokens.__file__,
+    "sequences": [sequence.tolist() for sequence in dataset.train],
+    "verified": flat_tokens.verify(sys.argv[1], "full").token_count,
+}))
+"""
+FILES = "import importlib.metadata, json; print(json.dumps([str(f) for f in importlib.metadata.files('flat-tokens')]))"
+IMPORTABLE = "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n)]))"
+
+
+@pytest.mark.slow
+def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) -> None:
+    """What `pip install .` puts into a fresh environment, dependencies included, is enough to read every layout."""
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "demo-output")
+    shutil.copytree(ROOT, tmp_path / "checkout", ignore=ignored)
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    probe = [*map(str, pip), "download", "--no-deps", "--dest", str(tmp_path / "probe"), "setuptools>=77"]
+    reached = subprocess.run(probe, capture_output=True, text=True, timeout=500)
+    if reached.returncode:
+        pytest.skip(f"pip cannot download setuptools here: {reached.stderr.strip().splitlines()[-1]}")
+
+    run(*pip, "install", "--quiet", tmp_path / "checkout", cwd=tmp_path)
+
+    installed = json.loads(run(python, "-I", "-c", FILES, cwd=tmp_path))
+    assert {Path(name).parts[0] for name in installed} == {"flat_tokens", "flat_tokens-0.1.0.dist-info", ".."}
+    assert [Path(name).name for name in installed if name.startswith("..")] == ["flat-tokens"]  # the command
+    source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flat_tokens").rglob("*") if path.is_file()}
+    assert {name for name in installed if name.startswith("flat_tokens/") and "__pycache__" not in name} == {
+        name for name in source if "__pycache__" not in name
+    }
+    assert "flat_tokens/py.typed" in installed
+    assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, *FRAMEWORKS, "tests", "deployments", cwd=tmp_path)) == []
+
+    layouts: list[LayoutName] = ["mmap", "compact", "zarr2"]
+    for layout in layouts:
+        write_dataset(tmp_path / layout, [TokenBatch.from_sequences([[1, 2], [], [3, 4, 5]])], layout=layout)
+        read = json.loads(run(python, "-I", "-W", "error", "-c", READ, tmp_path / layout, cwd=tmp_path))
+        assert read["file"].startswith(str(tmp_path / "env"))
+        assert read["sequences"] == [[1, 2], [], [3, 4, 5]]
+        assert read["verified"] == 5

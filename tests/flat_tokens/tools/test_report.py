@@ -1,0 +1,141 @@
+"""The HTML report: whole, self-contained, and harmless whatever a dataset calls itself and its tokens."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.tools import report
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.stats import count, summarise
+from flat_tokens.vocabulary import Vocabulary
+from tests.flat_tokens.demo import build_demo
+
+VOID = {"meta", "br", "img", "line", "rect", "polyline"}
+HOSTILE = "<script>alert(1)</script>\"'&</style>"
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and keeps what the tests look at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def of(sequences: list[list[int]], tmp_path: Path, **provenance: Any) -> str:
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences(sequences)], provenance=provenance)
+    corpus = open_corpus(tmp_path / "data")
+    vocabulary = Vocabulary.of(HOSTILE, None, {i: f"{HOSTILE}{i}".encode() for i in range(40)}, None)
+    return report.page(summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, 25))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("report") / "out"
+    build_demo(output)
+    return output
+
+
+def test_the_page_has_every_section_and_the_numbers(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(demo), "--html", str(tmp_path / "report.html")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'report.html'}\n"
+    page = Page((tmp_path / "report.html").read_text())
+    assert [tag for tag, _ in page.elements].count("svg") == 4
+    for heading in ("Document lengths", "Tokens by source", "Vocabulary", "Most frequent tokens", "What it was made of"):
+        assert heading in page.text
+    for number in ("55,820", "44,912", "175,022", "stories.parquet"):
+        assert number in page.text
+    assert all(attributes.get("aria-label") for tag, attributes in page.elements if tag == "svg")
+    assert all(attributes.get("scope") for tag, attributes in page.elements if tag == "th")
+    assert page.elements[0] == ("html", {"lang": "en"})
+
+
+def test_it_is_written_in_one_file_that_loads_nothing(demo: Path, tmp_path: Path) -> None:
+    assert main(["stats", str(demo), "--html", str(tmp_path / "report.html")]) == 0
+    text = (tmp_path / "report.html").read_text()
+    page = Page(text)
+    assert {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "embed", "base", "form"} == set()
+    assert all(name not in attributes for _, attributes in page.elements for name in ("src", "href", "srcset", "action"))
+    assert not re.search(r"url\(|@import|https?://|expression\(", text)
+    assert "default-src 'none'" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_it_has_colours_for_light_and_dark_and_fits_a_phone(tmp_path: Path) -> None:
+    text = of([[1, 2, 3]], tmp_path)
+    assert "prefers-color-scheme: dark" in text
+    assert 'content="width=device-width, initial-scale=1"' in text
+    used, defined = set(re.findall(r"var\((--[a-z-]+)\)", text)), set(re.findall(r"(--[a-z-]+):", text))
+    assert used <= defined
+
+
+def test_equal_datasets_give_equal_bytes(demo: Path, tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        assert main(["stats", str(demo), "--html", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_names_and_tokens_are_text_and_never_markup(tmp_path: Path) -> None:
+    source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "text_column": HOSTILE, "files": []}
+    source["files"] = [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]
+    tokenizer = {"name": HOSTILE, "digest": HOSTILE, "highest_id": 39}
+    text = of([[1, 2, 3], [4]], tmp_path, name=HOSTILE, sources=[source], tokenizer=tokenizer, documents={HOSTILE: HOSTILE})
+    page = Page(text)
+    assert "<script" not in text
+    assert text.count("</style>") == 1
+    assert page.text.count("<script>alert(1)</script>") > 5
+
+
+MANY_LENGTHS = [[1] * length for length in [*range(40), 100, 1000, 70_000]]
+MANY_SEQUENCES = [[i % 40] for i in range(6000)]
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [[], [[]], [[], [], []], [[5]], [[1] * 7] * 3, [[2**31 - 1, 0]], MANY_LENGTHS, MANY_SEQUENCES],
+    ids=lambda sequences: f"{len(sequences)}-{sum(map(len, sequences))}",
+)
+def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path: Path, sequences: list[list[int]]) -> None:
+    page = Page(of(sequences, tmp_path))
+    for tag, attributes in page.elements:
+        numbers: list[tuple[float, float]] = []
+        if tag == "rect":
+            x, y, width, height = (float(attributes[name] or "nan") for name in ("x", "y", "width", "height"))
+            assert width > 0
+            assert height >= 0
+            numbers = [(x, y), (x + width, y + height)]
+        elif tag == "polyline":
+            numbers = [tuple(map(float, pair.split(","))) for pair in (attributes["points"] or "").split()]  # type: ignore[misc]
+        elif tag == "text":
+            numbers = [(float(attributes["x"] or "nan"), float(attributes["y"] or "nan"))]
+        for x, y in numbers:
+            assert 0 <= x <= report.WIDTH
+            assert 0 <= y <= report.HEIGHT

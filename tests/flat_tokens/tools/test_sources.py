@@ -1,0 +1,265 @@
+"""Source files found again, and their rows read as the build read them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.tools.sources
+from flat_tokens.tools.corpus import Source, SourceFile, open_corpus
+from flat_tokens.tools.sources import Locator, places_of, read_rows
+from flat_tokens.vocabulary import load_vocabulary
+from tests.flat_tokens.demo import build_dataset, build_demo
+
+TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
+BYTES = load_vocabulary("bytes")
+
+
+def parquet(path: Path) -> None:
+    pq.write_table(pa.table({"id": np.arange(len(TEXTS)), "text": TEXTS}), path, row_group_size=3)
+
+
+def arrow(path: Path) -> None:
+    table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
+    with pyarrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+def feather(path: Path) -> None:
+    table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
+    with pyarrow.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+def lines() -> bytes:
+    """JSON lines with a byte order mark and a blank line, which is a row but no document."""
+    objects = [json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0).encode() for i, text in enumerate(TEXTS)]
+    return b"\xef\xbb\xbf" + b"\n".join([*objects[:2], b"", *objects[2:]])
+
+
+def jsonl(path: Path) -> None:
+    path.write_bytes(lines())
+
+
+def jsonl_gz(path: Path) -> None:
+    path.write_bytes(gzip.compress(lines()))
+
+
+def jsonl_zst(path: Path) -> None:
+    """Two frames, as appending makes them."""
+    half = len(lines()) // 2
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(part) for part in (lines()[:half], lines()[half:])))
+
+
+def table_of_values(delimiter: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        import csv
+
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, delimiter=delimiter)
+        writer.writerow(["id", "text"])
+        for i, text in enumerate(TEXTS):
+            writer.writerow([i, text])
+            if i == 1:
+                out.write("\n")  # a blank line is no row
+        path.write_bytes(b"\xef\xbb\xbf" + out.getvalue().encode())
+
+    return write
+
+
+def text_file(path: Path) -> None:
+    path.write_bytes("--".join(TEXTS).encode())
+
+
+def whole_file(path: Path) -> None:
+    path.write_text(TEXTS[2])
+
+
+FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
+    "x.parquet": (parquet, {"id_column": "id"}),
+    "y.parquet": (parquet, {}),
+    "x.arrow": (arrow, {"id_column": "id"}),
+    "x.feather": (feather, {"id_column": "id"}),
+    "x.jsonl": (jsonl, {"id_column": "id"}),
+    "y.jsonl": (jsonl, {}),
+    "x.jsonl.gz": (jsonl_gz, {"id_column": "id"}),
+    "x.jsonl.zst": (jsonl_zst, {"id_column": "id"}),
+    "x.csv": (table_of_values(","), {"id_column": "id"}),
+    "x.tsv": (table_of_values("\t"), {}),
+    "x.txt": (text_file, {"document_separator": "--"}),
+    "y.txt": (whole_file, {}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("block_bytes", [7, 1 << 22])
+def test_every_document_is_read_again_as_the_build_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_bytes: int
+) -> None:
+    """Same key, same tokens, whichever way the file holds its rows."""
+    monkeypatch.setattr(flat_tokens.documents, "BLOCK_BYTES", block_bytes)
+    write, settings = FILES[name]
+    write(tmp_path / name)
+    build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
+    corpus, seen = open_corpus(tmp_path / "out"), 0
+    for split, sequences in corpus.splits.items():
+        places = places_of(corpus, split, range(sequences.seq_count))
+        assert places is not None
+        for i, place in enumerate(places):
+            assert place.file is not None
+            found = Locator(corpus).find(place.file)
+            assert found == str(tmp_path / name)
+            row = read_rows(found, place.file, corpus.sources[0], [place.row])[place.row]
+            assert row.key == place.key
+            assert BYTES.encode is not None
+            assert BYTES.encode(row.text).tolist() == sequences.sequence(i).tolist()
+            seen += 1
+        if places:
+            assert places[0].file is not None
+            together = read_rows(str(tmp_path / name), places[0].file, corpus.sources[0], [place.row for place in places])
+            assert {row: found.key for row, found in together.items()} == {place.row: place.key for place in places}
+    assert seen == (1 if name == "y.txt" else len(TEXTS))
+
+
+@pytest.mark.parametrize("bad", [b'{"text": "a\\ud800b"}', b'{"text": "a\xffb"}'])
+def test_what_the_build_replaced_is_replaced_again(tmp_path: Path, bad: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(bad + b"\n")
+    build_dataset(
+        tmp_path / "out", source={"path": str(tmp_path / "x.jsonl")}, tokenizer="bytes", documents={"on_bad": "replace"}
+    )
+    corpus = open_corpus(tmp_path / "out")
+    split = next(name for name, found in corpus.splits.items() if found.seq_count)
+    places = places_of(corpus, split, [0])
+    assert places is not None
+    assert places[0].file is not None
+    row = read_rows(str(tmp_path / "x.jsonl"), places[0].file, corpus.sources[0], [0])[0]
+    assert (row.text, row.key) == ("a\ufffdb", places[0].key)
+
+
+def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[SourceFile, Source]:
+    file = SourceFile(0, 0, name, len(content), "")
+    return file, Source("source", "local files", None, {"format": "auto", "text_column": "text", **settings}, (file,))
+
+
+@given(st.text("ab-\n", max_size=40), st.sets(st.integers(0, 45)), st.integers(1, 9), st.sampled_from(["-", "--", "a-", "\n"]))
+def test_any_rows_of_a_text_file_are_what_stands_between_separators(
+    tmp_path_factory: pytest.TempPathFactory, text: str, wanted: set[int], block_bytes: int, separator: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "pieces.txt"
+    path.write_text(text)
+    pieces = text.split(separator)
+    if not pieces[-1]:
+        pieces.pop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.documents, "BLOCK_BYTES", block_bytes)
+        file, source = file_and_source("pieces.txt", text.encode(), document_separator=separator)
+        rows = read_rows(str(path), file, source, wanted)
+    assert {i: row.text for i, row in rows.items()} == {i: pieces[i] for i in wanted if i < len(pieces)}
+
+
+def test_rows_that_are_no_documents_are_left_out(tmp_path: Path) -> None:
+    content = b'{"text": "a"}\nno json\n[1]\n{"text": null}\n{"other": 1}\n\n{"text": 5}\n'
+    (tmp_path / "x.jsonl").write_bytes(content)
+    file, source = file_and_source("x.jsonl", content)
+    assert set(read_rows(str(tmp_path / "x.jsonl"), file, source, range(20))) == {0}
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv"])
+def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
+    FILES[name][0](tmp_path / name)
+    file, source = file_and_source(name, b"", text_column="content")
+    with pytest.raises(ValueError, match=rf"{name} has .*id, text"):
+        read_rows(str(tmp_path / name), file, source, [0])
+
+
+def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    parquet(tmp_path / "x.parquet")
+    (tmp_path / "x.parquet").write_bytes((tmp_path / "x.parquet").read_bytes()[:200])
+    file, source = file_and_source("x.parquet", b"")
+    with pytest.raises(ValueError, match=r"x\.parquet: cannot be read as parquet"):
+        read_rows(str(tmp_path / "x.parquet"), file, source, [0])
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines() * 50)[:200])
+    file, source = file_and_source("x.jsonl.gz", b"")
+    with pytest.raises(ValueError, match=r"x\.jsonl\.gz: cannot be read as jsonl"):
+        read_rows(str(tmp_path / "x.jsonl.gz"), file, source, [10_000])
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Path:
+    """A dataset whose source has moved to the directory ``elsewhere``."""
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    parquet(tmp_path / "in" / "deep" / "x.parquet")
+    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
+    (tmp_path / "in").rename(tmp_path / "elsewhere")
+    return tmp_path
+
+
+@pytest.mark.parametrize("given_path", ["elsewhere", "elsewhere/deep", "elsewhere/deep/x.parquet"])
+def test_a_source_that_moved_is_found_where_the_user_says(moved: Path, given_path: str) -> None:
+    corpus = open_corpus(moved / "out")
+    file = corpus.sources[0].files[0]
+    assert Locator(corpus).find(file) is None
+    assert Locator(corpus, [str(moved / given_path)]).find(file) == str(moved / "elsewhere/deep/x.parquet")
+
+
+def test_a_file_of_another_size_is_not_taken(moved: Path) -> None:
+    with (moved / "elsewhere/deep/x.parquet").open("ab") as file:
+        file.write(b"!")
+    corpus = open_corpus(moved / "out")
+    assert Locator(corpus, [str(moved / "elsewhere")]).find(corpus.sources[0].files[0]) is None
+
+
+def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path: Path) -> None:
+    jsonl_gz(tmp_path / "x.jsonl.gz")
+    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "x.jsonl.gz")}, tokenizer="bytes")
+    (tmp_path / "x.jsonl.gz").unlink()
+    corpus = open_corpus(tmp_path / "out")
+    found = Locator(corpus).find(corpus.sources[0].files[0])
+    assert found is not None
+    assert found.startswith(str(tmp_path / "out" / "_cache" / "files"))
+    assert 0 in read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])
+
+
+def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/texts/a/x.jsonl", lines())
+    try:
+        build_dataset(tmp_path / "out", source={"path": "memory://texts/a", "id_column": "id"}, tokenizer="bytes")
+        shutil.rmtree(tmp_path / "out" / "_cache")
+        shutil.rmtree(tmp_path / "out" / "runs")
+        corpus = open_corpus(tmp_path / "out")
+        found = Locator(corpus).find(corpus.sources[0].files[0])
+        assert found is not None
+        assert found.startswith("memory://")
+        assert read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])[0].text == TEXTS[0]
+    finally:
+        memory.rm("/texts", recursive=True)
+
+
+def test_the_demos_documents_have_their_places(tmp_path: Path) -> None:
+    build_demo(tmp_path / "out")
+    corpus = open_corpus(tmp_path / "out")
+    places = places_of(corpus, "train", [0, 262])
+    assert places is not None
+    described = [place.described(corpus.sources) for place in places]
+    assert [(place["source"], place["file"]) for place in described] == [
+        ("stories", "stories.parquet"),
+        ("notes", "notes.jsonl"),
+    ]
+    assert all(len(place["key"]) == 16 for place in described)

@@ -1,0 +1,226 @@
+"""flat-tokens stats: every number against counting by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import flat_tokens
+import flat_tokens.tools.stats
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import Corpus, open_corpus
+from flat_tokens.tools.stats import Counts, Tally, count, histogram, summarise
+from flat_tokens.vocabulary import Vocabulary, load_vocabulary
+from tests.flat_tokens.demo import DEMO, build_dataset, build_demo
+
+VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
+LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("stats") / "out"
+    build_demo(output)
+    return output
+
+
+def corpus_of(train: list[list[int]], validation: list[list[int]] | None = None) -> Corpus:
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/stats"):
+        memory.rm("/stats", recursive=True)
+    write_dataset("memory://stats", *([TokenBatch.from_sequences(part)] for part in (train, validation or [])))
+    return open_corpus("memory://stats")
+
+
+def summary_of(corpus: Corpus, vocabulary: Vocabulary | None = None, top: int = 25) -> dict[str, Any]:
+    found = summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, top)
+    return json.loads(json.dumps(found))  # it is for JSON
+
+
+def counts_of(values: list[int]) -> Counts:
+    tally = Tally()
+    tally.add(np.array(values, np.int64))
+    return tally.counts()
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 20) | st.sampled_from([2**31 - 1, 2**31 - 2, 2**12, 2**12 - 1, 2000]), max_size=9), max_size=9
+    ),
+    st.integers(1, 4),
+)
+@example([[2**31 - 1], [], [0, 2**31 - 1]], 1)
+def test_ids_and_lengths_are_counted_whatever_they_are(sequences: list[list[int]], window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.statistics, "COUNT_TOKENS", window)
+        patch.setattr(flat_tokens.statistics, "DENSE_VALUES", 2**12)
+        counted = count(corpus_of(sequences), "train")
+    ids = Counter(i for sequence in sequences for i in sequence)
+    lengths = Counter(map(len, sequences))
+    assert dict(zip(counted.ids.values.tolist(), counted.ids.counts.tolist(), strict=True)) == ids
+    assert dict(zip(counted.lengths.values.tolist(), counted.lengths.counts.tolist(), strict=True)) == lengths
+    assert (np.diff(counted.ids.values) > 0).all()
+    assert counted.ids.untold == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=10), st.integers(1, 12), st.integers(1, 20))
+def test_a_tally_of_many_blocks_is_that_of_all_together(blocks: list[list[int]], dense: int, distinct: int) -> None:
+    """Values above the dense ones are told apart up to a number of different ones; the rest is counted together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.statistics, "DENSE_VALUES", dense)
+        patch.setattr(flat_tokens.statistics, "DISTINCT_VALUES", distinct)
+        tally = Tally()
+        for block in blocks:
+            tally.add(np.array(block, np.int64))
+        found = tally.counts()
+    expected = Counter(value for block in blocks for value in block)
+    told = dict(zip(found.values.tolist(), found.counts.tolist(), strict=True))
+    assert sum(told.values()) + found.untold == expected.total()
+    if sum(value >= dense for value in expected) <= distinct:
+        assert (told, found.untold) == (expected, 0)
+    assert sum(value >= dense for value in told) <= distinct
+    assert all(expected[value] >= times for value, times in told.items())
+
+
+@given(LENGTHS, st.integers(1, 100))
+def test_percentiles_are_those_of_all_values(values: list[int], percent: int) -> None:
+    expected = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
+    assert counts_of(values).percentile(percent) == expected
+
+
+@given(LENGTHS)
+def test_the_histogram_has_every_sequence_and_token_once(values: list[int]) -> None:
+    bins = histogram(counts_of(values))
+    assert sum(found["seq_count"] for found in bins) == len(values)
+    assert sum(found["token_count"] for found in bins) == sum(values)
+    assert bins[0]["from"] == 0
+    assert bins[-1]["to"] >= max(values)
+    for found, following in zip(bins, [*bins[1:], None], strict=True):
+        assert found["from"] <= found["to"]
+        assert following is None or following["from"] == found["to"] + 1
+        inside = [value for value in values if found["from"] <= value <= found["to"]]
+        assert (found["seq_count"], found["token_count"]) == (len(inside), sum(inside))
+    assert (
+        sum(found["from"] & (found["from"] - 1) == 0 for found in bins) >= max(values).bit_length()
+    )  # every doubling is an edge
+
+
+def test_a_small_dataset_by_hand() -> None:
+    """Ids 0, 1, 3 and 4 are tokens of 1, 2, 2 and 1 bytes; 2 and 5 are none."""
+    found = summary_of(corpus_of([[0, 0, 1], [], [3, 0, 5, 5]], [[1]]), VOCABULARY)
+    train, total = found["splits"]["train"], found["total"]
+    assert (train["token_count"], train["seq_count"], train["empty_seq_count"]) == (7, 3, 1)
+    assert train["lengths"]["mean"] == pytest.approx(7 / 3)
+    lengths = {key: train["lengths"][key] for key in ("min", "p25", "p50", "p99", "max", "token_median")}
+    assert lengths == {"min": 0, "p25": 0, "p50": 3, "p99": 4, "max": 4, "token_median": 4}
+    assert train["decoded_bytes"] == 3 + 2 + 2
+    assert train["bytes_per_token"] == 1.0
+    assert [(one["id"], one["text"], one["count"]) for one in total["top_tokens"]] == [
+        (0, "'a'", 3),
+        (1, "'bc'", 2),
+        (5, repr("\ufffd"), 2),
+        (3, "'é'", 1),
+    ]
+    assert total["top_tokens"][0]["share"] == 3 / 8
+    use = total["vocabulary_use"]
+    assert (use["size"], use["used"], use["unused"], use["outside"]) == (4, 3, 1, 1)
+    assert use["unused_examples"] == [{"id": 4, "text": "'x'"}]
+    assert (total["distinct_ids"], total["max_token_id"]) == (4, 5)
+    assert total["rank_frequency"] == [[1, 3], [2, 2], [3, 2], [4, 1]]
+    assert sum(one["used"] for one in use["by_id"]) == 3
+    assert found["splits"]["validation"]["lengths"]["p50"] == 1
+
+
+def test_nothing_at_all_is_counted_too() -> None:
+    found = summary_of(corpus_of([], [[]]), VOCABULARY)
+    assert (found["total"]["token_count"], found["total"]["seq_count"]) == (0, 1)
+    assert found["splits"]["train"]["lengths"]["p50"] is None
+    assert found["total"]["bytes_per_token"] is None
+    assert found["total"]["top_tokens"] == []
+
+
+def test_bytes_of_text_are_those_that_the_build_counted(demo: Path) -> None:
+    """Decoding every token gives the bytes that were read, in both splits together."""
+    corpus = open_corpus(demo)
+    found = summary_of(corpus, load_vocabulary(str(DEMO)))
+    assert found["text_bytes"] == found["total"]["decoded_bytes"] == 175_022
+    assert found["vocabulary"]["highest_id"] == 4095
+
+
+def test_tokens_by_source_are_those_of_each_built_alone(tmp_path: Path, demo: Path) -> None:
+    expected = {}
+    for name in ("stories.parquet", "notes.jsonl"):
+        path = build_dataset(tmp_path / name, source={"path": str(DEMO / name), "id_column": "id"}, tokenizer=str(DEMO))
+        alone = flat_tokens.open(path)
+        splits = (alone.train, alone.validation)
+        expected[name.partition(".")[0]] = (sum(s.token_count for s in splits), sum(s.seq_count for s in splits))
+    found = summary_of(open_corpus(demo))
+    assert {one["name"]: (one["token_count"], one["seq_count"]) for one in found["total"]["sources"]} == expected
+    by_split = [sum(one["token_count"] for one in part["sources"]) for part in found["splits"].values()]
+    assert by_split == [part["token_count"] for part in found["splits"].values()]
+
+
+def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(demo), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["stats", str(demo), "--top", "3"]) == 0
+    said = capsys.readouterr().out
+    assert f"{found['splits']['train']['token_count']:,}" in said
+    assert f"{found['total']['vocabulary_use']['unused']:,} of 4,096" in said
+    top = found["total"]["top_tokens"]
+    assert [f"{one['count']:,}" in said for one in top[:3]] == [True] * 3
+    assert re.search(r"stories +1 +189 +41,024 +3\.213 +73\.5 %", said)
+    assert len(said.rpartition("most frequent tokens\n")[2].splitlines()) == 3
+
+
+def test_one_split_is_counted_alone(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(demo), "--split", "validation", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["splits"]) == ["validation"]
+    assert found["total"]["token_count"] == flat_tokens.open(demo).validation.token_count
+    assert found["text_bytes"] is None  # what is recorded is of both splits
+
+
+def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(
+    tmp_path: Path, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (demo / "latest").resolve().rename(tmp_path / "moved")
+    try:
+        assert main(["stats", str(tmp_path / "moved"), "--json"]) == 0
+    finally:
+        (tmp_path / "moved").rename((demo / "latest").resolve())
+    out, err = capsys.readouterr()
+    assert json.loads(out)["total"]["top_tokens"][0]["text"] is None
+    assert json.loads(out)["total"]["vocabulary_use"]["size"] == 4096
+    assert "tokens are shown by their ids" in err
+
+
+def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance={"tokenizer": tokenizer})
+    assert main(["stats", str(tmp_path / "data"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["vocabulary_use"] is None
+
+
+def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])], layout="zarr2")
+    (tmp_path / "data/train/seq_starts/0").write_bytes(b"damaged")
+    assert main(["stats", str(tmp_path / "data")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_other_formats_are_counted_alike(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(reference / "modalities" / "lorem_ipsum_long.pbin"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total"]["token_count"], found["total"]["seq_count"]) == (332_875, 500)

@@ -1,0 +1,72 @@
+"""What a terminal shows while something takes long, and that nothing else is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flat_tokens import Checked, TokenBatch
+from flat_tokens.tools import cli, terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal that is told everything at once."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN", 0.0)
+    return Terminal()
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    batch = TokenBatch.from_sequences([[1, 2], [3]])
+    flat_tokens.write_dataset(tmp_path / "dataset", [batch], [batch], provenance={"name": "small"})
+    return tmp_path / "dataset"
+
+
+def lines(shown: Terminal) -> list[str]:
+    """What stood in the line, one behind the other."""
+    return [line.removesuffix(terminal.CLEAR) for line in shown.getvalue().split("\r")]
+
+
+def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes() -> None:
+    line = terminal.progress_line("verify", Checked(1_000_000_000, 4_000_000_000, 1), 10.0)
+    assert line == "verify   25%  1.0 GB of 4.0 GB  100 MB/s  0:30 left  1 fault"
+    assert terminal.progress_line("export", Checked(0, 0, 0), 10.0) == "export    0%  0 B of 0 B  0 MB/s"
+    assert [terminal.duration(seconds) for seconds in (4.4, 75, 3723)] == ["0:04", "1:15", "1:02:03"]
+
+
+def test_a_check_shows_how_far_it_is(dataset: Path, stderr: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line is gone at the end, and standard output has the result alone."""
+    with contextlib.redirect_stderr(stderr):
+        assert cli.main(["verify", str(dataset), "--full", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    shown = lines(stderr)
+    assert any(line.startswith("verify  100%  ") for line in shown)
+    assert shown[-1] == ""
+
+
+def test_an_export_shows_how_far_it_is(dataset: Path, tmp_path: Path, stderr: Terminal) -> None:
+    with contextlib.redirect_stderr(stderr):
+        assert cli.main(["export", str(dataset), str(tmp_path / "out"), "--to", "megatron"]) == 0
+    shown = lines(stderr)
+    assert any(line.startswith("export  100%  24 B of 24 B  ") for line in shown)
+    assert shown[-1] == ""
+
+
+def test_what_is_no_terminal_is_told_nothing(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress("verify") as watch:
+        assert watch is None
+    assert cli.main(["verify", str(dataset), "--full"]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,202 @@
+"""flat-tokens trace: from tokens, sequences and training steps to the documents they come from, against looking by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.rows.loader import ReferenceOrder, ShuffledLoader
+from flat_tokens.tools.cli import main
+from tests.flat_tokens.demo import DEMO, build_dataset, build_demo
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trace") / "out"
+    build_demo(output)
+    return output
+
+
+def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["trace", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def source_texts() -> dict[str, list[str]]:
+    notes = [json.loads(line)["text"] for line in (DEMO / "notes.jsonl").read_text().splitlines()]
+    return {"stories.parquet": pq.read_table(DEMO / "stories.parquet")["text"].to_pylist(), "notes.jsonl": notes}
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, capsys: pytest.CaptureFixture[str], split: str) -> None:
+    texts = source_texts()
+    for i in (0, 30, -1):
+        found = traced(capsys, str(demo), "--split", split, "--sequence", str(i))
+        assert found["text_from"] == "source"
+        assert found["text"] == texts[found["document"]["file"]][found["document"]["row"]]
+        assert found["found"] == str(DEMO / found["document"]["file"])
+        assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
+
+
+def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = flat_tokens.open(demo).train
+    starts = train.seq_starts.read(0, train.seq_starts.length).astype(np.int64)
+    for token in (0, int(starts[5]), int(starts[6]) - 1, train.token_count - 1):
+        found = traced(capsys, str(demo), "--token", str(token))
+        i = int(np.searchsorted(starts, token, side="right")) - 1
+        assert (found["sequence"], found["token"]["in_sequence"]) == (i, token - starts[i])
+        assert found["token"]["id"] == int(train.sequence(i)[token - starts[i]])
+        assert found["token"]["before"] + found["token"]["text"] + found["token"]["after"] in found["text"]
+    assert traced(capsys, str(demo), "--token", "-1")["token"]["index"] == train.token_count - 1
+
+
+def test_people_see_where_it_is_from(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(demo), "--token", "100", "--characters", "20"]) == 0
+    said = capsys.readouterr().out
+    for part in ("token      100: id ", "file       stories.parquet", "text from  the source", " more"):
+        assert part in said
+    assert "»" in said
+
+
+def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(DEMO / "notes.jsonl", tmp_path / "notes.jsonl")
+    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")}, tokenizer="bytes", validation_fraction=0)
+    text = source_texts()["notes.jsonl"][3]
+    assert traced(capsys, str(tmp_path / "out"), "--sequence", "3")["text_from"] == "source"
+    (tmp_path / "notes.jsonl").rename(tmp_path / "moved.jsonl")
+    found = traced(capsys, str(tmp_path / "out"), "--sequence", "3")
+    assert (found["text_from"], found["text"], found["document"]["row"]) == ("tokens", text, 3)
+    assert found["notes"] == ["notes.jsonl is not found; say where it is with --source"]
+    (tmp_path / "there").mkdir()
+    (tmp_path / "moved.jsonl").rename(tmp_path / "there" / "notes.jsonl")
+    found = traced(capsys, str(tmp_path / "out"), "--sequence", "3", "--source", str(tmp_path / "there"))
+    assert (found["text_from"], found["text"]) == ("source", text)
+
+
+def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    build_dataset(tmp_path / "out", source={"path": str(path)}, tokenizer="bytes", validation_fraction=0)
+    path.write_text('{"text": "one"}\n{"text": "TWO"}\n')
+    found = traced(capsys, str(tmp_path / "out"), "--sequence", "1")
+    assert (found["text_from"], found["text"]) == ("tokens", "two")
+    assert found["notes"] == [f"row 1 of {path} is not the document, by its key: the file has changed since it was read"]
+
+
+def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[5], [], [6, 7]])])
+    found = traced(capsys, str(tmp_path / "data"), "--token", "1")
+    assert (found["sequence"], found["ids"], found["document"], found["text"]) == (2, [6, 7], None, None)
+    assert "there is no record of where sequences come from" in found["notes"]
+
+
+def test_other_formats_are_traced_to_their_sequences(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = reference / "modalities" / "lorem_ipsum_long.pbin"
+    found = traced(capsys, str(path), "--token", "1000")
+    assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
+
+
+def test_a_token_shard_knows_its_documents_by_key_and_row(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards = sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))
+    found = [traced(capsys, str(shard), "--sequence", "2") for shard in shards]
+    assert sorted(len(one["text"]) for one in found) == sorted(len(texts[2]) for texts in source_texts().values())
+    assert [one["document"]["row"] for one in found] == [2, 2]
+    assert "a token shard's rows count from the beginning of its part, [0, " in found[0]["notes"][0]
+
+
+def rows_of(found: dict[str, Any], train: flat_tokens.FlatTokens) -> list[list[int]]:
+    """The tokens of a traced batch's rows, put together from the sequences that it names."""
+    rows = []
+    for row in found["rows"]:
+        tokens: list[int] = []
+        for part in row["parts"]:
+            assert part["row_tokens"][0] == len(tokens)
+            low, high = part["sequence_tokens"]
+            tokens += train.sequence(part["sequence"])[low:high].tolist()
+            assert part["row_tokens"][1] == len(tokens)
+        rows.append(tokens)
+    return rows
+
+
+ORDERS: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
+    (["--seed", "7", "--epochs", "0", "--start", "12"], {"seed": 7, "epochs": None, "start": 12}),
+    (["--order", "sequential"], {"order": "sequential"}),
+    (["--reference-order", "2,4,3"], {"order": ReferenceOrder(2, 4, 3)}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "settings"), ORDERS, ids=lambda value: "-".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize("view", ["packed", "blocks", "documents", "overlap"])
+def test_a_step_leads_to_the_documents_of_the_loaders_batch(
+    demo: Path, capsys: pytest.CaptureFixture[str], view: str, arguments: list[str], settings: dict[str, Any]
+) -> None:
+    train = flat_tokens.open(demo).train
+    views = {
+        "packed": (train.packed(200), ["--view", "packed"]),
+        "blocks": (train.blocks(200), ["--view", "blocks"]),
+        "documents": (train.documents(200), ["--view", "documents"]),
+        "overlap": (train.packed(200, overlap=1), ["--overlap", "1"]),
+    }
+    rows, options = views[view]
+    loader = ShuffledLoader(rows, 4, **settings)
+    for step in (0, 3):
+        found = traced(capsys, str(demo), "--step", str(step), "--batch-size", "4", "--length", "200", *options, *arguments)
+        batch = loader[step]
+        expected = [
+            (row >> 1).tolist()[: batch.length[k]] if view == "documents" else (row >> 1).tolist()
+            for k, row in enumerate(batch.encoded)
+        ]
+        assert rows_of(found, train) == expected
+        assert [row["view_row"] for row in found["rows"]] == loader.indices(step).tolist()
+        texts = source_texts()
+        for row in found["rows"]:
+            for part in row["parts"]:
+                assert part["text"] == texts[part["document"]["file"]][part["document"]["row"]]
+                assert part["part_text"].strip("\ufffd") in part["text"]
+
+
+def test_one_row_of_a_step_is_shown_alone(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = [str(demo), "--step", "2", "--batch-size", "4", "--length", "64"]
+    whole = traced(capsys, *step)
+    assert traced(capsys, *step, "--row", "3")["rows"] == whole["rows"][3:]
+    assert main(["trace", *step, "--row", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("row 3 of step 2: row ")
+    assert whole["rows"][3]["parts"][0]["document"]["key"] in said
+
+
+def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However many stand between two tokens of a row."""
+    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[], [1, 2], *[[]] * 50, [3], [4, 5]])])
+    step = ["--step", "0", "--batch-size", "1", "--length", "4", "--order", "sequential"]
+    (row,) = traced(capsys, str(tmp_path / "data"), *step)["rows"]
+    assert [(part["sequence"], part["row_tokens"]) for part in row["parts"]] == [(1, [0, 2]), (52, [2, 3]), (53, [3, 4])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--step", "1"], "--step needs the run's --batch-size and --length"),
+        (["--step", "999999", "--batch-size", "4", "--length", "64"], "there is no step 999999"),
+        (["--step", "0", "--batch-size", "4", "--length", "64", "--row", "4"], "there is no row 4 in step 0; there are 4"),
+        (["--step", "0", "--batch-size", "4", "--length", "64", "--view", "blocks", "--overlap", "1"], "--overlap is of packed"),
+        (["--sequence", "263"], "there is no sequence 263 in train; there are 263"),
+        (["--token", "44912"], "there is no token 44912; there are 44912"),
+        (["--sequence", "0", "--split", "test"], "there is no split 'test'"),
+    ],
+)
+def test_what_is_not_there_is_told(demo: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["trace", str(demo), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err

@@ -1,0 +1,177 @@
+"""The commands for a dataset's life after its first build, as a person meets them, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flows.commands.main import main
+from tests.faults.support import ROOT, write_notes
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration of a directory with two files, built."""
+    for name in ("a", "b"):
+        write_notes(tmp_path / "in" / f"{name}.jsonl", 5)
+    path = tmp_path / "config.yaml"
+    path.write_text(f"output: {tmp_path / 'out'}\nsource: {{path: {tmp_path / 'in'}, id_column: id}}\ntokenizer: bytes\n")
+    return path
+
+
+class Terminal:
+    """Runs commands in this process, which takes less than starting one for each."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        return (status, *self._capture.readouterr())
+
+    def lines(self, *arguments: str | Path) -> list[str]:
+        """What a command prints that succeeds."""
+        status, out, errors = self(*arguments)
+        assert status == 0, errors
+        return out.splitlines()
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
+    before = signal.getsignal(signal.SIGTERM)
+    yield Terminal(capsys)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """What a person sees from the first refresh to the removal of what is not needed any more."""
+    output, lines = tmp_path / "out", terminal.lines
+    first = lines("refresh", config)
+    assert first[0].endswith(": 2 files came")
+    assert any(line.startswith("  train ") for line in first)
+    assert lines("refresh", config)[0].startswith("nothing changed: ")
+
+    (tmp_path / "in" / "b.jsonl").unlink()
+    write_notes(tmp_path / "in" / "c.jsonl", 7)
+    second = lines("refresh", config)
+    assert second[0].endswith(": 1 file came, 1 went")
+    assert "  source     documents 12 (+2), tokens" in "\n".join(second)
+    assert "  reused     1 of 2 slices" in second
+
+    table = lines("versions", output)
+    assert table[0].split() == ["version", "made", "(UTC)", "documents", "tokens", "tokenizer", "layout", "size"]
+    latest, former = (line.split()[0] for line in table[1:])
+    assert table[1].endswith("latest")
+    assert "former until" in table[2]
+    assert lines("versions", config) == table
+
+    assert lines("pin", output, former, "--note", "the paper") == [f"pinned {former}"]
+    assert lines("versions", output)[2].endswith("pinned: the paper")
+    assert lines("rollback", output) == [f"latest {former}, before {latest}, number 3"]
+    assert os.readlink(output / "latest") == f"versions/{former}"
+    assert "was rolled back" in lines("refresh", config)[0]
+    assert lines("rollback", output, latest[:5]) == [f"latest {latest}, before {former}, number 4"]
+    assert lines("unpin", output, former) == [f"unpinned {former}"]
+
+    assert lines("gc", output)[0] == "nothing to remove"
+    dry = lines("gc", output, "--keep", "1", "--days", "0")
+    assert dry[0].startswith("may go: 3 things")
+    assert dry[0].endswith("--delete removes it.")
+    assert lines("versions", output)[2].startswith(former)
+    done = lines("gc", output, "--keep", "1", "--days", "0", "--delete")
+    assert done[0].startswith("removed 3 things")
+    assert done[-1] == f"  kept: {latest} (latest)"
+    assert len(lines("versions", output)) == 2
+    flat_tokens.verify(output, "full")
+
+
+def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    output, lines = tmp_path / "out", terminal.lines
+    refreshed = json.loads("\n".join(lines("refresh", config, "--json")))
+    assert (refreshed["outcome"], refreshed["build"]["slices"]) == ("published", 2)
+    assert json.loads("\n".join(lines("versions", output, "--json")))[0]["version"] == refreshed["version"]
+    collected = json.loads("\n".join(lines("gc", output, "--json")))
+    assert (collected["garbage"], collected["deleted"]) == ([], False)
+    (rerun,) = json.loads("\n".join(lines("retokenize", output, "--tokenizer", "bytes", "--json")))
+    assert rerun["path"].startswith(f"{output}-bytes/versions/")
+    policy = lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
+    assert f"  removed    version {refreshed['version']}" in policy
+
+
+def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    terminal.lines("build", config)
+    output = tmp_path / "out"
+    for arguments, words in (
+        (("versions", tmp_path / "nowhere"), "nothing was built here"),
+        (("rollback", output), "no version before"),
+        (("rollback", output, "zzz"), "no version begins with 'zzz'"),
+        (("unpin", output, "zzz"), "is not pinned"),
+        (("pin", output, ""), "'' is not the name of a version"),
+        (("gc", output, "--keep", "0"), "at least one version is kept"),
+        (("gc", output, "--days", "nan"), "should be 0 or more"),
+        (("refresh", config, "--days", "3"), "give --keep, too"),
+        (("refresh", output, "--set", "split_seed=1"), "but a dataset is given"),
+        (("refresh", tmp_path / "none.yaml"), "is neither a configuration file nor an output"),
+        (("retokenize", config, "--tokenizer", "nope"), "there is no tokenizer 'nope'"),
+        (("retokenize", config, "--tokenizer", "{nam: x}"), "unknown key 'nam'. Did you mean 'name'?"),
+        (("retokenize", config, "--tokenizer", "bytes", "--tokenizer", "bytes"), "would be the output of two"),
+        (("versions", "s3://user:secret@host/x"), "carries credentials"),
+    ):
+        status, out, errors = terminal(*arguments)
+        assert (status, out) == (1, ""), arguments
+        assert words in errors
+        assert len(errors.strip().splitlines()) == 1
+        assert "secret" not in errors
+
+
+def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """Not into the dataset itself, under whatever name, and not to the first of two outputs where the second cannot be had."""
+    terminal.lines("build", config)
+    output, other = tmp_path / "out", ROOT / "deployments/demo/tokenizer.json"
+    before = (output / "latest.json").read_bytes()
+    for place, words in (
+        (f"{output}/", "are one place"),
+        (f"file://{output}", "are one place"),
+        ("{output}", "would be the output of two"),
+        ("", "is not a path or URL"),
+    ):
+        status, _, errors = terminal("retokenize", output, "--tokenizer", other, "--output", place)
+        assert (status, (output / "latest.json").read_bytes()) == (1, before)
+        assert words in errors
+
+    (tmp_path / "out-tokenizer").touch()
+    status, _, errors = terminal("retokenize", output, "--tokenizer", "bytes", "--tokenizer", other)
+    assert status == 1
+    assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
+    assert not (tmp_path / "out-bytes" / "versions").exists()
+
+
+def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    for arguments, begins in ((["refresh", str(config), "--quiet"], "published "), (["versions", str(config)], "version ")):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows", *arguments],
+            cwd=ROOT,
+            env={**clean, "PREFECT_HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(begins)

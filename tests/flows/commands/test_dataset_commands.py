@@ -1,0 +1,80 @@
+"""The commands that make datasets of datasets: what they say where it does not go as it was meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from tests.made import docs_of, foreign, publish_docs, read_docs
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """The exit status of a command, and what it says on standard error."""
+    status = main([*map(str, arguments), "--no-server"])
+    return status, capsys.readouterr().err.strip()
+
+
+def test_appending_to_a_dataset_without_a_pointer_says_that_they_are_to_be_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, more = foreign(tmp_path / "plain", [[1, 2]]), foreign(tmp_path / "more", [[3]])
+    status, said = said_by(capsys, "append", more, "--to", plain)
+    assert status == 1
+    assert said.startswith(f"append failed: {plain} is a dataset by itself: it has no latest.json")
+    assert said.endswith(f"python -m flows merge {plain} {more} OUTPUT")
+
+
+@pytest.mark.parametrize("named", ["latest", "versions/{version}", "versions/{version}/"])
+def test_appending_to_a_version_names_the_output_that_it_belongs_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    out = tmp_path / "out"
+    to = f"{out}/{named}".format(version=publish_docs(out, docs_of([1, 2])))
+    status, said = said_by(capsys, "append", foreign(tmp_path / "more", [[3]]), "--to", to)
+    assert status == 1
+    assert said == f"append failed: {to} is one version, which never changes. Append to the output that it belongs to: --to {out}"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_there: bool
+) -> None:
+    out, more = tmp_path / "out", foreign(tmp_path / "more", [[3]])
+    if is_there:
+        out.mkdir()
+    status, said = said_by(capsys, "append", more, "--to", out)
+    assert status == 1
+    assert said.startswith(f"append failed: {out} has no latest.json: nothing was published there")
+    command = f"python -m flows merge {more} {out}"
+    assert said.endswith(command)
+
+    assert main([*command.split()[3:], "--no-server"]) == 0
+    assert [doc.ids for doc in read_docs(out)["train"]] == [(3,)]
+
+
+def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = foreign(tmp_path / "dataset", [[1, 2], [3]])
+    assert said_by(capsys, "export", dataset, tmp_path / "files", "--to", "llm.c", "--end-of-text", 9) == (0, "")
+    status, said = said_by(capsys, "import", tmp_path / "files", tmp_path / "one", "--json")
+    assert status == 0
+    assert said.startswith("import: each split is one long sequence: llm.c keeps documents apart by an end-of-text token")
+    assert said_by(capsys, "import", tmp_path / "files", tmp_path / "back", "--end-of-text", 9) == (0, "")
+
+
+def test_a_source_that_gets_another_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        publish_docs(tmp_path / name, docs_of([1, 2]), name=name)
+    status, said = said_by(capsys, "merge", tmp_path / "a", tmp_path / "b", tmp_path / "out")
+    assert status == 0
+    assert "WARNING The source 'web' of b (" in said
+    assert ") is called 'web-2' here" in said

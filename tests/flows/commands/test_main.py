@@ -1,0 +1,197 @@
+"""The command line as a person meets it: in a process of its own, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flat_tokens.tools.terminal import duration
+from flows.commands.config_file import read_config
+from flows.commands.display import progress_line, size
+from tasks.progress import Done, Progress
+
+ROOT = Path(__file__).parents[3]
+
+
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "flows", *map(str, arguments)],
+        cwd=ROOT,
+        env={**clean, "PREFECT_HOME": "/nonexistent", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"output: {tmp_path / 'out'}\nsource:\n  path: deployments/demo/stories.parquet\n  id_column: id\ntokenizer: bytes\n"
+    )
+    return path
+
+
+def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(config: Path, tmp_path: Path) -> None:
+    first = command("build", config)
+    assert first.returncode == 0, first.stderr
+    for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slices", "seconds", "(download"):
+        assert words in first.stdout
+    assert str(tmp_path / "out" / "versions") in first.stdout
+    assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189
+    again = command("build", config)
+    assert again.returncode == 0
+    assert again.stdout.startswith("nothing to do")
+
+
+def test_settings_on_the_command_line_win(config: Path, tmp_path: Path) -> None:
+    done = command("build", config, "--set", "validation_fraction=1", "--set", f"output={tmp_path / 'other'}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["totals"]["validation"]["seq_count"] == 189
+    assert flat_tokens.open(tmp_path / "other").train.seq_count == 0
+
+
+def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
+    read = read_config(config, ["source.text_column=title", "tokenizer.engine=reference", "documents.on_bad=skip", "workers=3"])
+    assert (read.sources[0].text_column, read.tokenizer.name, read.tokenizer.engine) == ("title", "bytes", "reference")
+    assert (read.documents.on_bad, read.workers) == ("skip", 3)
+    assert read_config(config, ["sources=[{path: x}]", "sources.0.name=y"]).sources[0].name == "y"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("tokenizr=gpt2", "unknown key 'tokenizr'. Did you mean 'tokenizer'?"),
+        ("source.text_colum=body", "Did you mean 'text_column'?"),
+        ("validation_fraction=.nan", "validation_fraction"),
+        ("slice_bytes=-1", "slice_bytes"),
+        ("tokenizer", "write KEY=VALUE"),
+        ("sources.7.name=x", "sources"),
+        ("source.path=s3://user:secret@host/x", "carries credentials"),
+        ("source.path={s3://user:secret@host: ", "--set source.path: the value is not YAML"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line_that_repeats_no_secret(config: Path, setting: str, words: str) -> None:
+    done = command("build", config, "--set", setting)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "secret" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("workers", "--set workers: write KEY=VALUE, such as --set tokenizer=gpt2"),
+        ("=3", "--set : write KEY=VALUE"),
+        ("source..path=x", "--set source..path: write KEY=VALUE"),
+        ("workers=[", "--set workers: the value is not YAML: expected the node content"),
+        (
+            "tokenizer={name: a, name: b}",
+            "--set tokenizer: the value: the key 'name' is in line 1 and again in line 1; remove one",
+        ),
+        ("sources.1.path=x", "--set sources.1.path: there is no item '1'; there are 1, counted from 0"),
+        ("sources.-1.path=x", "--set sources.-1.path: there is no item '-1'"),
+        ("sources.first.path=x", "--set sources.first.path: there is no item 'first'"),
+        ("source.0.path=x", "--set source.0.path: 'source' is not a list, so it has no item '0'"),
+        ("documents.0=skip", "--set documents.0: 'documents' is not a list, so it has no item '0'"),
+        ("output.path=x", "--set output.path: 'output' has no settings within"),
+        ("source.text_column.name=x", "source.text_column: should be text, not a mapping"),
+        ("documents.on_bad=", "documents.on_bad: should be 'error', 'skip' or 'replace', not nothing"),
+        ("sources.0.text_colum=x", "unknown key 'sources.0.text_colum'. Did you mean 'text_column'?"),
+        ("documents.onbad=skip", "unknown key 'documents.onbad'. Did you mean 'on_bad'?"),
+        ("on_bad=skip", "unknown key 'on_bad'. Did you mean 'documents.on_bad'?"),
+    ],
+)
+def test_a_setting_that_leads_nowhere_is_refused_by_name(config: Path, setting: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_config(config, [setting])
+
+
+@pytest.mark.parametrize("written", ["", "tokenizer:", "tokenizer: bytes", "tokenizer: {name: bytes}"])
+def test_a_setting_makes_the_mappings_that_it_needs(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"output: out\nsource:\n{written}\n")
+    read = read_config(path, ["source.path=in", "tokenizer.name=gpt2", "tokenizer.engine=reference"])
+    assert (read.sources[0].path, read.tokenizer.name, read.tokenizer.engine) == ("in", "gpt2", "reference")
+
+
+def test_a_mapping_may_be_merged_and_overridden(tmp_path: Path) -> None:
+    """What YAML's anchors are for; that is no key twice."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "output: out\ntokenizer: bytes\n"
+        "sources:\n- &a {name: a, path: a, text_column: body}\n- {<<: *a, name: b, path: b}\n- {<<: *a, name: c, path: c}\n"
+    )
+    read = read_config(path, [])
+    assert [(source.name, source.path, source.text_column) for source in read.sources] == [
+        ("a", "a", "body"),
+        ("b", "b", "body"),
+        ("c", "c", "body"),
+    ]
+
+
+def test_a_config_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("a: [")
+    assert "is not YAML" in command("build", bad).stderr
+    assert "cannot read" in command("plan", tmp_path / "none.yaml").stderr
+
+
+def test_a_failure_is_one_line_with_the_next_step(config: Path) -> None:
+    done = command("build", config, "--set", "source.text_column=body")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "build failed: stories.parquet has no column 'body'; it has 'id', 'text', 'language', 'title'. Set source.text_column."
+    )
+
+
+def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(config: Path) -> None:
+    away = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = command("build", config, **away)
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert "--no-server" in done.stderr
+    assert command("build", config, "--no-server", **away).returncode == 0
+
+
+def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path) -> None:
+    done = command("plan", config, "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["files"], made["slices"], made["slices_stored"], made["is_published"]) == (1, 1, 0, False)
+    assert not (tmp_path / "out" / "versions").exists()
+    built = json.loads(command("build", config, "--json").stdout)
+    assert made["version"] == built["version"]
+    tokens = built["totals"]["train"]["token_count"] + built["totals"]["validation"]["token_count"]
+    assert abs(made["tokens"] - tokens) < 0.1 * tokens
+    after = command("plan", config)
+    assert "a build has nothing to do" in after.stdout
+    assert "1 of them stored" in after.stdout
+
+
+def test_quiet_logs_lines(config: Path) -> None:
+    done = command("build", config, "--quiet")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_the_display_shows_documents_tokens_rate_and_time_left() -> None:
+    line = progress_line(Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000)))
+    assert line == "tokenize    25%  1,234 documents  300,000,000 tokens  100 MB/s  0:30 left"
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1500, 2.5e9)] == ["0 B", "999 B", "1.5 kB", "2.5 GB"]
+    assert [duration(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]

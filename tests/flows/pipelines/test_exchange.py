@@ -1,0 +1,165 @@
+"""Exports and imports in the order of a flow, on threads: what comes back, what is recorded, what is not done twice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+import tasks.derive.imports
+from flat_tokens import TokenBatch
+from flat_tokens.formats import FORMATS
+from flat_tokens.keys import token_keys
+from flat_tokens.tools.export import export_of
+from flows.pipelines.exchange import ExportResult, ImportResult, export, import_files
+from flows.runners.threads import Threads
+from tasks.derive.request import Import
+from tasks.split.rule import SplitRule
+from tests.faults.support import digests
+from tests.made import read_docs
+
+MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3"}
+END = 300
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a few bytes, and no waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(tasks.imports, "PART_BYTES", 40)
+
+
+def made(path: Path, train: list[list[int]], validation: list[list[int]] | None = None) -> Path:
+    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation or [])])
+    return path
+
+
+def exported(dataset: Path, out: Path, format: str = "megatron", workers: int = 2, **options: Any) -> ExportResult:
+    with Threads(workers) as runner:
+        return export(export_of(dataset, format, options), str(out), runner)
+
+
+def imported(path: Path, output: Path, workers: int = 2, **settings: Any) -> ImportResult:
+    with Threads(workers) as runner:
+        return import_files(Import(path=str(path), output=str(output), **settings), runner)
+
+
+def keys(sequences: list[list[int]]) -> list[int]:
+    return [key for some in token_keys([TokenBatch.from_sequences(sequences)]) for key in some.tolist()]
+
+
+RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=9)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@settings(max_examples=5)
+@given(train=RAGGED, validation=RAGGED)
+def test_an_import_gives_back_what_was_exported(
+    tmp_path: Path, format: str, train: list[list[int]], validation: list[list[int]]
+) -> None:
+    """In the files' own splits; a document's key is made of its tokens, its row counts the sequences of its split."""
+    if not train and not validation:
+        train = [[1]]
+    options = {"end_of_text": END} if format in MARKED else {}
+    work = tmp_path / str(next(_numbers))
+    exported(made(work / "dataset", train, validation), work / "out", format, **options)
+    result = imported(work / "out", work / "back", format=format, options=options)
+    found = read_docs(work / "back")
+    for name, sequences in (("train", train), ("validation", validation)):
+        assert [list(doc.ids) for doc in found[name]] == sequences
+        assert [doc.key for doc in found[name]] == keys(sequences)
+        assert [doc.row for doc in found[name]] == list(range(len(sequences)))
+        assert {doc.file for doc in found[name]} <= {0 if name == "train" or not train else 1}
+    assert result.totals["documents"]["read"] == len(train) + len(validation)
+
+
+def test_the_manifest_of_an_import_says_where_from(tmp_path: Path) -> None:
+    exported(made(tmp_path / "dataset", [[1, 2], [3]], [[4]]), tmp_path / "web")
+    result = imported(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
+    made_of = flat_tokens.open(tmp_path / "back").manifest["provenance"]
+    (source,) = made_of["sources"]
+    assert (source["name"], source["from"], source["format"]) == ("web", "megatron files", "megatron")
+    assert [(file["name"], [part["key"] for part in file["parts"]]) for file in source["files"]] == [
+        ("train", ["train.bin", "train.idx"]),
+        ("validation", ["validation.bin", "validation.idx"]),
+    ]
+    assert made_of["tokenizer"]["name"] == "bytes"
+    assert str(tmp_path) not in (Path(result.path) / "manifest.json").read_text()
+    assert "From megatron files." in (Path(result.path) / "README.md").read_text()
+
+
+def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
+    """Whatever splits the files have."""
+    sequences = [[i, i + 1] for i in range(60)]
+    exported(made(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
+    imported(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
+    found = read_docs(tmp_path / "back")
+    drawn = SplitRule(fraction=0.3, seed=2).draws(np.array(keys(sequences), np.uint64))
+    assert [list(doc.ids) for doc in found["validation"]] == [
+        ids for ids, is_drawn in zip(sequences, drawn, strict=True) if is_drawn
+    ]
+    assert sorted(list(doc.ids) for docs in found.values() for doc in docs) == sequences
+    assert 5 < len(found["validation"]) < 35
+
+
+def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path: Path) -> None:
+    exported(made(tmp_path / "dataset", [[i] * 9 for i in range(30)]), tmp_path / "web")
+    first = imported(tmp_path / "web", tmp_path / "back", workers=1)
+    assert first.parts > 3
+    again = imported(tmp_path / "web", tmp_path / "back")
+    assert (again.was_published, again.version, again.sequence) == (True, first.version, 1)
+    third = imported(tmp_path / "web", tmp_path / "back", validation_fraction=0.5)
+    assert (third.parts_reused, third.sequence) == (third.parts, 2)
+    elsewhere = imported(tmp_path / "web", tmp_path / "elsewhere", workers=4)
+    assert digests(Path(elsewhere.path)) == digests(Path(first.path))
+
+
+def test_imports_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    exported(made(tmp_path / "dataset", [[1, 2], [300]]), tmp_path / "web")
+    with pytest.raises(ValueError, match=r"is a flat-tokens dataset already. python -m flows relayout"):
+        imported(tmp_path / "dataset", tmp_path / "back")
+    with pytest.raises(ValueError, match="lie within each other"):
+        imported(tmp_path / "web", tmp_path / "web" / "back")
+    with pytest.raises(ValueError, match="holds token id 300, but those of bytes end at 256"):
+        imported(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
+    with pytest.raises(ValueError, match="there is no format 'tfrecord'"):
+        imported(tmp_path / "web", tmp_path / "back", format="tfrecord")
+    with pytest.raises(FileNotFoundError):
+        imported(tmp_path / "nothing", tmp_path / "back")
+    assert not (tmp_path / "back" / "versions").exists()
+
+
+def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported(made(tmp_path / "dataset", [[1, 2], [3]]), tmp_path / "web")
+    real = tasks.derive.imports._make_shard
+
+    def change(*arguments: Any) -> Any:
+        # In one step: a thread beside this one must not find the file empty.
+        path, other = tmp_path / "web" / "train.bin", tmp_path / f"other-{threading.get_ident()}"
+        other.write_bytes(path.read_bytes()[::-1])
+        other.replace(path)
+        return real(*arguments)
+
+    monkeypatch.setattr(tasks.imports, "_make_shard", change)
+    with pytest.raises(ValueError, match=r"web: was changed while it was read"):
+        imported(tmp_path / "web", tmp_path / "back")
+    assert not (tmp_path / "back" / "latest.json").exists()
+
+
+def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path: Path) -> None:
+    """One goes on with what the other has begun."""
+    dataset = made(tmp_path / "dataset", [[1, 2], [3], [4, 5]])
+    first = exported(dataset, tmp_path / "out", tokens_per_file=2)
+    again = flat_tokens.tools.export.write(export_of(dataset, "megatron", {"tokens_per_file": 2}), str(tmp_path / "out"))
+    assert (first.was_done, again.was_done) == (False, True)
+    (tmp_path / "out" / ".export" / "export.json").unlink()
+    assert exported(dataset, tmp_path / "out", tokens_per_file=2).reused == first.parts == 3

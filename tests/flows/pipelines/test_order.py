@@ -1,0 +1,186 @@
+"""Whole builds in one process: what goes in comes out, whatever the number of workers and the size of slices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+import flat_tokens
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+
+DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+WORKED_EXAMPLE = ["\x00\x01", "\x02\x03\x04", "\x05\x06\x07"]
+
+
+def run(output: Path, workers: int = 2, **settings: Any) -> BuildResult:
+    config = BuildConfig.model_validate({"output": str(output), "tokenizer": "bytes", **settings})
+    with Threads(workers) as runner:
+        return build(config, runner)
+
+
+def demo_sources() -> list[dict[str, Any]]:
+    return [
+        {"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"},
+        {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
+    ]
+
+
+def objects(path: str) -> dict[str, str]:
+    return {o["key"]: o["sha256"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])
+@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
+def test_the_worked_example_byte_for_byte(tmp_path: Path, kind: str, layout: str) -> None:
+    source: dict[str, Any] = {"path": str(tmp_path / f"in.{kind}"), "format": kind}
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": WORKED_EXAMPLE}), tmp_path / "in.parquet")
+    elif kind == "jsonl":
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in WORKED_EXAMPLE))
+    else:
+        (tmp_path / "in.text").write_text("|".join(WORKED_EXAMPLE))
+        source["document_separator"] = "|"
+
+    result = run(tmp_path / "out", source=source, validation_fraction=0, layout=layout)
+
+    group = zarr.open_group(result.path, mode="r")
+    assert group["train/encoded_tokens"][:].tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
+    assert group["train/encoded_tokens"].dtype == np.uint32
+    assert group["train/seq_starts"][:].tolist() == [0, 2, 5, 8]
+    assert group["train/seq_starts"].dtype == np.uint64
+    assert group["train"].attrs["max_token_id"] == 8
+    assert group["validation/encoded_tokens"].shape == (0,)
+    assert group["validation/seq_starts"][:].tolist() == [0]
+    assert sorted(group.group_keys()) == ["train", "validation"]
+    assert group.metadata.zarr_format == (2 if layout == "zarr2" else 3)
+
+
+def test_every_document_comes_out_once_in_order(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", sources=demo_sources(), validation_fraction=0.1)
+    dataset = flat_tokens.open(tmp_path / "out")
+    texts = pq.read_table(DEMO / "stories.parquet")["text"].to_pylist()
+    texts += [json.loads(line)["text"] for line in (DEMO / "notes.jsonl").read_text("utf-8").splitlines()]
+    got = {
+        name: [bytes((split[i] - 1).astype(np.uint8)).decode() for i in range(len(split))]
+        for name, split in (("train", dataset.train), ("validation", dataset.validation))
+    }
+    assert sorted(got["train"] + got["validation"]) == sorted(texts)
+    held_out = set(got["validation"])
+    assert got["train"] == [text for text in texts if text not in held_out]
+    assert got["validation"] == [text for text in texts if text in held_out]
+    assert 0.05 < len(held_out) / len(texts) < 0.2
+    assert result.totals["documents"]["read"] == len(texts)
+    assert flat_tokens.verify(tmp_path / "out", "full").seq_count == len(texts)
+
+
+def test_bytes_do_not_depend_on_workers_or_slices(tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path / f"{workers}-{size}", workers, sources=demo_sources(), slice_bytes=size)
+        for workers, size in ((1, 10**9), (2, 10**9), (4, 5_000), (3, 20_000))
+    ]
+    assert runs[2].slices > 20
+    assert len({result.version for result in runs}) == 1
+    assert len({json.dumps(objects(result.path)) for result in runs}) == 1
+
+
+def test_a_second_run_does_no_work(tmp_path: Path) -> None:
+    first = run(tmp_path / "out", sources=demo_sources())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")}
+    second = run(tmp_path / "out", sources=demo_sources())
+    assert (second.was_published, second.version, second.sequence) == (True, first.version, 1)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")} == before
+
+
+def test_a_new_fraction_reuses_every_shard_and_a_new_tokenizer_none(tmp_path: Path) -> None:
+    first = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000)
+    again = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000, validation_fraction=0.5)
+    assert (again.slices_reused, again.slices, again.sequence) == (first.slices, first.slices, 2)
+    other = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000, tokenizer=str(DEMO / "tokenizer.json"))
+    assert (other.slices_reused, other.sequence) == (0, 3)
+
+
+def test_validation_membership_is_the_same_for_every_tokenizer(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", sources=demo_sources(), validation_fraction=0.2)
+    two = run(tmp_path / "two", sources=demo_sources(), validation_fraction=0.2, tokenizer=str(DEMO / "tokenizer.json"))
+    keys = [zarr.open_array(f"{r.path}/documents/validation/key", mode="r")[:].tolist() for r in (one, two)]
+    assert keys[0] == keys[1]
+
+
+def test_a_changed_file_redoes_its_slices_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in "abc":
+        rows = [f"{name} {i:02} {'of the same length' * 20}" for i in range(50)]
+        pq.write_table(pa.table({"text": rows}), data / f"{name}.parquet", row_group_size=10)
+    settings = {"source": {"path": str(data)}, "slice_bytes": 1000}
+    first = run(tmp_path / "out", **settings)
+    pq.write_table(
+        pa.table({"text": [f"B {i:02} {'of the same length' * 20}" for i in range(50)]}), data / "b.parquet", row_group_size=10
+    )
+    second = run(tmp_path / "out", **settings)
+    assert second.slices == first.slices
+    assert second.slices_reused == first.slices * 2 // 3
+
+
+def test_an_existing_split_of_the_source_becomes_the_validation_split(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, rows in (("train-0", ["a", "b"]), ("validation-0", ["c"]), ("test-0", ["d"])):
+        pq.write_table(pa.table({"text": rows}), data / f"{name}.parquet")
+    run(tmp_path / "out", source={"path": str(data), "split": "train", "validation_split": "validation"})
+    dataset = flat_tokens.open(tmp_path / "out")
+    assert dataset.train.slice(0, 2).tolist() == [98 * 2 + 1, 99 * 2 + 1]
+    assert dataset.validation.slice(0, 1).tolist() == [100 * 2 + 1]
+
+
+def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", sources=demo_sources())
+    (record,) = (tmp_path / "out" / "runs").iterdir()
+    assert json.loads(record.read_text())["host"]
+    manifest = (Path(result.path) / "manifest.json").read_text()
+    assert str(tmp_path) not in manifest
+    assert "At " not in manifest
+
+
+def test_the_card_says_what_the_dataset_is_made_of(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", sources=demo_sources(), name="cards")
+    card = (Path(result.path) / "README.md").read_text()
+    for words in ("# cards", "stories.parquet", "notes.jsonl", "`bytes`", "330 read, 330 written", "flat_tokens.open"):
+        assert words in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
+def test_every_sequence_of_the_corpus_is_tiktokens(tmp_path: Path, corpus: Path, vocabularies: Path, name: str) -> None:
+    """All 46,132 documents, at 1, 2 and 4 workers: nothing lost, nothing doubled, the same bytes."""
+    import tiktoken
+
+    results = [
+        run(tmp_path / str(n), n, source={"path": str(corpus), "id_column": "id"}, tokenizer=name, slice_bytes=size)
+        for n, size in ((1, 128_000_000), (2, 8_000_000), (4, 3_000_000))
+    ]
+    assert len({json.dumps(objects(result.path)) for result in results}) == 1
+    assert results[0].totals["documents"]["written"] == 46_132
+
+    encoding = tiktoken.get_encoding(name)
+    texts = [t for path in sorted(corpus.iterdir()) for t in pq.read_table(path, columns=["text"])["text"].to_pylist()]
+    starts = np.cumsum([0] + [pq.read_metadata(path).num_rows for path in sorted(corpus.iterdir())])
+    dataset, seen = flat_tokens.open(results[1].path), np.zeros(len(texts), bool)
+    for split_name, split in (("train", dataset.train), ("validation", dataset.validation)):
+        beside = {a: zarr.open_array(f"{dataset.path}/documents/{split_name}/{a}", mode="r")[:] for a in ("file", "row")}
+        tokens, seq_starts = split.slice(0, split.token_count) >> 1, split.seq_starts.read(0, split.seq_count + 1).astype(int)
+        for i, document in enumerate(starts[beside["file"].astype(int)] + beside["row"].astype(int)):
+            assert np.array_equal(
+                tokens[seq_starts[i] : seq_starts[i + 1]], encoding.encode_to_numpy(texts[document], disallowed_special=())
+            )
+            seen[document] = True
+    assert seen.all()

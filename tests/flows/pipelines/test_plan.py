@@ -1,0 +1,155 @@
+"""A dry run: what it reckons is what a build then makes, and it writes nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flows.pipelines.plan
+from flows.pipelines.build import BuildResult, build
+from flows.pipelines.plan import Plan, plan
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, HubDataset, Source
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
+
+
+def configured(output: Path, *paths: Path | str, **settings: Any) -> BuildConfig:
+    sources = [{"name": f"s{i}", "path": str(path)} for i, path in enumerate(paths)]
+    return BuildConfig.model_validate({"output": str(output), "sources": sources, "tokenizer": "bytes", **settings})
+
+
+def built(config: BuildConfig) -> BuildResult:
+    with Threads(2) as runner:
+        return build(config, runner)
+
+
+def texts(count: int, length: int) -> list[str]:
+    return [f"{i} ".ljust(length + i % 3, "x") for i in range(count)]
+
+
+def write(path: Path, rows: list[str]) -> Path:
+    """A file of texts, most of whose bytes are not text: keys, escapes, other columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = "y" * 50
+    lines = [json.dumps({"url": beside, "text": row}) for row in rows]
+    match path.name.partition(".")[2]:
+        case "parquet":
+            pq.write_table(pa.table({"url": [beside] * len(rows), "text": rows}), path, row_group_size=100)
+        case "arrow":
+            with pa.ipc.new_file(str(path), pa.schema([("text", pa.string())])) as writer:
+                writer.write_table(pa.table({"text": rows}), max_chunksize=100)
+        case "jsonl":
+            path.write_text("\n".join(lines) + "\n")
+        case "jsonl.gz":
+            path.write_bytes(gzip.compress("\n".join(lines).encode()))
+        case "csv":
+            path.write_text("url,text\n" + "".join(f"{beside},{row}\n" for row in rows))
+    return path
+
+
+def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+    files = [write(tmp_path / "data" / f"{i}.parquet", texts(500, 60)) for i in range(5)]
+    stand_in_hub.commit("org/text", {file.name: file.read_bytes() for file in files})
+    config = configured(tmp_path / "out", tmp_path / "data", slice_bytes=5000)
+    there = config.model_copy(update={"sources": (Source(hub=HubDataset(path="org/text")),)})
+    made = plan(there)
+    assert len(list((tmp_path / "huggingface" / "hub").rglob("*.parquet"))) == 2
+    check_estimate(made, built(there), 0.25)  # small files are cut unevenly
+
+
+def check_estimate(made: Plan, result: BuildResult, tolerance: float) -> None:
+    documents = result.totals["documents"]
+    tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
+    assert made.documents == pytest.approx(documents["written"], rel=tolerance)
+    assert made.text_bytes == pytest.approx(documents["text_bytes"], rel=tolerance)
+    assert made.tokens == pytest.approx(tokens, rel=tolerance)
+    assert made.slices == pytest.approx(result.slices, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.jsonl.gz", "a.csv"])
+@pytest.mark.parametrize("slice_bytes", [1 << 27, 3000])
+def test_what_is_not_text_is_not_reckoned_as_text(tmp_path: Path, name: str, slice_bytes: int) -> None:
+    config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(1000, 20)), slice_bytes=slice_bytes)
+    made, result = plan(config), built(config)
+    assert (made.version, made.exact, made.slices) == (result.version, True, result.slices)
+    check_estimate(made, result, 0.05)
+    again = plan(config)
+    assert (again.is_published, again.slices_stored, again.seconds) == (True, result.slices, pytest.approx(0, abs=0.1))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
+def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(flows.plan, "SAMPLED_BYTES", 1000)
+    monkeypatch.setattr("tasks.text.documents.BATCH_BYTES", 2000)
+    config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
+    check_estimate(plan(config), built(config), 0.1)
+
+
+def test_each_source_is_reckoned_by_its_own_sample(tmp_path: Path) -> None:
+    """One has long documents, the other short ones in much that is not text."""
+    first = write(tmp_path / "in" / "a.parquet", texts(100, 2000))
+    second = write(tmp_path / "in" / "b.jsonl", texts(4000, 5))
+    config = configured(tmp_path / "out", first, second)
+    check_estimate(plan(config), built(config), 0.05)
+
+
+def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path: Path) -> None:
+    fs, place = fsspec.filesystem("memory"), uuid.uuid4().hex
+    for i in range(9):
+        fs.put_file(str(write(tmp_path / "in" / "a.jsonl", texts(100 * (i + 1), 20))), f"/{place}/{i}.jsonl")
+    config = configured(tmp_path / "out", f"memory://{place}", scratch=str(tmp_path / "scratch"))
+    made = plan(config)
+    assert (made.version, made.exact, made.files) == (None, False, 9)
+    assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 2
+    check_estimate(made, built(config), 0.1)
+    assert made.disk_bytes > made.file_bytes + made.dataset_bytes
+
+
+def test_a_plan_writes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "in" / "a.jsonl", texts(10, 20))
+    plan(configured(tmp_path / "new" / "out", path))
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"output": "/dev/null/out"}, "^cannot write to output /dev/null/out: /dev/null: Not a directory. Choose another"),
+        ({"tokenizer": "gpt5"}, "^there is no tokenizer 'gpt5'"),
+        ({"sources": [{"path": "/nowhere"}]}, "^source 'source': there is nothing at /nowhere"),
+        ({"documents": {"max_bytes": 21}}, r"^a.jsonl, row 1: the document has 22 bytes .*\[too_long\]"),
+    ],
+)
+def test_a_plan_refuses_what_a_build_would(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(10, 21)))
+    refused = BuildConfig.model_validate(config.model_dump() | settings)
+    with pytest.raises(ValueError, match=words):
+        plan(refused)
+    with pytest.raises(ValueError, match=words.replace(": /dev/null: N", ": N")):
+        built(refused)
+
+
+@pytest.mark.slow
+def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_fast_one_from_the_rest(
+    tmp_path: Path, vocabularies: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("first", " " * 1_000_000, "last")))
+    config = configured(tmp_path / "out", path, tokenizer="o200k_base")
+    made, result = plan(config), built(config)
+    assert made.engine == "the fast"
+    check_estimate(made, result, 0)
+    slow = configured(tmp_path / "slow", path, tokenizer={"name": "o200k_base", "engine": "reference"})
+    for work in (plan, built):
+        with pytest.raises(ValueError, match=r"^a.jsonl, row 1: tokenizer 'o200k_base' cannot encode the document \(.*Max stack"):
+            work(slow)
+    skipping = slow.model_copy(update={"documents": slow.documents.model_copy(update={"on_bad": "skip"})})
+    assert built(skipping).totals["documents"]["skipped"] == {"unencodable": 1}

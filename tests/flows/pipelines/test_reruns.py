@@ -1,0 +1,438 @@
+"""Refreshes and reruns for another tokenizer: only new content is tokenized, and nothing where there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import tasks.shards.write
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import BuildResult, scratch_of
+from flows.pipelines.derive import derive
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, TokenizerConfig
+from tasks.derive.request import Derivation
+from tasks.garbage import Policy
+from tasks.output.leases import sharing
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import list_versions, pin, roll_back
+from tests.faults.support import Settings, build_here, digests, receipts, version_digests, write_notes
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
+
+DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the files whose slices were tokenized, in order."""
+    names: list[str] = []
+    real = tasks.shards.write.tokenize_slice
+
+    def tokenize(part: Any, recipe: Any) -> Any:
+        names.append(part.file.name)
+        return real(part, recipe)
+
+    monkeypatch.setattr(tasks.shards, "tokenize_slice", tokenize)
+    return names
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A directory of three files, half of the documents validation."""
+    for name in ("a", "b", "c"):
+        write_notes(tmp_path / "in" / f"{name}.jsonl", 20)
+    source = {"name": "notes", "path": str(tmp_path / "in"), "id_column": "id"}
+    return {"output": str(tmp_path / "out"), "sources": [source], "tokenizer": "bytes", "validation_fraction": 0.5}
+
+
+def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshResult:
+    with Threads(2) as runner:
+        return refresh(BuildConfig.model_validate(settings), runner, policy)
+
+
+def retokenize_here(dataset: str | Settings, *tokenizers: str | TokenizerConfig, output: str = BESIDE) -> list[BuildResult]:
+    base = base_of(BuildConfig.model_validate(dataset) if isinstance(dataset, dict) else dataset)
+    configs = reruns_of(base, tokenizers, output)
+    with sharing(scratch_of(configs[0])), Threads(2) as runner:
+        text = read_text(base, configs[0], runner)
+        return [rerun(config, text, runner) for config in configs]
+
+
+def membership(output: str | Path) -> dict[int, str]:
+    """Which split each document is in, by its key."""
+    dataset = flat_tokens.open(output)
+    found = {}
+    for split in ("train", "validation"):
+        keys = tasks.shards.write.open_array(dataset.store / f"documents/{split}/key", "uint64")
+        found |= dict.fromkeys(keys.read(0, keys.length).tolist(), split)
+    return found
+
+
+def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
+    """Only new content is tokenized; the old version's readers see nothing of it; documents stay in their splits."""
+    first = refresh_here(settings)
+    assert (first.outcome, first.sequence, first.changes.headline) == ("published", 1, "3 files came")
+    assert sorted(tokenized) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    reader = flat_tokens.open(settings["output"])
+    tokens, before, old_files = reader.train.slice(0, reader.train.token_count), membership(first.path), digests(Path(first.path))
+    tokenized.clear()
+
+    write_notes(tmp_path / "in" / "d.jsonl", 20)
+    with (tmp_path / "in" / "b.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "b-new", "text": "another one"}) + "\n")
+    (tmp_path / "in" / "c.jsonl").unlink()
+    second = refresh_here(settings)
+
+    assert sorted(tokenized) == ["b.jsonl", "d.jsonl"]
+    assert (second.outcome, second.sequence, second.changes.before) == ("published", 2, first.version)
+    assert [(change.kind, change.name) for change in second.changes.files] == [
+        ("changed", "b.jsonl"),
+        ("went", "c.jsonl"),
+        ("came", "d.jsonl"),
+    ]
+    (source,) = second.changes.sources
+    assert (source.documents, source.files) == ((60, 61), (3, 3))
+    totals = flat_tokens.open(settings["output"]).manifest["totals"]
+    assert source.tokens[1] == totals["train"]["token_count"] + totals["validation"]["token_count"]
+    assert (reader.train.slice(0, reader.train.token_count) == tokens).all()
+    assert digests(Path(first.path)) == old_files
+    after = membership(settings["output"])
+    stayed = before.keys() & after.keys()
+    assert len(stayed) == 40
+    assert {key: before[key] for key in stayed} == {key: after[key] for key in stayed}
+    flat_tokens.verify(settings["output"], "full")
+
+
+def test_a_refresh_gives_what_a_build_gives(settings: Settings, tmp_path: Path) -> None:
+    result = refresh_here(settings)
+    elsewhere = build_here({**settings, "output": str(tmp_path / "calm")})
+    assert result.version == elsewhere.version
+    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "calm", result.version)
+
+
+def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
+    """Not a file is written, even if the sources were touched or their names come in another order."""
+    first = refresh_here(settings)
+    (tmp_path / "in" / "a.jsonl").touch()
+    (tmp_path / "out" / "latest").unlink()
+    refresh_here(settings)  # mends the link, and remembers how the files are now
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    tokenized.clear()
+    again = refresh_here({**settings, "workers": 1, "slice_bytes": 1000, "verify_level": "full"})
+    assert (again.outcome, again.version, again.sequence, again.build) == ("unchanged", first.version, 1, None)
+    assert again.headline == f"nothing changed: {first.version} is what the sources give"
+    assert again.changes.files == again.changes.settings == ()
+    assert tokenized == []
+    now = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {path.name for path in now if now[path] != stamps.get(path)} <= {f"{first.version}.json"}
+    assert (tmp_path / "out" / "latest" / "zarr.json").exists()
+
+
+def test_a_setting_that_changes_bytes_is_a_change(settings: Settings) -> None:
+    refresh_here(settings)
+    result = refresh_here({**settings, "split_seed": 1})
+    assert (result.outcome, result.changes.headline) == ("published", "split.seed 0 -> 1")
+    assert result.build is not None
+    assert result.build.slices_reused == result.build.slices
+
+
+def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
+    """Until the sources give something else again, or somebody builds it on purpose."""
+    first = refresh_here(settings)
+    (tmp_path / "in" / "c.jsonl").unlink()
+    second = refresh_here(settings)
+    roll_back(Store.at(settings["output"]))
+    tokenized.clear()
+    left = refresh_here(settings)
+    assert (left.outcome, left.version, left.sequence) == ("withdrawn", first.version, 3)
+    assert second.version in left.headline
+    assert "python -m flows build" in left.headline
+    write_notes(tmp_path / "in" / "d.jsonl", 2)
+    third = refresh_here(settings)
+    assert (third.outcome, third.sequence, tokenized) == ("published", 4, ["d.jsonl"])
+    assert roll_back(Store.at(settings["output"])).version == first.version
+    (tmp_path / "in" / "d.jsonl").unlink()
+    assert build_here(settings).version == second.version
+    assert refresh_here(settings).outcome == "unchanged"
+
+
+def test_versions_are_kept_by_policy_and_pins(settings: Settings, tmp_path: Path) -> None:
+    root = Store.at(settings["output"])
+    made = []
+    for turn in range(5):
+        write_notes(tmp_path / "in" / f"more-{turn}.jsonl", 2)
+        made.append(refresh_here(settings, Policy(keep_versions=2, grace_days=0)))
+        if turn == 0:
+            pin(root, made[0].version)
+    assert {version.version for version in list_versions(root)} == {made[0].version, made[3].version, made[4].version}
+    assert made[4].removed == (made[2].version,)
+    within = refresh_here(settings, Policy(keep_versions=1, grace_days=7))
+    assert (within.outcome, within.removed) == ("unchanged", ())
+    now = refresh_here(settings, Policy(keep_versions=1, grace_days=0))
+    assert (now.outcome, now.removed) == ("unchanged", (made[3].version,))
+
+
+def test_a_latest_version_that_is_gone_is_built_again(settings: Settings) -> None:
+    first = refresh_here(settings)
+    shutil.rmtree(first.path)
+    again = refresh_here(settings)
+    assert (again.outcome, again.version, again.sequence) == ("published", first.version, 1)
+    flat_tokens.verify(settings["output"], "full")
+
+
+def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(settings: Settings) -> None:
+    first = refresh_here(settings)
+    manifest = Path(first.path, "manifest.json")
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=r"another manifest\.json than it has: one of them is damaged"):
+        refresh_here(settings)
+
+
+def test_a_latest_version_that_is_gone_is_named_where_its_successor_was_rolled_back(settings: Settings, tmp_path: Path) -> None:
+    first = refresh_here(settings)
+    write_notes(tmp_path / "in" / "d.jsonl", 3)
+    second = refresh_here(settings)
+    roll_back(Store.at(settings["output"]))
+    shutil.rmtree(first.path)
+    with pytest.raises(ValueError, match=f"the latest version, {first.version}, is gone, and the sources give {second.version}"):
+        refresh_here(settings)
+
+
+def notes(*texts: str) -> str:
+    return "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts)
+
+
+def hub_settings(tmp_path: Path) -> Settings:
+    source = {"name": "hub", "hub": {"path": "org/notes"}, "id_column": "id"}
+    return {"output": str(tmp_path / "out"), "sources": [source], "tokenizer": "bytes", "validation_fraction": 0.5}
+
+
+def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]) -> None:
+    """A branch that stays is found out without a single file being asked for."""
+    commit = stand_in_hub.commit("org/notes", {"a.jsonl": notes("one", "two"), "b.jsonl": notes("three")})
+    settings = hub_settings(tmp_path)
+    first = refresh_here(settings)
+    shutil.rmtree(tmp_path / "huggingface" / "hub")  # as on another machine
+    asked = stand_in_hub.count("/resolve/", "GET")
+    unchanged = refresh_here(settings)
+    assert (unchanged.outcome, unchanged.version) == ("unchanged", first.version)
+    assert stand_in_hub.count("/resolve/", "GET") == asked
+
+    tokenized.clear()
+    moved = stand_in_hub.commit("org/notes", {"a.jsonl": notes("one", "two"), "b.jsonl": notes("three", "four")})
+    second = refresh_here(settings)
+    assert (second.outcome, tokenized) == ("published", ["b.jsonl"])
+    assert [(change.kind, change.name) for change in second.changes.files] == [("changed", "b.jsonl")]
+    assert second.changes.settings == (f"hub.revision {commit[:12]} -> {moved[:12]}",)
+    assert second.build is not None
+    assert second.build.slices_reused == 1
+
+
+def test_a_machine_without_the_downloads_fetches_what_is_new_and_a_sample(
+    stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]
+) -> None:
+    """Parquet files of the hub are cut by their ends, and known by their contents at every revision."""
+    cache = tmp_path / "huggingface" / "hub"
+
+    def files(**texts: str) -> dict[str, bytes]:
+        tables = {name: pa.table({"id": [f"{name} {i}" for i in range(9)], "text": [text] * 9}) for name, text in texts.items()}
+        sinks = {name: io.BytesIO() for name in texts}
+        for name, sink in sinks.items():
+            pq.write_table(tables[name], sink)
+        return {f"{name}.parquet": sink.getvalue() for name, sink in sinks.items()}
+
+    def here() -> list[str]:
+        return sorted(path.name for path in cache.rglob("*.parquet"))
+
+    stand_in_hub.commit("org/notes", files(a="one", b="two", c="three"))
+    settings = hub_settings(tmp_path)
+    first = refresh_here(settings)
+    assert here() == ["a.parquet", "b.parquet", "c.parquet"]
+    shutil.rmtree(cache)
+    stand_in_hub.commit("org/notes", files(a="one", b="two", c="four"))
+    tokenized.clear()
+    second = refresh_here(settings)
+    assert [(change.kind, change.name) for change in second.changes.files] == [("changed", "c.parquet")]
+    assert tokenized == ["c.parquet"]
+    assert here() == ["a.parquet", "c.parquet"]
+
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, content in files(a="one", b="two", c="four").items():
+        (local / name).write_bytes(content)
+    source = {"name": "hub", "path": str(local), "id_column": "id"}
+    build_here({**settings, "sources": [source], "output": str(tmp_path / "alone")})
+    for split in ("train", "validation"):
+        ours, theirs = (getattr(flat_tokens.open(tmp_path / name), split) for name in ("out", "alone"))
+        assert ours.slice(0, ours.token_count).tolist() == theirs.slice(0, theirs.token_count).tolist()
+        assert keys(tmp_path / "out", split) == keys(tmp_path / "alone", split)
+    assert first.version != second.version
+
+
+@pytest.mark.slow
+def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: Path, s3: str) -> None:  # noqa: F811
+    """Its ETags say so; a machine without the downloads finds it out all the same."""
+    store = Store.at(f"{s3}/text")
+    for name in ("a", "b"):
+        store.put(f"{name}.jsonl", notes(name, name * 2).encode())
+    settings = {
+        "output": f"{s3}/out",
+        "scratch": str(tmp_path / "scratch"),
+        "source": {"path": f"{s3}/text/*.jsonl", "id_column": "id"},
+        "tokenizer": "bytes",
+    }
+    first = refresh_here(settings)
+    shutil.rmtree(tmp_path / "scratch")
+    assert refresh_here(settings).outcome == "unchanged"
+    assert not list((tmp_path / "scratch").rglob("*.raw"))
+    store.put("b.jsonl", notes("new").encode())
+    second = refresh_here(settings, Policy(keep_versions=1, grace_days=0))
+    assert (second.changes.headline, second.removed) == ("1 file changed", (first.version,))
+    flat_tokens.verify(f"{s3}/out", "full")
+
+
+def keys(output: str | Path, split: str) -> list[int]:
+    found = tasks.shards.write.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
+    return list(found.read(0, found.length).tolist())
+
+
+def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(
+    settings: Settings, tmp_path: Path
+) -> None:
+    first = refresh_here(settings)
+    tokenizer = str(DEMO / "tokenizer.json")
+    (result,) = retokenize_here(settings, tokenizer)
+    assert result.path.startswith(f"{tmp_path / 'out-tokenizer'}/versions/")
+    assert [keys(tmp_path / "out-tokenizer", split) for split in ("train", "validation")] == [
+        keys(tmp_path / "out", split) for split in ("train", "validation")
+    ]
+    assert flat_tokens.open(tmp_path / "out-tokenizer").train.token_count < flat_tokens.open(tmp_path / "out").train.token_count
+    assert read_pointer(Store.at(settings["output"]))[:3:2] == (first.version, 1)
+    calm = build_here({**settings, "output": str(tmp_path / "calm"), "tokenizer": tokenizer})
+    assert version_digests(tmp_path / "out-tokenizer", result.version) == version_digests(tmp_path / "calm", calm.version)
+
+
+def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+    """Also of a converted dataset, which lies in the dataset's cache, and at the commit that the dataset is of."""
+    parts = {
+        "README.md": '---\nconfigs:\n- config_name: default\n  data_files: a.tsv\n  sep: "|"\n---\n',
+        "a.tsv": "id|text\n1|one\n2|two\n",
+    }
+    commit = stand_in_hub.commit("org/notes", parts)
+    settings = hub_settings(tmp_path)
+    first = refresh_here(settings)
+    stand_in_hub.commit("org/notes", {**parts, "a.tsv": "id|text\n3|three\n"})
+    asked = stand_in_hub.count("/resolve/", "GET")
+    for dataset in (settings, first.path):
+        (result,) = retokenize_here(dataset, str(DEMO / "tokenizer.json"))
+        assert flat_tokens.open(result.path).manifest["provenance"]["sources"][0]["revision"] == commit
+        assert keys(result.path, "train") == keys(first.path, "train")
+    assert stand_in_hub.count("a.tsv", "GET") <= asked
+    assert not (tmp_path / "out-tokenizer" / "_cache" / "files").exists()
+    assert refresh_here(
+        {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
+    ).changes.count("changed")
+
+
+def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output, a version of it or the link to the latest; relative paths were remembered as what they meant."""
+    monkeypatch.chdir(tmp_path)
+    relative = {**settings, "output": "out", "sources": [{**settings["sources"][0], "path": "in"}]}
+    first = refresh_here(relative)
+    monkeypatch.chdir("/")
+    root = tmp_path / "out"
+    for path in (root, root / "latest", root / "versions" / first.version):
+        (result,) = retokenize_here(str(path), "bytes", output=f"{tmp_path}/copy")
+        assert version_digests(tmp_path / "copy", result.version) == version_digests(root, first.version)
+    assert config_of(Store.at(root), first.version).sources[0].path == str(tmp_path / "in")
+    with Threads(1) as runner:
+        assert refresh(config_of(Store.at(root), first.version), runner).outcome == "unchanged"
+
+
+def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, tmp_path: Path) -> None:
+    """Two tokenizers on two texts could not be compared."""
+    refresh_here(settings)
+    (tmp_path / "in" / "c.jsonl").unlink()
+    write_notes(tmp_path / "in" / "d.jsonl", 1)
+    with pytest.raises(ValueError, match=r"no longer gives the text of version .*: c.jsonl went, d.jsonl came. Refresh"):
+        retokenize_here(settings, "gpt2")
+    renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
+    with pytest.raises(ValueError, match=r"has the sources other, but version .* was made of notes"):
+        retokenize_here(renamed, "gpt2")
+
+
+def test_an_output_with_a_name_that_is_not_known_is_refused(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x-\{tokeniser\}: \{tokeniser\} is not known; \{output\} and \{tokenizer\} are"):
+        retokenize_here(settings, "bytes", output=f"{tmp_path}/x-{{tokeniser}}")
+
+
+def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings: Settings, tmp_path: Path) -> None:
+    refresh_here(settings)
+    both = {"operation": {"operation": "merge"}, "inputs": [settings["output"]] * 2, "output": str(tmp_path / "both")}
+    with Threads(1) as runner:
+        derive(Derivation.model_validate(both), runner)
+    with pytest.raises(ValueError, match=r"was made of the datasets dataset, dataset, not of text. Retokenize each of them"):
+        retokenize_here(str(tmp_path / "both"), "bytes")
+
+
+def test_a_configuration_that_was_never_built_is_built_for_the_tokenizers(settings: Settings, tmp_path: Path) -> None:
+    (result,) = retokenize_here(settings, str(DEMO / "tokenizer.json"))
+    assert flat_tokens.verify(tmp_path / "out-tokenizer", "full").path == result.path
+    assert not (tmp_path / "out").exists()
+
+
+def test_reruns_have_outputs_of_their_own(settings: Settings, tmp_path: Path) -> None:
+    base = base_of(BuildConfig.model_validate(settings))
+    outputs = [config.output for config in reruns_of(base, ["bytes", str(DEMO / "tokenizer.json")])]
+    assert outputs == [f"{tmp_path}/out-bytes", f"{tmp_path}/out-tokenizer"]
+    for tokenizers, output in ((["bytes", "bytes"], BESIDE), (["bytes"], "{output}")):
+        with pytest.raises(ValueError, match="would be the output of two"):
+            reruns_of(base, tokenizers, output)
+    with pytest.raises(ValueError, match="there is no tokenizer 'gpt22'"):
+        reruns_of(base, ["gpt22"])
+    with pytest.raises(ValueError, match="lie within each other"):
+        reruns_of(base, ["bytes"], f"{tmp_path}/in/out")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("o200k_base", "o200k_base"),
+        ("org/some.model", "some.model"),
+        ("/x/my tok.json", "my-tok"),
+        ("a/b.tiktoken", "b"),
+        ("..", "tokenizer"),
+    ],
+)
+def test_a_tokenizer_has_a_short_name(name: str, short: str) -> None:
+    assert short_name(TokenizerConfig(name=name)) == short
+
+
+def test_a_dataset_whose_settings_are_not_known_needs_its_configuration(settings: Settings) -> None:
+    result = refresh_here(settings)
+    Path(settings["output"], "origins", f"{result.version}.json").unlink()
+    with pytest.raises(ValueError, match=r"is not recorded .* Give its configuration file"):
+        base_of(settings["output"])
+    assert base_of(BuildConfig.model_validate(settings)).version == result.version
+    assert len(receipts(Path(settings["output"]))) == 3

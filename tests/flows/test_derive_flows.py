@@ -1,0 +1,139 @@
+"""Operations, exports and imports as Prefect flows against a real server, and as commands without one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from flows.commands.main import main
+from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
+from flows.export import export_dataset
+from flows.import_dataset import import_dataset
+from tasks.derive.request import Import, Subset
+from tests.faults.support import digests
+from tests.flows.test_build import task_runs
+from tests.made import docs_of, publish_docs, read_docs
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def datasets(tmp_path: Path) -> tuple[str, str]:
+    publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)])
+    publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)])
+    return str(tmp_path / "a"), str(tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    merged = merge_datasets([*datasets], out, workers=2)
+    seen = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
+    assert {name.split(" ")[0] for name in seen} == {"examine", "count", "write", "finalize"}
+    assert {f"examine {datasets[0]}", "write train tokens 0 to 6", f"finalize {merged.version}"} <= set(seen)
+    assert set(seen.values()) == {"Completed"}
+
+    subset_dataset(out, str(tmp_path / "subset"), Subset(count=1))
+    assert {len(docs) for docs in read_docs(tmp_path / "subset").values()} == {1}
+    shuffle_dataset(out, str(tmp_path / "shuffled"), seed=3)
+    assert sorted(read_docs(tmp_path / "shuffled")["train"]) == sorted(read_docs(out)["train"])
+    relayout_dataset(out, out, "zarr2")
+    assert read_docs(out)["train"] == [*docs_of([1, 2], [3]), *docs_of([5, 6, 7], [], file=1, key=50)]
+
+    exported = export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99})
+    assert export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99}).objects == exported.objects
+    imported = import_dataset(Import(path=str(tmp_path / "files"), output=str(tmp_path / "back"), options={"end_of_text": 99}))
+    assert [doc.ids for doc in read_docs(imported.path)["train"]] == [(1, 2), (3,), (5, 6, 7), ()]
+
+
+class Terminal(NamedTuple):
+    """Runs a command; what it printed and its exit status."""
+
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: Any) -> tuple[int, str, str]:
+        status = main(list(map(str, arguments)))
+        printed = self.capsys.readouterr()
+        return status, printed.out, printed.err
+
+    def json(self, *arguments: Any) -> dict[str, Any]:
+        status, out, err = self(*arguments, "--json")
+        assert status == 0, err
+        value: dict[str, Any] = json.loads(out)
+        return value
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return Terminal(capsys)
+
+
+def test_commands_publish_and_say_so_once(datasets: tuple[str, str], tmp_path: Path, terminal: Terminal) -> None:
+    a, b = datasets
+    out = tmp_path / "out"
+    status, said, _ = terminal("merge", a, b, out, "--name", "both")
+    assert status == 0
+    assert said.startswith(f"published\n  dataset    {out}/versions/")
+    assert "6 tokens in 4 sequences" in said
+    assert "  documents  5 of 5\n" in said
+    status, said, _ = terminal("merge", a, b, out, "--name", "both")
+    assert said.startswith("nothing to do: this version is published\n")
+
+    assert terminal.json("append", b, "--to", out)["sequence"] == 2
+    assert terminal.json("append", b, "--to", out)["was_published"]
+    assert len(read_docs(out)["train"]) == 6
+    chosen = terminal.json("subset", out, tmp_path / "chosen", "--source", "web", "--max-tokens", "1")
+    assert chosen["totals"]["documents"]["skipped"] == {"source": 4, "too_long": 1}
+    _, said, _ = terminal("subset", out, tmp_path / "chosen", "--source", "web", "--max-tokens", "1", "--name", "short")
+    assert "  documents  2 of 7, 4 of other sources, 1 too long\n" in said
+    mixed = [terminal.json("shuffle", out, tmp_path / name, "--seed", 5, "--workers", 1) for name in ("m", "n")]
+    assert digests(Path(mixed[0]["path"])) == digests(Path(mixed[1]["path"]))
+    assert terminal.json("relayout", out, out, "--layout", "compact")["layout"] == "compact"
+
+
+def test_commands_export_and_import(datasets: tuple[str, str], tmp_path: Path, terminal: Terminal) -> None:
+    a, _ = datasets
+    files, back = tmp_path / "files", tmp_path / "back"
+    status, said, _ = terminal("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")
+    assert (status, said.startswith(f"exported to {files}\n  jaxformer  ")) == (0, True)
+    told = ("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")
+    assert terminal.json(*told)["was_done"]
+    result = terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")
+    assert (result["format"], result["totals"]["train"]["seq_count"]) == ("jaxformer", 2)
+    assert [doc.ids for doc in read_docs(back)["train"]] == [(1, 2), (3,)]
+    assert terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")["was_published"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["merge", "A"], "merge failed: name the datasets and, at last, the output"),
+        (["subset", "A", "OUT"], "subset failed: a subset needs a filter: count, drop, fraction, id_list, key_list"),
+        (["subset", "A", "OUT", "--fraction", "2"], "subset failed: fraction: should be less than or equal to 1, not 2.0"),
+        (["shuffle", "A", "OUT", "--seed", "-1"], "shuffle failed: seed: should be greater than or equal to 0"),
+        (["shuffle", "A", "OUT", "--workers", "0"], "shuffle failed: workers: should be greater than or equal to 1"),
+        (["relayout", "A", "http://host/x", "--layout", "mmap"], "relayout failed: output: nothing can be written to http"),
+        (["merge", "A", "s3://key:secret@host/x"], "carries credentials"),
+        (["export", "A", "OUT", "--to", "nanogpt"], "export failed: "),
+        (["import", "A", "OUT"], "is a flat-tokens dataset already"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_a_line(
+    arguments: list[str], problem: str, datasets: tuple[str, str], tmp_path: Path, terminal: Terminal
+) -> None:
+    places = {"A": datasets[0], "OUT": str(tmp_path / "out")}
+    status, out, err = terminal(*(places.get(argument, argument) for argument in arguments))
+    assert (status, out) == (1, "")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out" / "versions").exists()

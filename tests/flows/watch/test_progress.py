@@ -1,0 +1,386 @@
+"""What people see of a run while it is under way: progress that moves, log lines, tags; none of it from what is not there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
+
+import flows.runners.prefect_tasks
+from flat_tokens import Checked, TokenBatch, write_dataset
+from flat_tokens.manifest import SPLITS
+from flows.build import build_dataset
+from flows.commands.build import run_build
+from flows.commands.display import progress_line
+from flows.pipelines.derive import derive
+from flows.runners.threads import Threads
+from flows.watch.progress import _Shown, counted, dataset_name, describe, flow_run, logged, percent, slug, tags_of, watched
+from tasks.config import BuildConfig
+from tasks.derive.request import Derivation
+from tasks.progress import Done, Meter, Progress, meter
+from tasks.shards.write import write_shard
+from tests.made import docs_of, publish_docs
+
+
+def config(output: Path | str, **settings: Any) -> BuildConfig:
+    sources = [
+        {"name": "web", "hub": {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}},
+        {"name": "notes", "path": "/notes"},
+    ]
+    return BuildConfig.model_validate(
+        {"output": str(output), "name": "Seen_By.People", "sources": sources, "tokenizer": "gpt2", **settings}
+    )
+
+
+async def _ask(path: str, body: dict[str, Any]) -> Any:
+    async with get_client() as client:
+        answer = await client._client.post(path, json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+
+def ask(path: str, **body: Any) -> list[dict[str, Any]]:
+    return list(asyncio.run(_ask(path, body)))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(600):
+        if answer := condition():
+            return answer
+        time.sleep(0.2)
+    raise TimeoutError
+
+
+def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
+    found = ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [str(run_id)]}}, limit=200)
+    return {one["key"]: (float(one["data"]), one["description"]) for one in found if one["type"] == "progress"}
+
+
+def test_progress_says_first_how_much_is_done_and_left() -> None:
+    """The card that it stands on shows how it begins."""
+    now = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000))
+    assert describe(now) == "**25%**, 0:30 left: 1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100.0 MB/s"
+    assert describe(Progress("download", 3.0, 0, Done())) == "**0%**: begun"
+    assert percent(Progress("split", 1.0, 100, Done(250))) == 100.0
+
+
+def test_what_was_done_before_a_stage_began_is_no_speed() -> None:
+    """Objects of the final arrays are written while slices are still tokenized."""
+    now = Progress("split", 2.0, 1000, Done(900), before=700)
+    assert (now.rate, now.left) == (100.0, 1.0)
+    assert Progress("split", 2.0, 1000, Done(700), before=700).left is None
+
+
+def test_a_meter_remembers_the_stages_that_have_ended() -> None:
+    counted = Meter()
+    counted.reset()
+    counted.begin("download", 10)
+    counted.add("download", 10)
+    counted.begin("tokenize", 100)
+    counted.add("split", 5)
+    counted.begin("split", 50)
+    assert [(one.stage, one.total, one.done.bytes, one.before) for one in counted.stages()] == [
+        ("start", 0, 0, 0),
+        ("download", 10, 10, 0),
+        ("tokenize", 100, 0, 0),
+        ("split", 50, 5, 5),
+    ]
+    assert counted.read().stage == "split"
+    counted.reset()
+    assert [one.stage for one in counted.stages()] == ["start"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_every_stage_is_an_artifact_that_moves() -> None:
+    """However short it was, and at its end with all that was done."""
+    seen: list[dict[str, tuple[float, str]]] = []
+
+    @flow
+    def moving() -> None:
+        run = flow_run()
+        shown = _Shown(run.id, "Seen_By.People")
+        meter.reset()
+        shown.update()
+        seen.append(artifacts(run.id))
+        meter.begin("download", 10)
+        meter.add("download", 10)
+        meter.begin("tokenize", 1000)
+        for _ in range(2):
+            meter.add("tokenize", 250, 3, 40)
+            shown.update()
+            seen.append(artifacts(run.id))
+        meter.add("tokenize", 500, 6, 80)
+        meter.begin("split")
+        meter.begin("done")
+        shown.finish()
+        seen.append(artifacts(run.id))
+
+    moving()
+    assert seen[0] == {}
+    assert [one["seen-by-people-download"][0] for one in seen[1:]] == [100.0, 100.0, 100.0]
+    assert [one["seen-by-people-tokenize"][0] for one in seen[1:]] == [25.0, 50.0, 100.0]
+    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**, ")
+    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ")
+    assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
+    assert "seen-by-people-split" not in seen[3]  # there was nothing to do, and it was over at once
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Automations know them by their tag, and by heartbeats."""
+    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
+    monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
+    notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    assert run_build(notes, argparse.Namespace(no_server=False, quiet=True, json=True)) == 0
+    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
+    wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
+    beats = until(lambda: asyncio.run(_ask("/events/filter", {"filter": wanted, "limit": 50}))["events"])
+    assert f"prefect.flow-run.{run['id']}" in [beat["resource"]["prefect.resource.id"] for beat in beats]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
+    """So that the progress of a build that goes on comes to its end."""
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n" + json.dumps({"text": "another"}) + "\n")
+    notes = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "notes.jsonl")}, "tokenizer": "bytes"}
+    for seed in (0, 1):
+        result = build_dataset(BuildConfig.model_validate({**notes, "split_seed": seed}))
+        assert result.slices_reused == seed
+        (tokenized,) = (one for one in meter.stages() if one.stage == "tokenize")
+        assert tokenized.done[1:3] == (2, 13)
+        assert tokenized.done.bytes >= 13
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Path) -> None:
+    ours = logging.getLogger("tasks.download")
+    ids: list[UUID] = []
+
+    @flow
+    def talking() -> None:
+        ids.append(flow_run().id)
+        with logged():
+            ours.info("said by the flow")
+            thread = threading.Thread(target=ours.warning, args=("said by a thread",))
+            thread.start()
+            thread.join()
+        ours.warning("said behind it")
+
+    talking()
+    wanted = {"flow_run_id": {"any_": [str(ids[0])]}}
+    lines = until(
+        lambda: (
+            found
+            if len(
+                found := [line["message"] for line in ask("/logs/filter", logs=wanted, limit=200) if "said" in line["message"]]
+            )
+            > 1
+            else None
+        )
+    )
+    assert sorted(lines) == ["said by a thread", "said by the flow"]
+    assert ours.getEffectiveLevel() == logging.WARNING
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_ids: list[UUID] = []
+
+    def refuse(**_: Any) -> Any:
+        raise ConnectionError("nobody answers")
+
+    @flow
+    def seen() -> str:
+        run_ids.append(flow_run().id)
+        with watched("Seen_By.People", tags_of(config(tmp_path))):
+            return "done"
+
+    assert seen() == "done"
+    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:Seen_By.People", "tokenizer:gpt2"]}}, limit=2)
+    assert run["id"] == str(run_ids[0])
+    monkeypatch.setattr("flows.watch.progress.get_client", refuse)
+    with caplog.at_level(logging.WARNING, "flows.watching"):
+        assert seen() == "done"
+    assert "The tags could not be shown: nobody answers" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(("error", "tries"), [(OSError(errno.EIO, "Input/output error"), 2), (ValueError("bad input"), 1)])
+def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, tries: int
+) -> None:
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": f"a note for {tries}"}) + "\n")
+    asked = []
+
+    def once_broken(*arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise error
+        return write_shard(*arguments)
+
+    monkeypatch.setattr(flows.stages, "write_shard", once_broken)
+    notes = config(tmp_path / "out", name=f"tries-{tries}", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    if tries > 1:
+        assert build_dataset(notes).totals["documents"]["written"] == 1
+    else:
+        with pytest.raises(ValueError, match="bad input"):
+            build_dataset(notes)
+    assert len(asked) == tries
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_that_fails_shows_how_far_it_came() -> None:
+    """What had not begun to be counted has no artifact."""
+    run_ids: list[UUID] = []
+
+    @flow
+    def failing(begun: bool) -> None:
+        run_ids.append(flow_run().id)
+        with watched("failing", []):
+            meter.begin("examine", 10)
+            meter.add("examine", 10)
+            meter.begin("verify", 100 if begun else 0)
+            if begun:
+                meter.add("verify", 25, faults=3)
+            raise ValueError("three faults are enough")
+
+    for begun in (False, True):
+        with pytest.raises(ValueError, match="three faults"):
+            failing(begun)
+    assert artifacts(run_ids[0])["failing-examine"][0] == 100.0
+    assert "failing-verify" not in artifacts(run_ids[0])
+    share, description = artifacts(run_ids[1])["failing-verify"]
+    assert (share, description[:8]) == (25.0, "**25%**,")
+    assert "left: 3 faults, 25 B of 100 B at " in description
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_one_run_may_do_several_things_one_behind_the_other() -> None:
+    """Each begins with a meter of its own: what the one before has shown comes to its end, and the tags of both stay."""
+    run_ids: list[UUID] = []
+
+    @flow
+    def several() -> None:
+        run_ids.append(flow_run().id)
+        with watched("first", ["dataset:first"]):
+            meter.begin("examine", 10)
+            meter.add("examine", 10)
+            until(lambda: "first-examine" in artifacts(run_ids[0]))
+            meter.reset()
+            meter.begin("export", 20)
+            meter.add("export", 20, tokens=5)
+        with watched("second", ["dataset:second"]):
+            meter.begin("split", 1)
+
+    several()
+    seen = artifacts(run_ids[0])
+    assert {key: share for key, (share, _) in seen.items()} == {
+        "first-examine": 100.0,
+        "first-export": 100.0,
+        "second-split": 100.0,
+    }
+    assert seen["first-export"][1].startswith("Done: 5 tokens, 20 B at ")
+    assert seen["second-split"][1] == "Done: there was nothing to do"
+    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:first", "dataset:second"]}}, limit=2)
+    assert run["id"] == str(run_ids[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_line_is_sent_once_however_often_it_is_asked_for() -> None:
+    """The library's lines too. Where the settings of Prefect name our loggers, it has handlers there already."""
+    run_ids: list[UUID] = []
+
+    @flow
+    def talking() -> None:
+        run_ids.append(flow_run().id)
+        with logged(), logged():
+            for name in ("flat_tokens.patience", "flows.groups", "tasks.leases"):
+                logging.getLogger(name).info("said by %s", name)
+
+    talking()
+
+    def lines() -> list[str]:
+        found = ask("/logs/filter", logs={"flow_run_id": {"any_": [str(run_ids[0])]}}, limit=200)
+        return sorted(line["message"] for line in found if "said by" in line["message"])
+
+    until(lambda: len(lines()) >= 3)
+    assert lines() == ["said by flat_tokens.patience", "said by flows.groups", "said by tasks.leases"]
+
+
+def test_a_dataset_is_called_what_its_manifest_says(tmp_path: Path) -> None:
+    """Where that cannot be read, by its place: what is wrong, who reads it will tell."""
+    publish_docs(tmp_path / "out", docs_of([1]), name="web-texts")
+    assert dataset_name(str(tmp_path / "out")) == "web-texts"
+    assert dataset_name(f"{tmp_path}/nothing/") == "nothing"
+    assert dataset_name("nowhere://bucket/there") == "there"
+
+
+def test_a_meter_is_told_of_what_others_count() -> None:
+    told = counted("verify")
+    told(Checked(25, 100, 0))
+    told(Checked(50, 100, 2))
+    now = meter.read()
+    assert (now.stage, now.total, now.done) == ("verify", 100, Done(50, faults=2))
+    meter.expect(60)
+    meter.add("verify", 30, faults=1)
+    assert (meter.read().total, meter.read().done) == (160, Done(80, faults=3))
+    assert progress_line(meter.read()).startswith("verify      50%  3 faults  ")
+    meter.reset()
+
+
+def test_names_that_prefect_accepts() -> None:
+    assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
+
+
+def stages_of(order: Derivation) -> dict[str, Progress]:
+    with Threads(2) as runner:
+        derive(order, runner)
+    return {one.stage: one for one in meter.stages()}
+
+
+def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
+    """Of a dataset without a manifest every byte for its digest, its six entries and seven tokens for the format, the tokens
+    again for keys; of each of its four documents 32 bytes; tokens as they are shuffled and written; the check at the end.
+    """
+    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[1, 2, 3], [4]])], [TokenBatch.from_sequences([[5, 6, 7], []])])
+    (tmp_path / "plain/manifest.json").unlink()
+    stored = sum(path.stat().st_size for split in SPLITS for path in (tmp_path / "plain" / split).rglob("*") if path.is_file())
+    order = {"inputs": [str(tmp_path / "plain")], "output": str(tmp_path / "out"), "verify_level": "full"}
+    stages = stages_of(Derivation.model_validate({**order, "operation": {"operation": "shuffle"}}))
+    assert {name: (one.total, one.done) for name, one in stages.items() if name in ("examine", "count", "shuffle", "split")} == {
+        "examine": (6 * 8 + 7 * 4 + stored, Done(6 * 8 + 7 * 4 + stored)),
+        "count": (4 * 32 + 7 * 4, Done(4 * 32 + 7 * 4, 4)),
+        "shuffle": (7 * 4, Done(7 * 4, 4, 7)),
+        "split": (7 * 4, Done(7 * 4)),
+    }
+    assert stages["verify"].done.bytes == stages["verify"].total > stored
+    sampled = stages_of(Derivation.model_validate({**order, "operation": {"operation": "subset", "count": 1}}))
+    assert sampled["count"].done.bytes <= sampled["count"].total
+    assert "shuffle" not in sampled

@@ -1,0 +1,349 @@
+"""What people see of a run at its end: a summary with tables and links, and what was made as an asset of what it was made of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from flat_tokens import DamagedError, Verification
+from flat_tokens.stores.store import StoredObject
+from flat_tokens.tools.export import export_of
+from flows.derive import merge_datasets
+from flows.export import export_dataset
+from flows.import_dataset import import_dataset
+from flows.pipelines.build import BuildResult
+from flows.pipelines.derive import DerivedResult
+from flows.pipelines.exchange import ExportResult, ImportResult
+from flows.verify import verify_dataset
+from flows.watch.summaries import asset_key, checked, derived, exported, imported, link, origin, output_of, summary
+from tasks.config import BuildConfig, Source
+from tasks.derive.request import Import
+from tasks.progress import Done, Progress
+from tests.made import docs_of, publish_docs
+
+
+def config(output: str) -> BuildConfig:
+    sources = [
+        {"name": "web", "hub": {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}},
+        {"name": "notes", "path": "/notes"},
+    ]
+    return BuildConfig.model_validate({"output": output, "name": "Seen_By.People", "sources": sources, "tokenizer": "gpt2"})
+
+
+TOTALS = {
+    "train": {"seq_count": 1990, "token_count": 999_000, "max_token_id": 50_255},
+    "validation": {"seq_count": 10, "token_count": 1_000, "max_token_id": 50_000},
+}
+
+
+def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
+    counts = {"read": 1200, "written": 1000, "text_bytes": 4_000_000, "token_count": 1_000_000}
+    result = BuildResult(
+        path="gs://bucket/out/versions/abc",
+        version="abc",
+        sequence=3,
+        was_published=False,
+        layout="compact",
+        totals={
+            **TOTALS,
+            "documents": {
+                "by_source": [
+                    {"name": "web", "skipped": {"null": 150, "too_long": 50}, **counts},
+                    {"name": "notes", "skipped": {}, **counts, "read": 1000, "text_bytes": 0, "token_count": 0},
+                ],
+                "skipped": {"null": 150, "too_long": 50},
+                "replaced": {"lone_surrogate": 2},
+                "repeated_keys": 7,
+            },
+        },
+        byte_count=1_300_000,
+        slices=12,
+        slices_reused=5,
+        seconds={"tokenize": 3.21},
+    )
+    text = summary(config("gs://bucket/out"), result)
+    for line in (
+        "| web | 1,200 | 1,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
+        "| notes | 1,000 | 1,000 | 0 | 0 | 0 B | – |",
+        "| **all** | 2,200 | 2,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
+        "| train | 1,990 | 999,000 | 50,255 |",
+        "- web: [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
+        "- notes: `/notes`",
+        "Mended: 2 lone_surrogate.",
+        "7 documents have the key of another.",
+        "5 of 12 slices were taken from earlier builds.",
+        "| tokenize | 3.2 |",
+    ):
+        assert line in text.splitlines()
+    assert "[gs://bucket/out/versions/abc](https://console.cloud.google.com/storage/browser/bucket/out/versions/abc)" in text
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("/data/text", "`/data/text`"),
+        ("https://example.org/a.jsonl", "[https://example.org/a.jsonl](https://example.org/a.jsonl)"),
+        ("s3://bucket/a/b", "[s3://bucket/a/b](https://s3.console.aws.amazon.com/s3/buckets/bucket?prefix=a/b/)"),
+        (
+            "hf://datasets/org/name@main/a.parquet",
+            "[hf://datasets/org/name@main/a.parquet](https://huggingface.co/datasets/org/name)",
+        ),
+        ("hf://spaces", "`hf://spaces`"),
+        ("memory://a", "`memory://a`"),
+    ],
+)
+def test_places_are_links_where_a_browser_can_follow_them(location: str, shown: str) -> None:
+    assert link(location) == shown
+
+
+def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_out() -> None:
+    result = DerivedResult(
+        operation="subset",
+        path="/out/versions/abc",
+        version="abc",
+        sequence=2,
+        was_published=False,
+        layout="mmap",
+        totals={
+            **TOTALS,
+            "documents": {
+                "read": 2500,
+                "written": 2000,
+                "skipped": {"too_long": 500},
+                "repeated_keys": 3,
+                "by_source": [{"name": "web", "written": 2000, "token_count": 1_000_000}],
+            },
+        },
+        byte_count=4_000_000,
+        not_found=5,
+        seconds={"count": 1.25},
+    )
+    made_of = {
+        "name": "short",
+        "operation": {"operation": "subset", "sources": ["web"], "max_tokens": 9, "listed": {"sha256": "ab"}},
+        "inputs": [
+            {
+                "name": "whole",
+                "version": "def",
+                "seq_counts": {"train": 2400, "validation": 100},
+                "token_counts": {"train": 5000, "validation": 200},
+            }
+        ],
+    }
+    lines = derived(made_of, result).splitlines()
+    for line in (
+        "# short",
+        "Subset (sources web, max_tokens 9, listed sha256 ab) of:",
+        "| whole | def | 2,400 | 100 | 5,200 |",
+        "| train | 1,990 | 999,000 | 50,255 |",
+        "| web | 2,000 | 1,000,000 |",
+        "2,000 of 2,500 documents. Left out: 500 too_long.",
+        "3 documents have the key of another.",
+        "5 of the list are no document's.",
+        "| count | 1.2 |",
+    ):
+        assert line in lines
+    assert lines[2].startswith("Version `abc` published, number 2: `/out/versions/abc`, 4.0 MB as mmap.")
+    # A dataset that has the layout already was made otherwise.
+    again = derived({"name": "short"}, result.model_copy(update={"operation": "relayout", "was_published": True}))
+    assert "Version `abc` was published already" in again
+
+
+def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
+    result = ImportResult(
+        path="/out/versions/abc",
+        version="abc",
+        sequence=1,
+        was_published=False,
+        format="megatron",
+        layout="mmap",
+        totals={**TOTALS, "documents": {}},
+        byte_count=4_000_000,
+        parts=4,
+        parts_reused=1,
+        seconds={},
+    )
+    parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
+    made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
+    lines = imported(Import(path=str(tmp_path), output="/out"), made_of, result).splitlines()
+    assert lines[2].endswith(
+        "by a tokenizer that is not recorded. Its card and manifest lie there: `README.md`, `manifest.json`."
+    )
+    assert f"Of megatron files, 25.0 kB in 25 files: `{tmp_path}`" in lines
+    assert f"| `part_19.bin` | 1,000 | `{19:064x}` |" in lines
+    assert "| and 5 more | 5,000 | |" in lines
+    assert "1 of 4 parts were taken from an earlier import." in lines
+
+
+def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path) -> None:
+    publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9))
+    order = export_of(tmp_path / "a", "megatron", {})
+    files = tuple(StoredObject(f"train|{i}.bin", 500, "ab") for i in range(2))
+    result = ExportResult(
+        path="gs://bucket/out",
+        format="megatron",
+        objects=files,
+        parts=2,
+        reused=1,
+        was_done=False,
+        byte_count=1000,
+        seconds={"export": 0.5},
+    )
+    lines = exported("made", order, result).splitlines()
+    where = "[gs://bucket/out](https://console.cloud.google.com/storage/browser/bucket/out)"
+    assert lines[0] == "# made as megatron"
+    assert lines[2] == f"{where}: 1.0 kB in 2 files, of `{order.location}`."
+    for line in ("1 of 2 parts had been written by an earlier run.", "| train | 2 | 3 |", "| validation | 1 | 1 |"):
+        assert line in lines
+    assert "| `train/0.bin` | 500 | `ab` |" in lines  # a bar would end the cell
+    assert lines[-1] == "0.0 MB of tokens a second."
+    assert "There was nothing to do" in exported("made", order, result.model_copy(update={"was_done": True, "seconds": {}}))
+
+
+def test_the_summary_of_a_check_has_the_result_or_the_faults() -> None:
+    took = Progress("verify", 65.0, 130_000_000, Done(130_000_000))
+    right = checked("made", "full", Verification("/out/versions/abc", "full", 12, 4_000_000, 900, 30), took)
+    assert "`/out/versions/abc` is what it says, checked byte by byte and token by token." in right.splitlines()
+    assert "| full | 12 | 4,000,000 | 900 | 30 |" in right.splitlines()
+    assert right.endswith("130.0 MB read in 1:05, at 2.0 MB/s.\n")
+    wrong = checked(
+        "made", "quick", DamagedError("/out/versions/abc", ("a is missing", "b has `3` bytes")), Progress("verify", 0, 0, Done())
+    )
+    assert "**`/out/versions/abc` is damaged**: 2 faults, checked by names, sizes and metadata." in wrong.splitlines()
+    assert wrong.splitlines()[4:6] == ["- `a is missing`", "- `b has '3' bytes`"]
+
+
+def test_a_dataset_is_one_asset_whatever_its_version(tmp_path: Path) -> None:
+    version = publish_docs(tmp_path / "a", docs_of([1]))
+    assert output_of(str(tmp_path / "a")) == output_of(f"{tmp_path}/a/versions/{version}") == str(tmp_path / "a")
+    assert output_of(str(tmp_path / "elsewhere")) == str(tmp_path / "elsewhere")
+
+
+def test_names_that_assets_accept() -> None:
+    assert asset_key("/data/my text/ä.jsonl") == "file:///data/my-text/-.jsonl"
+    assert asset_key("GS://bucket/x") == "gs://bucket/x"
+    assert origin(Source.model_validate({"hub": {"path": "a/b", "name": "c"}})) == "hf://datasets/a/b/c/train"
+
+
+# With a server
+
+
+async def _ask(path: str, body: dict[str, Any]) -> Any:
+    async with get_client() as client:
+        answer = await client._client.post(path, json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+
+def ask(path: str, **body: Any) -> Any:
+    return asyncio.run(_ask(path, body))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    for _ in range(600):
+        if answer := condition():
+            return answer
+        time.sleep(0.2)
+    raise TimeoutError
+
+
+class Seen:
+    """What the server has of the one run with some tags and of a name."""
+
+    def __init__(self, name: str, *tags: str) -> None:
+        some = {"tags": {"all_": list(tags)}, "name": {"any_": [name]}}
+        (self.run,) = ask("/flow_runs/filter", flow_runs=some, limit=2)
+        of_run = {"flow_run_id": {"any_": [self.run["id"]]}}
+        found = ask("/artifacts/filter", artifacts=of_run, limit=200)
+        self.progress = {one["key"]: (float(one["data"]), one["description"]) for one in found if one["type"] == "progress"}
+        self.texts = {one["key"]: one["data"] for one in found if one["type"] == "markdown"}
+
+
+def made_of(location: Path) -> list[str]:
+    """What the asset there was last made of, by the server."""
+
+    def last() -> Any:
+        wanted = {"event": {"name": ["prefect.asset.materialization.succeeded"]}}
+        found = ask("/events/filter", filter=wanted, limit=50)["events"]
+        return next((one for one in found if one["resource"]["prefect.resource.id"] == f"file://{location}"), None)
+
+    return sorted(one["prefect.resource.id"] for one in until(last)["related"] if one["prefect.resource.role"] == "asset")
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)], name="a-texts")
+    publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)], name="b-texts")
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
+    a, _ = datasets
+    files, back = tmp_path / "files", tmp_path / "back"
+    export_dataset(str(a), str(files), "megatron")
+    seen = Seen(f"export {a} to megatron", "dataset:a-texts", "format:megatron")
+    done, description = seen.progress["a-texts-export"]
+    assert (done, description[:25]) == (100.0, "Done: 4 tokens, 16 B at 0")
+    assert "| train | 2 | 3 |" in seen.texts["a-texts-export-summary"]
+    assert made_of(files) == [f"file://{a}"]
+
+    import_dataset(Import(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
+    seen = Seen(f"import {files}", "dataset:again", "tokenizer:bytes")
+    assert {key: done for key, (done, _) in seen.progress.items()} == dict.fromkeys(
+        ["again-examine", "again-import", "again-split"], 100.0
+    )
+    size = sum(path.stat().st_size for path in files.iterdir() if path.is_file())
+    assert seen.progress["again-examine"][1].startswith(f"Done: {size} B at ")
+    assert seen.progress["again-import"][1].startswith("Done: 3 documents, 4 tokens, 16 B at ")
+    assert "| `train.bin` | " in seen.texts["again-import-summary"]
+    assert made_of(back) == [f"file://{files}"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_an_operation_on_datasets_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
+    a, b = datasets
+    out = tmp_path / "out"
+    merge_datasets([str(a), str(b)], str(out), name="both")
+    seen = Seen(f"merge into {out}", "dataset:both", "dataset:a-texts", "dataset:b-texts")
+    assert {key: done for key, (done, _) in seen.progress.items()} == {"both-count": 100.0, "both-split": 100.0}
+    assert seen.progress["both-count"][1].startswith("Done: 5 documents, 160 B at ")
+    assert seen.progress["both-split"][1].startswith("Done: 28 B at ")
+    assert "Merge of:" in seen.texts["both-merge-summary"]
+    assert made_of(out) == [f"file://{a}", f"file://{b}"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
+    """Also one that finds faults, whose run fails once, with a message of one line that names all of them."""
+    a, b = datasets
+    found = verify_dataset(str(a), "full")
+    seen = Seen(f"verify {a}", "dataset:a-texts")
+    assert (found["object_count"] > 0, seen.progress["a-texts-verify"][0]) == (True, 100.0)
+    assert "is what it says, checked byte by byte" in seen.texts["a-texts-verify-summary"]
+
+    (version,) = (b / "versions").iterdir()
+    for path in (version / "train/encoded_tokens/c/0", version / "documents/train/key/c/0"):
+        data = bytearray(path.read_bytes())
+        data[0] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(
+        DamagedError, match=r"3 faults: documents/train/key/c/0 has sha256 .*; train/encoded_tokens/c/0 has sha256"
+    ):
+        verify_dataset(str(b), "full")
+    seen = Seen(f"verify {b}", "dataset:b-texts")
+    assert (seen.run["state_type"], seen.run["run_count"]) == ("FAILED", 1)
+    assert len(seen.run["state"]["message"].splitlines()) == 1
+    assert "3 faults" in seen.progress["b-texts-verify"][1]
+    assert "- `train/encoded_tokens/c/0 has sha256 " in seen.texts["b-texts-verify-summary"]

@@ -1,0 +1,291 @@
+"""Files that are known: a record spares the fetching, and none that could be wrong is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tasks.download.cut
+import tasks.download.fetch
+from flat_tokens.stores.store import Store
+from tasks.config import HubDataset, Source
+from tasks.download.cut import Cut, CutFile, at_hand, cut_file, fetched_ahead, look_into, recorded
+from tasks.download.hub import resolve_hub
+from tasks.models import FoundFile, Slice, SourceFile
+from tasks.output.paths import FILES
+from tasks.output.staging import Place
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
+from tests.tasks.text.test_slices import source_file
+
+SLICE_BYTES = 250
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(output=str(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are fetched, in order."""
+    names: list[str] = []
+    real = tasks.download.cut.fetch_file
+
+    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
+        names.append(found.name)
+        return real(found, sources, scratch, hub_cache=hub_cache)
+
+    monkeypatch.setattr(tasks.cuts, "fetch_file", fetch)
+    return names
+
+
+def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple[Source, ...]]:
+    """A file that its store names by its content, as a store elsewhere would."""
+    path = tmp_path / "data" / "a.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"text": [f"{text} {i}" for i in range(40)], "id": list(range(40))}), path, row_group_size=10)
+    found = FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size, immutable=f"ETag:{text}")
+    return found, (Source(path=str(path.parent)),)
+
+
+def records(place: Place) -> list[Path]:
+    return sorted(Path(place.output, FILES).iterdir()) if Path(place.output, FILES).exists() else []
+
+
+def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert cut.slices == [Slice(file=cut.file, start=i, stop=i + 1, text_bytes=cut.cuts[i].text_bytes) for i in range(4)]
+
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    assert known.cuts == cut.cuts
+    assert known.file == cut.file.model_copy(update={"location": "", "stamp": ()})
+    assert fetched == ["a.parquet"]
+
+
+def test_a_record_holds_for_the_same_file_of_another_source_or_split(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    other = found.model_copy(update={"source": 1, "split": "validation", "name": "b.parquet"})
+    both = (Source(path="elsewhere", text_column="content"), *sources)
+    (known,) = recorded([other], both, SLICE_BYTES, [Store.at(tmp_path / "nothing"), place.root]).values()
+    assert (known.file.source, known.file.split, known.file.name, known.file.found) == (1, "validation", "b.parquet", other)
+
+
+def test_a_record_of_something_else_is_not_taken(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    for other in ({"immutable": "ETag:2"}, {"size": 1}, {"uri": "s3://b/a.parquet"}, {"immutable": None}):
+        assert not recorded([found.model_copy(update=other)], sources, SLICE_BYTES, [place.root])
+    for reading in ({"text_column": "body"}, {"id_column": "id"}, {"format": "parquet"}):
+        assert not recorded([found], (sources[0].model_copy(update=reading),), SLICE_BYTES, [place.root])
+    assert not recorded([found], sources, SLICE_BYTES + 1, [place.root])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data.replace(b'"slice_bytes": 250', b'"slice_bytes": 2500'),
+        lambda data: data.replace(b"[[0, 1,", b"[[0, 2,"),
+        lambda data: json.dumps(json.loads(data)["cuts"]).encode(),
+        lambda data: b"[" * 100_000,
+    ],
+)
+def test_a_damaged_record_is_none(tmp_path: Path, place: Place, damage: Callable[[bytes], bytes]) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (record,) = records(place)
+    assert damage(record.read_bytes()) != record.read_bytes()
+    record.write_bytes(damage(record.read_bytes()))
+    assert not recorded([found], sources, SLICE_BYTES, [place.root])
+
+
+def test_no_record_is_kept_of_a_file_whose_store_would_not_tell_of_a_change(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found.model_copy(update={"immutable": None}), sources, SLICE_BYTES, place)
+    assert records(place) == []
+
+
+def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert [at_hand(part, sources, place) for part in cut.slices] == cut.slices
+    assert fetched == ["a.parquet"]
+
+
+def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    waiting = threading.Barrier(4)
+
+    def at_once(part: Slice) -> Slice:
+        waiting.wait()
+        return at_hand(part, sources, place)
+
+    with ThreadPoolExecutor(4) as threads:
+        here = list(threads.map(at_once, known.slices))
+    assert fetched == ["a.parquet"] * 2
+    assert {part.file.location for part in here} == {found.uri}
+    assert [part.file.identity() for part in here] == [part.file.identity() for part in known.slices]
+
+
+def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found.model_copy(update={"uri": f"file://{found.uri}", "immutable": None}), sources, SLICE_BYTES, place)
+    copy = Path(cut.file.location)
+    assert copy.is_relative_to(place.scratch)
+    shutil.rmtree(place.scratch)
+    assert Path(at_hand(cut.slices[0], sources, place).file.location).read_bytes() == Path(found.uri).read_bytes()
+    shutil.rmtree(place.scratch)
+    assert Path(at_hand(cut.slices[0], sources, place).file.location).exists()
+    assert fetched == ["a.parquet"] * 3
+
+
+def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(
+    tmp_path: Path, place: Place
+) -> None:
+    found, sources = write_file(tmp_path)
+    cut_file(found, sources, SLICE_BYTES, place)
+    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    write_file(tmp_path, "another")  # and its store does not tell
+    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+        at_hand(known.slices[0], sources, place)
+    assert not recorded([found], sources, SLICE_BYTES, [place.root])
+
+
+def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    Path(found.uri).unlink()
+    with pytest.raises(ValueError, match=re.escape("a.parquet. Put sources where every worker sees them")):
+        at_hand(cut.slices[0], sources, place)
+
+
+def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) -> None:
+    found, sources = write_file(tmp_path)
+    file = source_file(Path(found.uri), "parquet")
+    assert file.stamp == ()
+    part = CutFile(file=file, cuts=(Cut(0, 1, None, 10),)).slices[0]
+    assert at_hand(part, sources, place) is part
+
+
+def on_the_hub(hub: StandInHub, **files: bytes) -> tuple[list[FoundFile], tuple[Source, ...]]:
+    """Parquet files of a repository, as they are found there."""
+    hub.commit("org/text", {f"{name}.parquet": content for name, content in files.items()})
+    source = Source(hub=HubDataset(path="org/text"))
+    return list(resolve_hub(source, 0).files), (source,)
+
+
+def parquet_bytes(tmp_path: Path, text: str) -> bytes:
+    write_file(tmp_path, text)
+    return (tmp_path / "data" / "a.parquet").read_bytes()
+
+
+def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+    """The cuts are those of the whole file, and so is all that is said of it; the file itself is not fetched."""
+    body = parquet_bytes(tmp_path, "document" * 100_000)
+    (found,), sources = on_the_hub(stand_in_hub, a=body)
+    assert found.content == f"sha256:{hashlib.sha256(body).hexdigest()}"
+    cut = cut_file(found, sources, SLICE_BYTES, place)
+    assert stand_in_hub.count("/resolve/", "GET") == 1
+    assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
+
+    whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, place)
+    assert cut.cuts == whole.cuts
+    assert cut.file.identity() == whole.file.identity()
+    assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
+    here = at_hand(cut.slices[0], sources, place)
+    assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
+    assert Path(here.file.location).read_bytes() == body
+    own = place.model_copy(update={"scratch": str(tmp_path / "own"), "staging": str(tmp_path / "own")})
+    assert Path(at_hand(cut.slices[0], sources, own).file.location).is_relative_to(tmp_path / "own")
+
+
+@pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
+def test_an_end_of_any_length_is_read(
+    stand_in_hub: StandInHub,
+    tmp_path: Path,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    end_bytes: int,
+) -> None:
+    monkeypatch.setattr(tasks.download, "END_BYTES", end_bytes)
+    (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
+    assert look_into(found, sources, SLICE_BYTES, place).file.location == ""
+
+
+@pytest.mark.parametrize("body", [b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
+def test_what_is_no_parquet_file_is_an_error_that_names_it(
+    stand_in_hub: StandInHub,
+    place: Place,
+    body: bytes,
+) -> None:
+    (found,), sources = on_the_hub(stand_in_hub, a=body)
+    with pytest.raises(ValueError, match=re.escape("a.parquet cannot be read as parquet")):
+        cut_file(found, sources, SLICE_BYTES, place)
+    assert list(Path(place.scratch).rglob("*.part")) == []
+
+
+def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+    (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
+    lie = found.model_copy(update={"content": f"sha256:{'0' * 64}"})
+    cut = cut_file(lie, sources, SLICE_BYTES, place)
+    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+        at_hand(cut.slices[0], sources, place)
+
+
+def test_a_file_of_the_same_content_is_known_at_another_revision(
+    stand_in_hub: StandInHub,
+    tmp_path: Path,
+    place: Place,
+    fetched: list[str],
+) -> None:
+    one = parquet_bytes(tmp_path, "one")
+    (found,), sources = on_the_hub(stand_in_hub, a=one)
+    cut_file(found, sources, SLICE_BYTES, place)
+    found_now, _ = on_the_hub(stand_in_hub, a=one, b=parquet_bytes(tmp_path, "two"))
+    known = recorded(found_now, sources, SLICE_BYTES, [place.root])
+    assert [file.name for file in known] == ["a.parquet"]
+    assert next(iter(known.values())).file.found == found_now[0] != found
+    assert fetched == []
+
+
+def test_files_are_fetched_ahead_in_the_order_of_their_slices(
+    tmp_path: Path, place: Place, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and those that are here not at all; a file that cannot be had is an error for whoever wants it."""
+    monkeypatch.setattr(tasks.cuts, "FETCHERS", 1)
+    parts: list[Slice] = []
+    for name in ("c", "a", "b", "gone", "here"):
+        found, sources = write_file(tmp_path, name)
+        shutil.copy(found.uri, tmp_path / f"{name}.parquet")
+        there = {"name": name, "uri": f"file://{tmp_path}/{name}.parquet", "immutable": None}
+        mine = place.model_copy(update={"scratch": str(tmp_path / name)})
+        cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, mine)
+        parts += cut.slices
+        if name != "here":
+            shutil.rmtree(tmp_path / name)
+    (tmp_path / "gone.parquet").unlink()
+    fetched.clear()
+    with fetched_ahead(parts, sources, place):
+        pass  # leaving waits for what is under way, and for no more
+    assert fetched in ([], ["c"])
+    with fetched_ahead(parts, sources, place):
+        assert Path(at_hand(parts[-9], sources, place).file.location).exists()
+        with pytest.raises(OSError, match="gone"):
+            at_hand(next(part for part in parts if part.file.name == "gone"), sources, place)
+    assert sorted(set(fetched)) == ["a", "b", "c", "gone"]
+    assert fetched.count("c") == 1

@@ -1,0 +1,534 @@
+"""Bringing files here: busy and broken servers, copies that are used again, compressed files, and which files there are."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import zstandard
+
+import tasks.download.sources
+from flat_tokens.stores.store import ObjectWriter, Store
+from tasks.config import Source
+from tasks.download.fetch import bytes_to_cut, fetch_file
+from tasks.download.sources import ATTEMPTS, resolve_source
+from tasks.models import FoundFile, SourceFile
+
+BODY = b"".join(b'{"text": "document %06d"}\n' % i for i in range(40_000))
+"""Longer than what one read of a response takes."""
+
+
+class Server(ThreadingHTTPServer):
+    """One file on loopback. Each request takes the next of ``moves``, which may spoil it; without any it is served well."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Request)
+        self.body, self.etag, self.with_ranges, self.with_head, self.with_length = BODY, '"one"', True, True, True
+        self.moves: list[Callable[[Request], None]] = []
+        self.seen: list[str] = []
+
+    def url(self, name: str = "data.jsonl") -> str:
+        return f"http://127.0.0.1:{self.server_port}/files/{name}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections that we break on purpose are not worth a word."""
+
+
+class Request(BaseHTTPRequestHandler):
+    """A request; what was asked is noted as ``GET`` or ``GET 100-``."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        asked = self.headers.get("Range", "").removeprefix("bytes=")
+        self.server.seen.append(f"{self.command} {asked}".strip())
+        if self.server.moves:
+            self.server.moves.pop(0)(self)
+        elif self.command == "HEAD" and not self.server.with_head:
+            self.refuse(405)
+        else:
+            self.serve()
+
+    def refuse(self, status: int, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def serve(self, stop_after: int | None = None) -> None:
+        """The file, or the part that is asked for; *stop_after* so many bytes of it the connection breaks."""
+        body, start = self.server.body, 0
+        same = self.headers.get("If-Range", self.server.etag) == self.server.etag
+        if self.server.with_ranges and same and (asked := self.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        if self.server.with_length:
+            self.send_header("Content-Length", str(len(body) - start))
+        else:
+            self.send_header("Connection", "close")
+        if self.server.etag:
+            self.send_header("ETag", self.server.etag)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[start : None if stop_after is None else start + stop_after])
+        if stop_after is not None:
+            self.close_connection = True
+
+
+def busy(status: int, **headers: str) -> Callable[[Request], None]:
+    return lambda request: request.refuse(status, **headers)
+
+
+def well(request: Request) -> None:
+    request.serve()
+
+
+def breaking(after: int) -> Callable[[Request], None]:
+    """End the body early, as if it were whole."""
+    return lambda request: request.serve(after)
+
+
+def resetting(after: int) -> Callable[[Request], None]:
+    """Reset the connection within the body."""
+
+    def move(request: Request) -> None:
+        request.serve(after)
+        request.wfile.flush()
+        request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        request.connection.close()
+
+    return move
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Instead of waiting, note for how long."""
+    noted: list[float] = []
+    monkeypatch.setattr(tasks.download.sources.time, "sleep", noted.append)
+    return noted
+
+
+def resolve(url: str) -> tuple[FoundFile, ...]:
+    return resolve_source(Source(path=url), 0).files
+
+
+def fetch(found: FoundFile, scratch: Path, **settings: Any) -> SourceFile:
+    return fetch_file(found, (Source.model_validate({"path": "x", **settings}),), scratch)
+
+
+def bring(url: str, scratch: Path) -> SourceFile:
+    """Resolve and fetch the only file of a source."""
+    (found,) = resolve(url)
+    return fetch(found, scratch)
+
+
+def is_whole(file: SourceFile, body: bytes = BODY) -> bool:
+    digest = hashlib.sha256(body).hexdigest()
+    return (file.sha256, file.size) == (digest, len(body)) and Path(file.location).read_bytes() == body
+
+
+def local(path: Path) -> FoundFile:
+    return FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size)
+
+
+def test_a_file_is_asked_for_once_and_fetched_once(server: Server, tmp_path: Path) -> None:
+    (found,) = resolve(server.url())
+    assert found == FoundFile(source=0, name="data.jsonl", uri=server.url(), size=len(BODY), immutable='ETag:"one"')
+    file = fetch(found, tmp_path)
+    assert is_whole(file)
+    assert (file.name, file.format) == ("data.jsonl", "jsonl")
+    assert server.seen == ["HEAD", "GET"]
+
+
+def test_a_query_is_not_a_pattern_and_not_part_of_the_name(server: Server, tmp_path: Path) -> None:
+    file = bring(server.url("my%20data.jsonl?download=true"), tmp_path)
+    assert (file.name, is_whole(file)) == ("my data.jsonl", True)
+
+
+@pytest.mark.parametrize("where", ["found", "fetched"])
+def test_a_busy_server_is_asked_again_when_it_wants(
+    server: Server, tmp_path: Path, waits: list[float], where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trouble = [busy(429, Retry_After="7"), busy(503), busy(503, Retry_After="Wed, 21 Oct 2065 07:28:00 GMT"), busy(500)]
+    server.moves = trouble if where == "found" else [well, *trouble]
+    assert is_whole(bring(server.url(), tmp_path))
+    assert len(waits) == 4
+    assert waits[0] == 7
+    assert all(0.25 * 2**i <= wait <= 0.5 * 2**i for i, wait in enumerate(waits[1:], 2))
+    assert f"{server.url()}: HTTP status 429 Too Many Requests; trying again in 7 s" in caplog.messages
+
+
+def test_no_server_makes_us_wait_longer_than_a_minute(server: Server, tmp_path: Path, waits: list[float]) -> None:
+    server.moves = [busy(429, Retry_After="86400")]
+    assert is_whole(bring(server.url(), tmp_path))
+    assert waits == [60]
+
+
+def test_a_server_that_stays_busy_is_given_up(server: Server, tmp_path: Path, waits: list[float]) -> None:
+    (found,) = resolve(server.url())
+    server.moves = [busy(503)] * 99
+    with pytest.raises(
+        OSError, match=rf"^{server.url()} cannot be fetched \({ATTEMPTS} tries\): HTTP status 503 Service Unavail"
+    ):
+        fetch(found, tmp_path)
+    assert len(waits) == ATTEMPTS - 1
+    with pytest.raises(OSError, match="HTTP status 503"):
+        resolve(server.url())
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_broken_connection_goes_on_behind_what_came(server: Server, tmp_path: Path) -> None:
+    server.moves = [well, breaking(600_000), breaking(300_000)]
+    assert is_whole(bring(server.url(), tmp_path))
+    assert server.seen[:2] == ["HEAD", "GET"]
+    starts = [int(seen.removeprefix("GET ").removesuffix("-")) for seen in server.seen[2:]]
+    assert len(starts) == 2
+    assert 300_000 < starts[0] <= 600_000
+    assert starts[0] < starts[1] <= starts[0] + 300_000
+
+
+def test_a_reset_connection_is_tried_again(server: Server, tmp_path: Path, waits: list[float]) -> None:
+    server.moves = [well, resetting(600_000), resetting(0)]
+    assert is_whole(bring(server.url(), tmp_path))
+    assert len(waits) == 2
+
+
+def test_a_server_without_ranges_begins_anew(server: Server, tmp_path: Path) -> None:
+    server.with_ranges = False
+    server.moves = [well, breaking(600_000), breaking(900_000)]
+    assert is_whole(bring(server.url(), tmp_path))
+    assert len(server.seen) == 4
+
+
+def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Server, tmp_path: Path) -> None:
+    """Bytes that had come before are not progress."""
+    server.with_ranges = False
+    server.moves = [well, *[breaking(600_000)] * 99]
+    with pytest.raises(OSError, match=r"cannot be fetched \(8 tries\)"):
+        bring(server.url(), tmp_path)
+    assert len(server.seen) < 12
+
+
+def test_progress_gives_a_flaky_server_new_tries(server: Server, tmp_path: Path) -> None:
+    server.body = BODY[: 1 << 20]
+    server.moves = [well, *[breaking(300_000), *[busy(503)] * 6] * 3]
+    assert is_whole(bring(server.url(), tmp_path), server.body)
+
+
+def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path, waits: list[float]) -> None:
+    server.moves = [busy(404)]
+    with pytest.raises(ValueError, match=rf"^source 'source': there is nothing at {server.url()}$"):
+        resolve(server.url())
+    (found,) = resolve(server.url())
+    server.moves = [busy(404)]
+    with pytest.raises(OSError, match=rf"^{server.url()} cannot be fetched \(1 try\): HTTP status 404 Not Found$"):
+        fetch(found, tmp_path)
+    server.moves = [busy(403), busy(403)]
+    with pytest.raises(OSError, match=rf"^{server.url()} cannot be fetched \(1 try\): HTTP status 403 Forbidden$"):
+        resolve(server.url())
+    assert waits == []
+
+
+def test_a_file_that_changes_between_question_and_answer_is_an_error(server: Server, tmp_path: Path) -> None:
+    (found,) = resolve(server.url())
+    server.etag = '"two"'
+    with pytest.raises(OSError, match="it changed after the build had found it"):
+        fetch(found, tmp_path)
+
+
+def test_a_file_that_changes_within_the_answer_is_an_error(server: Server, tmp_path: Path) -> None:
+    """What had come of the old one is never joined with the new one."""
+
+    def break_and_change(request: Request) -> None:
+        request.serve(600_000)
+        server.body, server.etag = BODY.replace(b"document", b"Document"), '"two"'
+
+    server.moves = [well, break_and_change]
+    with pytest.raises(OSError, match="it changed after the build had found it"):
+        bring(server.url(), tmp_path)
+
+
+@pytest.mark.parametrize("size", [len(BODY) - 1, len(BODY) + 1])
+def test_a_file_of_another_size_than_was_found_is_an_error(server: Server, tmp_path: Path, size: int) -> None:
+    (found,) = resolve(server.url())
+    with pytest.raises(OSError, match=r"changed while it was fetched|ended after \d+ of \d+ bytes"):
+        fetch(found.model_copy(update={"size": size, "immutable": None}), tmp_path)
+
+
+def test_a_server_that_does_not_know_head_or_sizes_is_enough(server: Server, tmp_path: Path) -> None:
+    server.with_head = server.with_length = False
+    (found,) = resolve(server.url())
+    assert found.size is None
+    assert is_whole(fetch(found, tmp_path))
+
+
+def test_a_copy_is_used_again_while_the_server_has_the_same_version(server: Server, tmp_path: Path) -> None:
+    first = bring(server.url(), tmp_path)
+    assert bring(server.url(), tmp_path) == first
+    assert server.seen == ["HEAD", "GET", "HEAD"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: os.truncate(path, 5), lambda path: path.write_bytes(BODY[:-1] + b"X"), Path.unlink]
+)
+def test_a_damaged_copy_is_fetched_again(server: Server, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    damage(Path(bring(server.url(), tmp_path).location))
+    assert is_whole(bring(server.url(), tmp_path))
+    assert server.seen == ["HEAD", "GET"] * 2
+
+
+@pytest.mark.parametrize("note", [b"", b"{}", b"[]", b'{"sha256": 5}', b'{"sha256": "../../etc/passwd"}', b"\xff"])
+def test_a_damaged_note_is_not_believed(server: Server, tmp_path: Path, note: bytes) -> None:
+    bring(server.url(), tmp_path)
+    (path,) = (tmp_path / "files").glob("*.json")
+    path.write_bytes(note)
+    assert is_whole(bring(server.url(), tmp_path))
+    assert server.seen == ["HEAD", "GET"] * 2
+
+
+@pytest.mark.parametrize("etag", ['"two"', "", 'W/"one"'])
+def test_another_no_or_a_weak_etag_is_fetched_again(server: Server, tmp_path: Path, etag: str) -> None:
+    bring(server.url(), tmp_path)
+    server.etag, server.body = etag, BODY[:1000]
+    assert is_whole(bring(server.url(), tmp_path), BODY[:1000])
+    assert is_whole(bring(server.url(), tmp_path), BODY[:1000])
+    assert server.seen.count("GET") == (2 if etag == '"two"' else 3)
+
+
+def test_two_sources_may_bring_the_same_file_at_once(server: Server, tmp_path: Path) -> None:
+    """Nobody sees a file change under him, nothing half-fetched is left."""
+    server.etag = ""
+    (found,) = resolve(server.url())
+    first = fetch(found, tmp_path)
+    threads = [threading.Thread(target=fetch, args=(found, tmp_path)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fetch(found, tmp_path) == first  # its time stamps too
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_other_stores_are_read_and_pinned_too(tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/download/data/b.jsonl": b"{}\n", "/download/data/a.jsonl": b"{}\n\n", "/download/data/_SUCCESS": b""})
+    try:
+        assert [(file.name, file.size) for file in resolve("memory://download/data")] == [("a.jsonl", 4), ("b.jsonl", 3)]
+        assert [file.name for file in resolve("memory://download/data/b*")] == ["b.jsonl"]
+        assert is_whole(bring("memory://download/data/a.jsonl", tmp_path), b"{}\n\n")
+        with pytest.raises(ValueError, match="there is nothing at memory://download/other"):
+            resolve("memory://download/other")
+    finally:
+        fs.rm("/download", recursive=True)
+
+
+def packed(kind: str, *parts: bytes) -> bytes:
+    pack = gzip.compress if kind == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
+    return b"".join(pack(part) for part in parts)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize(
+    "frames", [[BODY], [BODY[:100], b"", BODY[100:]], [BODY[i : i + 1000] for i in range(0, len(BODY), 1000)]]
+)
+def test_packed_files_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, frames: list[bytes]) -> None:
+    """Of one frame or of many. The digest is that of the packed file, the size that of the unpacked one."""
+    path = tmp_path / f"data.jsonl.{kind}"
+    path.write_bytes(packed(kind, *frames))
+    file = fetch(local(path), tmp_path / "scratch")
+    assert Path(file.location).read_bytes() == BODY
+    assert (file.size, file.format) == (len(BODY), "jsonl")
+    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr("tasks.download.fetch._gunzip", None)
+    monkeypatch.setattr("tasks.download.fetch._unzstd", None)
+    assert fetch(local(path), tmp_path / "scratch") == file
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_damaged_unpacked_copy_is_unpacked_again(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"data.jsonl.{kind}"
+    path.write_bytes(packed(kind, BODY))
+    os.truncate(fetch(local(path), tmp_path / "scratch").location, 10)
+    assert Path(fetch(local(path), tmp_path / "scratch").location).read_bytes() == BODY
+
+
+def test_packed_files_are_told_by_content_not_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(packed("zst", BODY))
+    assert Path(fetch(local(path), tmp_path / "scratch").location).read_bytes() == BODY
+    path = tmp_path / "plain.jsonl.gz"
+    path.write_bytes(BODY)
+    assert fetch(local(path), tmp_path / "scratch").location == str(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: data + b"garbage",
+        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    ],
+    ids=["end missing", "half missing", "garbage behind", "bit flip"],
+)
+def test_damaged_packed_files_are_refused_before_any_of_them_is_used(
+    tmp_path: Path, kind: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / f"data.jsonl.{kind}"
+    path.write_bytes(spoil(packed(kind, BODY)))
+    with pytest.raises(ValueError, match=rf"^data.jsonl.{kind} is damaged at byte \d+ or before: "):
+        fetch(local(path), tmp_path / "scratch")
+    assert [file.name for file in (tmp_path / "scratch").rglob("*") if file.is_file()] == []
+
+
+def test_a_bomb_is_unpacked_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MB in a few kilobytes go to the disk in pieces."""
+    path = tmp_path / "data.txt.zst"
+    path.write_bytes(packed("zst", bytes(64 << 20)))
+    assert path.stat().st_size < 10_000
+    lengths, write = [], ObjectWriter.write
+
+    def note(writer: ObjectWriter, data: bytes) -> None:
+        lengths.append(len(data))
+        write(writer, data)
+
+    monkeypatch.setattr(ObjectWriter, "write", note)
+    assert fetch(local(path), tmp_path / "scratch").size == 64 << 20
+    assert max(lengths) <= 32 << 20
+
+
+def test_equal_packed_files_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A copy that somebody reads stays the same file, even where its note is lost and it is unpacked again."""
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(packed("gz", BODY))
+    first = fetch(local(path), tmp_path / "scratch")
+    for note in (tmp_path / "scratch").rglob("*.json"):
+        note.unlink()
+    assert fetch(local(path), tmp_path / "scratch") == first
+
+
+def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(BODY)
+    digest = Store.digest
+
+    def meddle(store: Store, key: str) -> Any:
+        path.write_bytes(BODY.upper())
+        return digest(store, key)
+
+    monkeypatch.setattr(Store, "digest", meddle)
+    with pytest.raises(ValueError, match=r"data.jsonl changed while the build read it"):
+        fetch(local(path), tmp_path / "scratch")
+
+
+def names(source: Source) -> list[str]:
+    return [file.name for file in resolve_source(source, 0).files]
+
+
+def tree(root: Path, *files: str) -> Path:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}\n")
+    return root
+
+
+def test_a_directory_is_its_files_by_name_but_hidden_ones(tmp_path: Path) -> None:
+    root = tree(tmp_path, "b.jsonl", "a/z.jsonl", "a.jsonl", "_SUCCESS", ".hidden.jsonl", "_cache/x.jsonl", "a/.git/y")
+    assert names(Source(path=root)) == ["a.jsonl", "a/z.jsonl", "b.jsonl"]
+    assert names(Source(path=f"file://{root}")) == ["a.jsonl", "a/z.jsonl", "b.jsonl"]
+
+
+def test_patterns_find_hidden_files_only_when_they_say_so(tmp_path: Path) -> None:
+    root = tree(tmp_path, "a.jsonl", "_b.jsonl", "_c.jsonl", "d/e.jsonl", "d/.f.jsonl")
+    assert names(Source(path=root / "*.jsonl")) == ["a.jsonl"]
+    assert names(Source(path=root / "_*.jsonl")) == ["_b.jsonl", "_c.jsonl"]
+    assert names(Source(path=root / "**" / "[ae].jsonl")) == ["a.jsonl", "d/e.jsonl"]
+    assert names(Source(path=root / "_b.jsonl")) == ["_b.jsonl"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
+    root = tree(tmp_path, "a[1].jsonl", "a1.jsonl")
+    assert names(Source(path=root / "a[1].jsonl")) == ["a[1].jsonl"]
+
+
+def test_links_to_files_are_read(tmp_path: Path) -> None:
+    root = tree(tmp_path, "data/a.jsonl", "elsewhere/b.jsonl")
+    (root / "data" / "b.jsonl").symlink_to(root / "elsewhere" / "b.jsonl")
+    (root / "link").symlink_to(root / "data")
+    assert names(Source(path=root / "link")) == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("split", "validation_split", "expected"),
+    [
+        ("train", None, [("data/train-0.jsonl", None)]),
+        ("train", "test", [("data/test-0.jsonl", "validation"), ("data/train-0.jsonl", "train")]),
+        (
+            None,
+            "test",
+            [("data/constrained.jsonl", "train"), ("data/test-0.jsonl", "validation"), ("data/train-0.jsonl", "train")],
+        ),
+    ],
+)
+def test_splits_are_told_by_names_that_stand_alone(
+    tmp_path: Path, split: str | None, validation_split: str | None, expected: list[tuple[str, str | None]]
+) -> None:
+    root = tree(tmp_path, "data/train-0.jsonl", "data/test-0.jsonl", "data/constrained.jsonl")
+    found = resolve_source(Source(path=root, split=split, validation_split=validation_split), 0).files
+    assert [(file.name, file.split) for file in found] == expected
+    with pytest.raises(ValueError, match=r"no file is of split 'dev'; there are data/constrained.jsonl, data/test-0"):
+        resolve_source(Source(path=root, split="dev"), 0)
+
+
+def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
+    found = FoundFile(source=0, name="a.parquet", uri="hf://datasets/o/n@c/a.parquet", size=5 << 20, content="sha256:" + "0" * 64)
+    assert bytes_to_cut(found) == 1 << 20
+    assert bytes_to_cut(found.model_copy(update={"size": 9})) == 9
+    for other in ({"content": "blob:0"}, {"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
+        assert bytes_to_cut(found.model_copy(update=other)) == 5 << 20
+    assert bytes_to_cut(found.model_copy(update={"size": None})) == 1_000_000_000
+
+
+def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("test-0.jsonl", "train-0.jsonl", "validation-0.jsonl", "latest.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    said = "source 'source': test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
+    for split, expected in ((None, [said]), ("train", [])):
+        caplog.clear()
+        resolve_source(Source(path=str(tmp_path), split=split, validation_split="validation"), 0)
+        assert caplog.messages == expected

@@ -1,0 +1,617 @@
+"""Whole versions as readers find them: every layout through zarr itself, where each document came from, what is reused."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+import tasks.finalize.seal
+import tasks.shards.write
+from flat_tokens.keys import document_keys
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.finalize.provenance import Provenance, build_id
+from tasks.finalize.seal import is_published
+from tasks.finalize.totals import count_repeated
+from tasks.output.pointer import publish, read_pointer
+
+DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+TOKENIZER = str(DEMO / "tokenizer.json")
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def make(output: Path | str, workers: int = 2, **settings: Any) -> BuildResult:
+    config = BuildConfig.model_validate({"output": str(output), "tokenizer": "bytes", **settings})
+    with Threads(workers) as runner:
+        return build(config, runner)
+
+
+def demo_sources() -> list[dict[str, str]]:
+    return [
+        {"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"},
+        {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
+    ]
+
+
+def digests(directory: Path | str) -> dict[str, str]:
+    return {
+        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in Path(directory).rglob("*")
+        if path.is_file()
+    }
+
+
+def keys_in(output: Path) -> set[str]:
+    return {path.parent.name for path in output.glob("_cache/*/receipt.json")}
+
+
+def column(result: BuildResult, split: str, name: str) -> list[int]:
+    return zarr.open_array(f"{result.path}/documents/{split}/{name}", mode="r")[:].tolist()
+
+
+def texts(result: BuildResult, split: str) -> list[bytes]:
+    """The documents of a split that was built with ``bytes``, through zarr alone."""
+    group = zarr.open_group(result.path, mode="r")[split]
+    tokens, starts = group["encoded_tokens"][:], group["seq_starts"][:]
+    return [bytes(((tokens[a:b] >> 1) - 1).astype(np.uint8)) for a, b in itertools.pairwise(starts)]
+
+
+# The format, sentence by sentence.
+
+
+def check_with_zarr(path: str, zarr_format: int) -> dict[str, int]:
+    """Every sentence of the format, said by zarr and numpy; the number of sequences of each split."""
+    root = zarr.open_group(path, mode="r")
+    assert root.metadata.zarr_format == zarr_format
+    counts = {}
+    for split in SPLITS:
+        tokens, starts = root[split]["encoded_tokens"], root[split]["seq_starts"]
+        assert (tokens.dtype, starts.dtype) == (np.uint32, np.uint64)
+        encoded, entries = tokens[:], starts[:]
+        assert len(entries) >= 1
+        assert entries[0] == 0
+        assert entries[-1] == len(encoded)
+        assert (entries[1:] >= entries[:-1]).all()
+        marked = np.zeros(len(encoded), bool)
+        marked[entries[:-1][entries[:-1] < entries[1:]]] = True
+        assert ((encoded & 1).astype(bool) == marked).all()
+        assert root[split].attrs["max_token_id"] == int((encoded >> 1).max(initial=0))
+        for name in ("key", "file", "row"):
+            array = zarr.open_array(f"{path}/documents/{split}/{name}", mode="r")
+            assert array.shape == (len(entries) - 1,)
+            assert array.dtype == np.uint64
+        counts[split] = len(entries) - 1
+    return counts
+
+
+@pytest.mark.parametrize(("layout", "zarr_format"), [("mmap", 3), ("compact", 3), ("zarr2", 2)])
+@pytest.mark.parametrize("fraction", [0, 0.3, 1])
+def test_zarr_reads_every_layout_and_an_empty_split_is_a_valid_one(
+    tmp_path: Path, layout: str, zarr_format: int, fraction: float
+) -> None:
+    result = make(
+        tmp_path, sources=demo_sources(), layout=layout, validation_fraction=fraction, tokenizer=TOKENIZER, slice_bytes=30_000
+    )
+    counts = check_with_zarr(result.path, zarr_format)
+    assert sum(counts.values()) == result.totals["documents"]["written"] > 200
+    assert (counts["train"] == 0) == (fraction == 1)
+    assert (counts["validation"] == 0) == (fraction == 0)
+    for split in SPLITS:
+        assert result.totals[split]["seq_count"] == counts[split]
+    assert flat_tokens.verify(tmp_path, "full").seq_count == sum(counts.values())
+
+
+def test_a_dataset_of_no_documents_at_all_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("\n\n")
+    result = make(tmp_path / "out", source={"path": str(tmp_path / "in")})
+    assert check_with_zarr(result.path, 3) == {"train": 0, "validation": 0}
+    assert flat_tokens.verify(tmp_path / "out", "full").token_count == 0
+
+
+# Where each document came from.
+
+
+def write_mixed_sources(directory: Path) -> dict[str, list[dict[str, Any] | None]]:
+    """Files of several formats with bad documents in between; the rows of each file, by its name: None is no document."""
+    directory.mkdir()
+    rows: dict[str, list[dict[str, Any] | None]] = {}
+    table = [{"text": None if i % 7 == 3 else f"parquet {i} " * (i % 4)} for i in range(40)]
+    pq.write_table(pa.Table.from_pylist(table), directory / "0.parquet", row_group_size=6)
+    rows["0.parquet"] = table
+    lines: list[str] = []
+    rows["1.jsonl"] = []
+    for i in range(60):
+        good = {"text": f"line {i} é" * (i % 3), "more": [i]}
+        line, row = {
+            5: ("", None),
+            6: ("{broken", {"text": None}),
+            7: ('{"text": 5}', {"text": None}),
+            8: ('{"text": "\\ud800"}', {"text": None}),
+        }.get(i % 11, (json.dumps(good, ensure_ascii=i % 2 == 0), good))
+        lines.append(line)
+        rows["1.jsonl"].append(row)
+    (directory / "1.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "2.txt").write_text("one<>two<><>four")
+    rows["2.txt"] = [{"text": text} for text in ("one", "two", "", "four")]
+    with gzip.open(directory / "3.jsonl.gz", "wt") as packed:
+        packed.write('{"text": "packed 0"}\n{"text": null}\n{"text": "packed 2"}')
+    rows["3.jsonl.gz"] = [{"text": "packed 0"}, {"text": None}, {"text": "packed 2"}]
+    return rows
+
+
+def mixed_sources(directory: Path) -> list[dict[str, Any]]:
+    sources = [{"name": name.partition(".")[0], "path": str(directory / name)} for name in os.listdir(directory)]
+    for source in sources:
+        if source["path"].endswith(".txt"):
+            source["document_separator"] = "<>"
+    return sorted(sources, key=lambda source: source["name"])
+
+
+@pytest.mark.parametrize("slice_bytes", [60, 400, 1 << 20])
+@pytest.mark.parametrize("layout", ["mmap", "zarr2"])
+@pytest.mark.parametrize("empty", ["keep", "skip"])
+def test_every_sequence_leads_back_to_its_document(tmp_path: Path, slice_bytes: int, layout: str, empty: str) -> None:
+    """Whatever was skipped before it, and however the files were cut."""
+    rows = write_mixed_sources(tmp_path / "in")
+    result = make(
+        tmp_path / "out",
+        sources=mixed_sources(tmp_path / "in"),
+        documents={"on_bad": "skip", "empty": empty},
+        slice_bytes=slice_bytes,
+        layout=layout,
+        validation_fraction=0.4,
+    )
+    manifest = json.loads(Path(result.path, "manifest.json").read_bytes())
+    files = [file["name"] for source in manifest["provenance"]["sources"] for file in source["files"]]
+    assert files == ["0.parquet", "1.jsonl", "2.txt", "3.jsonl.gz"]
+    traced = Counter()
+    for split in SPLITS:
+        where = list(zip(column(result, split, "file"), column(result, split, "row"), strict=True))
+        assert where == sorted(where)
+        for (file, row), text, key in zip(where, texts(result, split), column(result, split, "key"), strict=True):
+            source = rows[files[file]][row]
+            assert source is not None
+            assert source["text"].encode() == text
+            data = np.frombuffer(text or b"\0", np.uint8)
+            assert document_keys(data, np.array([0, len(text)])).tolist() == [key]
+            traced[file, row] += 1
+    expected = {
+        (file, row)
+        for file, name in enumerate(files)
+        for row, source in enumerate(rows[name])
+        if source and (source["text"] or (source["text"] == "" and empty == "keep"))
+    }
+    assert set(traced) == expected
+    assert set(traced.values()) == {1}
+    documents = manifest["totals"]["documents"]
+    assert documents["read"] == documents["written"] + sum(documents["skipped"].values())
+    assert documents["written"] == len(expected)
+
+
+def test_csv_rows_and_ids_lead_back_too(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text('id,text\n7,"one, two"\n8,three\n9,"four\nfive"\n')
+    result = make(tmp_path / "out", source={"path": str(tmp_path / "in"), "id_column": "id"}, validation_fraction=0)
+    assert texts(result, "train") == [b"one, two", b"three", b"four\nfive"]
+    assert column(result, "train", "row") == [0, 1, 2]
+    ids = np.frombuffer(b"789", np.uint8)
+    assert column(result, "train", "key") == document_keys(ids, np.arange(4)).tolist()
+
+
+# Bytes depend on what is built, not on how.
+
+
+@pytest.fixture(scope="module")
+def reference_build(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        return make(tmp_path_factory.mktemp("reference"), 1, sources=demo_sources(), validation_fraction=0.3)
+
+
+@pytest.mark.parametrize(("slice_bytes", "workers"), [(5000, 1), (5000, 4), (7001, 2), (20_000, 3), (1 << 30, 8)])
+def test_a_version_is_the_same_at_any_slicing_and_number_of_workers(
+    tmp_path: Path, reference_build: BuildResult, slice_bytes: int, workers: int
+) -> None:
+    result = make(tmp_path, workers, sources=demo_sources(), validation_fraction=0.3, slice_bytes=slice_bytes)
+    assert result.version == reference_build.version
+    assert digests(result.path) == digests(reference_build.path)
+    assert (result.slices > 20) == (slice_bytes < 10_000)
+
+
+def test_a_version_is_the_same_wherever_its_files_lie(tmp_path: Path, reference_build: BuildResult) -> None:
+    """Other directories, times and settings of the machine; the same names."""
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for source in demo_sources():
+        shutil.copyfile(source["path"], moved / Path(source["path"]).name)
+    sources = [{**source, "path": str(moved / Path(source["path"]).name)} for source in demo_sources()]
+    result = make(
+        tmp_path / "out", sources=sources, validation_fraction=0.3, scratch=str(tmp_path / "scratch"), verify_level="full"
+    )
+    assert result.version == reference_build.version
+    assert digests(result.path) == digests(reference_build.path)
+
+
+def test_a_version_is_the_same_wherever_its_tokenizer_lies(tmp_path: Path) -> None:
+    """A path of this machine is no part of a dataset."""
+    (tmp_path / "tokenizer").mkdir()
+    moved = shutil.copyfile(TOKENIZER, tmp_path / "tokenizer" / "tokenizer.json")
+    one = make(tmp_path / "one", sources=demo_sources(), tokenizer=TOKENIZER)
+    other = make(tmp_path / "other", sources=demo_sources(), tokenizer=str(moved))
+    assert one.version == other.version
+    assert digests(one.path) == digests(other.path)
+    assert str(DEMO) not in Path(one.path, "manifest.json").read_text() + Path(one.path, "README.md").read_text()
+
+
+def test_engine_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -> None:
+    """Only the layout around the shards is made again."""
+    make(tmp_path, sources=demo_sources(), tokenizer=TOKENIZER, slice_bytes=20_000)
+    before = keys_in(tmp_path)
+    renamed = [{**source, "name": f"other-{i}"} for i, source in enumerate(reversed(demo_sources()))]
+    other = make(tmp_path, 1, sources=renamed, tokenizer={"name": TOKENIZER, "engine": "reference"}, slice_bytes=20_000)
+    assert other.slices_reused == other.slices
+    assert not other.was_published
+    assert keys_in(tmp_path) == before
+
+
+# What is reused.
+
+
+def test_a_new_fraction_or_seed_reuses_every_shard(tmp_path: Path) -> None:
+    first = make(tmp_path, sources=demo_sources(), slice_bytes=10_000)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("_cache/*/receipt.json")}
+    for settings in ({"validation_fraction": 0.5}, {"split_seed": 3}, {"layout": "compact"}, {"name": "renamed"}):
+        again = make(tmp_path, sources=demo_sources(), slice_bytes=10_000, **settings)
+        assert again.version != first.version
+        assert again.slices_reused == again.slices == first.slices
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.glob("_cache/*/receipt.json")}
+
+
+def test_a_new_tokenizer_keeps_every_document_in_its_split(tmp_path: Path) -> None:
+    """And in its place: what differs is the tokens."""
+    one = make(tmp_path, sources=demo_sources(), validation_fraction=0.3)
+    other = make(tmp_path, sources=demo_sources(), validation_fraction=0.3, tokenizer=TOKENIZER)
+    assert other.slices_reused == 0
+    assert other.totals["train"]["token_count"] != one.totals["train"]["token_count"]
+    for split in SPLITS:
+        for name in ("key", "file", "row"):
+            assert column(one, split, name) == column(other, split, name)
+
+
+def test_a_document_stays_in_its_split_when_others_come_and_go(tmp_path: Path) -> None:
+    """A refresh moves nothing between train and validation."""
+    one = make(tmp_path, sources=demo_sources(), validation_fraction=0.3)
+    other = make(tmp_path, sources=demo_sources()[::-1][:1], validation_fraction=0.3)
+    assert set(column(other, "validation", "key")) <= set(column(one, "validation", "key"))
+    assert set(column(other, "train", "key")) <= set(column(one, "train", "key"))
+
+
+class CountingHandler(SimpleHTTPRequestHandler):
+    """Files with an ETag; *requests* counts what was asked for how."""
+
+    requests: Counter[tuple[str, str]]
+
+    def end_headers(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if path.is_file():
+            self.send_header("ETag", f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"')
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        self.requests["GET", self.path] += 1
+        super().do_GET()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing: the test's output is its own."""
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
+    """The URL of a server of a directory's files, and its count of requests."""
+    requests: Counter[tuple[str, str]] = Counter()
+    handler = type("Handler", (CountingHandler,), {"requests": requests})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(directory))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_new_tokenizer_downloads_nothing_again(tmp_path: Path) -> None:
+    with serving(DEMO) as (url, requests):
+        sources = [{"name": "notes", "path": f"{url}/notes.jsonl", "id_column": "id"}]
+        first = make(tmp_path, sources=sources)
+        assert requests["GET", "/notes.jsonl"] >= 1
+        requests.clear()
+        second = make(tmp_path, sources=sources, tokenizer=TOKENIZER)
+        assert second.version != first.version
+        assert second.slices_reused == 0
+        assert requests["GET", "/notes.jsonl"] == 0
+
+
+def write_lines(path: Path, *values: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps({"text": value}) + "\n" for value in values))
+
+
+def test_a_changed_file_redoes_exactly_its_slices(tmp_path: Path) -> None:
+    """Its content counts: not its time, which may even be set back."""
+    source = {"path": str(tmp_path / "in")}
+    for name in ("a", "b", "c"):
+        write_lines(tmp_path / "in" / f"{name}.jsonl", *(f"{name} {i}" for i in range(20)))
+    first = make(tmp_path / "out", source=source, slice_bytes=100)
+    changed = tmp_path / "in" / "b.jsonl"
+    times = changed.stat()
+    before = keys_in(tmp_path / "out")
+    write_lines(changed, *(f"B {i}" for i in range(20)))
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = make(tmp_path / "out", source=source, slice_bytes=100)
+    assert second.version != first.version
+    assert second.slices == first.slices
+    assert second.slices_reused == second.slices * 2 // 3
+    assert len(keys_in(tmp_path / "out") - before) == second.slices // 3
+    for path in (tmp_path / "in").iterdir():
+        os.utime(path)
+    assert make(tmp_path / "out", source=source, slice_bytes=100).was_published
+
+
+def test_files_of_equal_content_share_their_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenized once, placed twice, each under its own number; and counted as repeated."""
+    tokenized = []
+    real = tasks.shards.write.tokenize_slice
+    monkeypatch.setattr(tasks.shards, "tokenize_slice", lambda part, recipe: tokenized.append(part.label) or real(part, recipe))
+    for name in ("a", "c"):
+        write_lines(tmp_path / "in" / f"{name}.jsonl", *(f"same {i}" for i in range(10)))
+    write_lines(tmp_path / "in" / "b.jsonl", "other")
+    result = make(tmp_path / "out", source={"path": str(tmp_path / "in")}, slice_bytes=80, validation_fraction=0)
+    assert len(tokenized) == len(keys_in(tmp_path / "out")) < result.slices
+    assert column(result, "train", "file") == [0] * 10 + [1] + [2] * 10
+    assert column(result, "train", "row") == [*range(10), 0, *range(10)]
+    assert texts(result, "train")[:10] == texts(result, "train")[11:]
+    assert result.totals["documents"]["repeated_keys"] == 10
+    assert result.totals["documents"]["written"] == 21
+
+
+def test_a_file_without_rows_keeps_its_number(tmp_path: Path) -> None:
+    """The numbers are those of the manifest, which lists it."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "in" / "0.parquet")
+    with pq.ParquetWriter(tmp_path / "in" / "1.parquet", pa.schema([("text", pa.string())])):
+        pass
+    pq.write_table(pa.table({"text": ["b"]}), tmp_path / "in" / "2.parquet")
+    result = make(tmp_path / "out", source={"path": str(tmp_path / "in")}, validation_fraction=0)
+    assert column(result, "train", "file") == [0, 2]
+
+
+@pytest.mark.parametrize(("one", "other"), [("train.jsonl", "test.jsonl"), ("a-train.jsonl", "test/b.jsonl")])
+def test_the_sources_own_validation_split_is_kept_whole(tmp_path: Path, one: str, other: str) -> None:
+    """Even where both hold the same documents, whose shard they share."""
+    write_lines(tmp_path / "in" / one, "x", "y", "z")
+    (tmp_path / "in" / other).parent.mkdir(exist_ok=True)
+    write_lines(tmp_path / "in" / other, "x", "y", "z")
+    result = make(tmp_path / "out", source={"path": str(tmp_path / "in"), "split": "train", "validation_split": "test"})
+    assert texts(result, "train") == texts(result, "validation") == [b"x", b"y", b"z"]
+    assert len(keys_in(tmp_path / "out")) == 1
+
+
+# Identity, pointer, commit.
+
+
+def test_a_version_is_named_by_all_that_its_bytes_depend_on(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", "x", "y")
+    base: dict[str, Any] = {"source": {"path": str(tmp_path / "in")}}
+    versions = [
+        make(tmp_path / "out", **base, **settings).version
+        for settings in (
+            {},
+            {"name": "other"},
+            {"validation_fraction": 0.25},
+            {"split_seed": 1},
+            {"layout": "compact"},
+            {"tokenizer": TOKENIZER},
+            {"documents": {"empty": "skip"}},
+        )
+    ]
+    skipping = {**base, "documents": {"on_bad": "skip"}}
+    versions += [
+        make(tmp_path / "out", **skipping, tokenizer={"name": TOKENIZER, "engine": engine}).version
+        for engine in ("auto", "reference")  # what one of them does not take, the other may
+    ]
+    write_lines(tmp_path / "in" / "a.jsonl", "x", "z")
+    versions.append(make(tmp_path / "out", **base).version)
+    assert len(set(versions)) == len(versions)
+    assert read_pointer(Store.at(tmp_path / "out")).sequence == len(versions)
+
+
+def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", "x", "y")
+    base: dict[str, Any] = {"source": {"path": str(tmp_path / "in")}}
+    for tokenizer, policy in ((TOKENIZER, "error"), ("bytes", "skip")):
+        first, second = (
+            make(tmp_path / "out", **base, documents={"on_bad": policy}, tokenizer={"name": tokenizer, "engine": engine})
+            for engine in ("auto", "reference")
+        )
+        assert second.was_published
+        assert first.version == second.version
+
+
+def test_the_manifest_and_the_card_name_no_time_path_or_machine(tmp_path: Path, reference_build: BuildResult) -> None:
+    for name in ("manifest.json", "README.md"):
+        text = Path(reference_build.path, name).read_text()
+        assert str(DEMO) not in text
+        assert str(Path(reference_build.path).parents[1]) not in text
+        assert os.uname().nodename not in text.split()
+
+
+def test_an_uncommitted_version_is_none_for_any_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is there but the root's metadata: zarr, our reader and the next build see no dataset."""
+
+    def fail(*_: object) -> None:
+        raise OSError("pulled the plug")
+
+    for layout in ("mmap", "zarr2"):
+        output = tmp_path / layout
+        with monkeypatch.context() as patch:
+            patch.setattr("tasks.finalize.seal.commit", fail)
+            with pytest.raises(OSError, match="pulled the plug"):
+                make(output, sources=demo_sources(), layout=layout)
+        (version,) = (output / "versions").iterdir()
+        assert (version / "manifest.json").exists()
+        assert not is_published(Store.at(output), version.name, layout)
+        with pytest.raises(FileNotFoundError):
+            zarr.open_group(str(version), mode="r")
+        with pytest.raises(FileNotFoundError):
+            flat_tokens.open(output)
+        result = make(output, sources=demo_sources(), layout=layout)
+        assert result.version == version.name
+        assert not result.was_published
+        assert is_published(Store.at(output), version.name, layout)
+
+
+def test_a_version_with_a_file_too_many_is_not_published(tmp_path: Path) -> None:
+    first = make(tmp_path, sources=demo_sources())
+    stray = Path(first.path, "train", "stray")
+    shutil.rmtree(first.path)
+    stray.parent.mkdir(parents=True)
+    stray.write_text("x")
+    with pytest.raises(ValueError, match=r"nothing was published: train/stray is not in the manifest"):
+        make(tmp_path, sources=demo_sources())
+    assert not is_published(Store.at(tmp_path), first.version, "mmap")
+    stray.unlink()
+    assert make(tmp_path, sources=demo_sources()).version == first.version
+
+
+def test_the_pointer_moves_only_from_where_it_was(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    for version in ("one", "two", "three"):
+        root.put(f"versions/{version}/manifest.json", version.encode())
+    assert read_pointer(root).sequence == 0
+    assert publish(root, "one", 0) == 1
+    assert publish(root, "one", 0) == 1
+    with pytest.raises(ValueError, match=r"another build published one while this one ran. Version two is complete"):
+        publish(root, "two", 0)
+    assert read_pointer(root).version == "one"
+    assert publish(root, "two", 1) == 2
+    assert publish(root, "one", 2) == 3
+    assert read_pointer(root)[:3] == ("one", hashlib.sha256(b"one").hexdigest(), 3)
+    assert os.readlink(tmp_path / "latest") == "versions/one"
+    with pytest.raises(FileNotFoundError):
+        publish(root, "absent", 3)
+    assert read_pointer(root).sequence == 3
+
+
+def test_a_lost_or_foreign_link_is_mended(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    root.put("versions/one/manifest.json", b"one")
+    publish(root, "one", 0)
+    (tmp_path / "latest").unlink()
+    assert publish(root, "one", 0) == 1
+    assert os.readlink(tmp_path / "latest") == "versions/one"
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("/nowhere")
+    publish(root, "one", 0)
+    assert os.readlink(tmp_path / "latest") == "versions/one"
+
+
+def test_half_written_pointers_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    root.put("versions/one/manifest.json", b"one")
+    (tmp_path / ".latest.json.0123.part").write_bytes(b"{")
+    (tmp_path / ".latest.fresh").symlink_to("versions/old")
+    publish(root, "one", 0)
+    assert sorted(os.listdir(tmp_path)) == [".latest.lock", "latest", "latest.json", "versions"]
+
+
+def test_threads_that_publish_at_once_lose_no_update(tmp_path: Path) -> None:
+    """Of those that started from the same number one wins; numbers only rise."""
+    root = Store.at(tmp_path)
+    names = [f"v{i}" for i in range(8)]
+    for name in names:
+        root.put(f"versions/{name}/manifest.json", name.encode())
+    outcomes: dict[str, int | None] = {}
+    barrier = threading.Barrier(len(names))
+
+    def run(name: str) -> None:
+        barrier.wait()
+        try:
+            outcomes[name] = publish(root, name, 0)
+        except ValueError:
+            outcomes[name] = None
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [name for name, sequence in outcomes.items() if sequence == 1]
+    assert [outcomes[name] for name in names if name != winner] == [None] * 7
+    assert read_pointer(root).version == winner
+
+
+def test_on_an_object_store_a_version_is_published_the_same_way(tmp_path: Path) -> None:
+    output = "memory://test-finalize"
+    try:
+        result = make(output, sources=demo_sources(), layout="compact", scratch=str(tmp_path))
+        assert flat_tokens.verify(output, "full").seq_count == result.totals["documents"]["written"]
+        local = make(tmp_path / "out", sources=demo_sources(), layout="compact")
+        assert local.version == result.version
+        root = Store.at(output)
+        for name, sha256 in digests(local.path).items():
+            assert root.digest(f"versions/{result.version}/{name}").sha256 == sha256, name
+        assert make(output, sources=demo_sources(), layout="compact", scratch=str(tmp_path)).was_published
+        assert not (tmp_path / "_staging").exists()
+    finally:
+        Store.at(output).remove("")
+
+
+def test_a_build_id_is_sixteen_hexadecimal_digits_of_provenance_and_layout(reference_build: BuildResult) -> None:
+    manifest = json.loads(Path(reference_build.path, "manifest.json").read_bytes())
+    made_of = Provenance.model_validate(manifest["provenance"])
+    assert build_id(made_of, manifest["layout"]) == reference_build.version == Path(reference_build.path).name
+
+
+@given(
+    keys=st.lists(st.integers(0, 40), max_size=200), cuts=st.lists(st.integers(0, 200), max_size=4), at_once=st.integers(1, 100)
+)
+def test_repeated_keys_are_counted_in_any_number_of_parts(keys: list[int], cuts: list[int], at_once: int) -> None:
+    """The first of equal keys is none of an earlier one, the others are."""
+    stored = np.array(keys, np.uint64) * np.uint64(2**58)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as staging:
+        patch.setattr(tasks.finalize, "KEYS_AT_ONCE", at_once)
+        found = count_repeated(np.split(stored, sorted(cuts)), len(keys), Path(staging))
+        assert os.listdir(staging) == []
+    assert found == len(keys) - len(set(keys))

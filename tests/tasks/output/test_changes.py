@@ -1,0 +1,93 @@
+"""What came, went and changed between two manifests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.output.changes import as_markdown, as_text, changes_between, file_changes
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+def manifest(files: dict[str, str], tokens: int = 0, counted: bool = True, **changed: Any) -> dict[str, Any]:
+    by_source = [{"name": "s", "written": len(files), "token_count": tokens}]
+    source = {"name": "s", "revision": None, "files": [{"name": name, "sha256": sha256} for name, sha256 in files.items()]}
+    made_of = {
+        "name": "d",
+        "sources": [source],
+        "tokenizer": {"name": "bytes", "digest": "1"},
+        "documents": {"on_bad": "error"},
+        "split": {"seed": 0},
+        "semantics": "1",
+    }
+    totals = {"documents": {"by_source": by_source} if counted else {}}
+    return {"layout": "mmap", "totals": totals, "provenance": {**made_of, **changed}}
+
+
+def test_files_come_go_change_and_move() -> None:
+    then = {"changed": A, "gone": B, "here": C, "old": "d" * 64}
+    now = {"changed": B, "fresh": A, "here": C, "new": "d" * 64}
+    found = [(change.kind, change.name, change.former_name) for change in file_changes("s", then, now)]
+    assert found == [("changed", "changed", None), ("came", "fresh", None), ("went", "gone", None), ("moved", "new", "old")]
+
+
+@given(
+    st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
+    st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
+)
+def test_changes_lead_from_one_to_the_other(then: dict[str, str], now: dict[str, str]) -> None:
+    files = dict(then)
+    for change in file_changes("s", then, now):
+        if change.kind in ("went", "moved"):
+            del files[change.former_name or change.name]
+        if change.kind != "went":
+            files[change.name] = change.sha256
+    assert files == now
+    assert bool(list(file_changes("s", then, now))) == (then != now)
+
+
+def test_a_summary_counts_documents_and_tokens_by_source() -> None:
+    changes = changes_between("v1", manifest({"x": A}, 1000), "v2", manifest({"x": A, "y": B}, 2500))
+    assert changes.headline == "1 file came"
+    assert as_text(changes) == [
+        f"  came       s: y  {B[:12]}",
+        "  s          documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)",
+    ]
+    assert f"| came | s | `y` | `{B[:12]}` |" in as_markdown(changes)
+    assert "| s | 2 (+1) | 2,500 (+1,500) | 2 (+1) |" in as_markdown(changes)
+
+
+def test_a_first_version_and_one_without_counts() -> None:
+    first = changes_between(None, None, "v1", manifest({"x": A, "y": B}))
+    assert (first.before, first.headline, first.settings) == (None, "2 files came", ())
+    uncounted = changes_between("v1", manifest({"x": A}, counted=False), "v2", manifest({"x": B}, counted=False))
+    assert as_text(uncounted)[-1] == "  s          documents unknown, tokens unknown, files 1"
+
+
+def test_settings_that_differ_are_told() -> None:
+    old, new = manifest({"x": A}), manifest({"x": A}, tokenizer={"name": "gpt2", "digest": "2"}, split={"seed": 1})
+    new["provenance"]["sources"] = [{**old["provenance"]["sources"][0], "revision": "0123456789" * 4}]
+    assert changes_between("v1", old, "v2", new).settings == (
+        "s.revision none -> 012345678901",
+        "tokenizer.digest 1 -> 2",
+        "tokenizer.name bytes -> gpt2",
+        "split.seed 0 -> 1",
+    )
+
+
+def test_sources_come_and_go() -> None:
+    old, new = manifest({"x": A}), manifest({"x": A})
+    new["provenance"]["sources"] = [{"name": "t", "files": [{"name": "x", "sha256": A}]}]
+    changes = changes_between("v1", old, "v2", new)
+    assert [(change.kind, change.source) for change in changes.files] == [("came", "t"), ("went", "s")]
+    assert changes.settings == ("the list of sources changed",)
+
+
+def test_many_files_are_not_all_listed() -> None:
+    changes = changes_between("v1", manifest({}), "v2", manifest({f"{i:03}": A for i in range(50)}))
+    assert as_text(changes)[20] == "  ...        and 30 more files"
+    assert "and 30 more" in as_markdown(changes)
+    assert changes.headline == "50 files came"

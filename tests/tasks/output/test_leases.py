@@ -1,0 +1,157 @@
+"""Builds share an output; a collection waits for none of them and keeps the next one waiting."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import tasks.output.leases
+from flat_tokens.stores.store import Store
+from tasks.output.leases import building, collecting, expired_leases, in_use, sharing
+
+ROOT = Path(__file__).parents[3]
+
+HOLD = """
+import sys
+from pathlib import Path
+from flat_tokens.stores.store import Store
+from tasks.output.leases import building
+with building(Store.at(sys.argv[1]), Path(sys.argv[1], "_cache")):
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "memory":
+        return Store.at(f"memory://{uuid.uuid4().hex}")
+    (tmp_path / "out").mkdir()
+    return Store.at(tmp_path / "out")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "scratch"
+
+
+def test_a_collection_knows_of_every_build(root: Store, scratch: Path) -> None:
+    assert in_use(root) is None
+    with building(root, scratch), building(root, scratch):
+        assert "a build is running" in str(in_use(root))
+        with collecting(root) as busy:
+            assert "a build is running" in str(busy)
+    with collecting(root) as busy:
+        assert busy is None
+    assert in_use(root) is None
+
+
+def test_a_build_begins_when_the_collection_has_ended(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.leases, "WAIT_SECONDS", 0.01)
+    order: list[str] = []
+    waiting = threading.Event()
+    monkeypatch.setattr(tasks.output.leases.logger, "info", lambda *_: waiting.set())
+
+    def build() -> None:
+        with building(root, scratch):
+            order.append("build")
+
+    with collecting(root) as busy:
+        assert busy is None
+        thread = threading.Thread(target=build)
+        thread.start()
+        assert waiting.wait(20)
+        order.append("collected")
+    thread.join()
+    assert order == ["collected", "build"]
+
+
+def test_nothing_is_left_behind(root: Store, scratch: Path) -> None:
+    with building(root, scratch), collecting(root):
+        pass
+    assert list(root.listing()) == []
+
+
+def test_a_killed_build_is_running_no_more(tmp_path: Path) -> None:
+    """On a disk the system knows, at once."""
+    root = Store.at(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        assert in_use(root)
+        process.kill()
+        process.wait()
+    assert in_use(root) is None
+
+
+def test_downloads_that_another_output_uses_are_in_use(tmp_path: Path) -> None:
+    """A rerun for another tokenizer takes the downloads from the cache of the dataset."""
+    (tmp_path / "out" / "_cache").mkdir(parents=True)
+    with sharing(tmp_path / "out" / "_cache"):
+        assert in_use(Store.at(tmp_path / "out"))
+    assert in_use(Store.at(tmp_path / "out")) is None
+
+
+def test_a_lease_that_nobody_renews_expires(scratch: Path) -> None:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    for name, minutes in (("build-dead", 30), ("build-alive", 3)):
+        at = datetime.now(UTC) - timedelta(minutes=minutes)
+        root.put(f"_running/{name}.json", json.dumps({"at": at.isoformat()}).encode())
+    assert [key for key, _ in expired_leases(root)] == ["_running/build-dead.json"]
+    assert "build-alive" in str(in_use(root))
+    root.remove("_running/build-alive.json")
+    assert in_use(root) is None
+
+
+def test_a_lease_that_cannot_be_read_is_respected() -> None:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    root.put("_running/build-odd.json", b"{")
+    assert "build-odd" in str(in_use(root))
+
+
+def test_a_lease_is_renewed_while_the_build_runs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.leases, "RENEW_SECONDS", 0.01)
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    renewed = threading.Event()
+    real, writes = Store.put, []
+
+    def put(store: Store, key: str, data: bytes) -> object:
+        writes.append(key)
+        if len(writes) == 3:
+            renewed.set()
+        return real(store, key, data)
+
+    monkeypatch.setattr(Store, "put", put)
+    with building(root, scratch):
+        assert renewed.wait(20)
+    assert len(set(writes)) == 1
+    assert list(root.listing()) == []
+
+
+def test_a_lease_that_cannot_be_removed_hides_nothing(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is gone: what went wrong is told, not that; and where nothing went wrong, nothing did."""
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+
+    def refuse(path: str, **_: object) -> None:
+        raise PermissionError("read only from now on")
+
+    def go_wrong() -> None:
+        raise InterruptedError("what went wrong")
+
+    monkeypatch.setattr(root.fs, "rm", refuse)
+    with pytest.raises(InterruptedError, match="what went wrong"), building(root, scratch):
+        go_wrong()
+    with building(root, scratch):
+        pass
+    assert [message for message in caplog.messages if "could not be removed, and expires: read only" in message]

@@ -1,0 +1,297 @@
+"""The pointer: what it remembers, and that no move is lost, on a disk and on object stores that compare before they write."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from flat_tokens.stores.store import Store
+from tasks.output.pointer import Former, Pointer, look, move, publish, read_pointer, swap
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
+
+
+def versions(root: Store, *names: str) -> Store:
+    for name in names:
+        root.put(f"versions/{name}/manifest.json", name.encode())
+        root.put(f"versions/{name}/zarr.json", b"{}")
+    return root
+
+
+def former(pointer: Pointer) -> list[str]:
+    return [one.version for one in pointer.former]
+
+
+def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path: Path) -> None:
+    root = versions(Store.at(tmp_path), "one", "two")
+    for since, version in enumerate(["one", "two", "one", "two"]):
+        publish(root, version, since)
+    assert former(read_pointer(root)) == ["one"]
+    assert read_pointer(root).sequence == 4
+
+
+def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path: Path) -> None:
+    publish(versions(Store.at(tmp_path), "one"), "one", 0)
+    assert sorted(json.loads((tmp_path / "latest.json").read_bytes())) == ["manifest_sha256", "sequence", "version"]
+
+
+def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left() -> None:
+    past = tuple(Former(name, "2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
+    back = Pointer("four", "4", 4, past).moved_back("two", "2")
+    assert (back.version, back.manifest_sha256, back.sequence) == ("two", "2", 5)
+    assert former(back) == ["one"]
+    assert [one.version for one in back.withdrawn] == ["four"]
+    on = back.moved("four", "4", is_there=True)
+    assert (former(on), on.withdrawn, on.sequence) == (["one", "two"], (), 6)
+
+
+def test_a_pointer_survives_being_written_and_read(tmp_path: Path) -> None:
+    root = versions(Store.at(tmp_path), "one", "two")
+    publish(root, "one", 0)
+    publish(root, "two", 1)
+    now = move(root, lambda pointer: pointer.moved_back("one", "1"))
+    assert read_pointer(root) == now
+    assert now.withdrawn[0].version == "two"
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        [1],
+        {"version": "a", "until": 1, "more": 2},
+        "text",
+        {"version": "a"},
+        {"version": 3, "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "../../a", "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "a", "until": "yesterday"},
+        {"version": "a", "until": "2026-01-01T00:00:00"},  # of which time zone?
+    ],
+)
+def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path: Path, spoiled: Any) -> None:
+    value = {"version": "one", "manifest_sha256": "1", "sequence": 1, "former": [spoiled]}
+    (tmp_path / "latest.json").write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"latest\.json: is not a pointer to a version"):
+        read_pointer(Store.at(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../elsewhere", "a/b", "a\0b"])
+def test_a_pointer_out_of_the_output_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "latest.json").write_text(json.dumps({"version": name, "manifest_sha256": "1", "sequence": 1}))
+    with pytest.raises(ValueError, match=r"latest\.json: is not a pointer to a version"):
+        read_pointer(Store.at(tmp_path))
+
+
+def check_swaps(root: Store) -> None:
+    """Only who has seen the present state may replace it; the first object is made once."""
+    absent = look(root, "latest.json")
+    assert absent == (None, None)
+    assert swap(root, "latest.json", absent, b"first")
+    assert not swap(root, "latest.json", absent, b"other first")
+    seen = look(root, "latest.json")
+    assert swap(root, "latest.json", seen, b"second")
+    assert not swap(root, "latest.json", seen, b"other second")
+    assert root.read("latest.json") == b"second"
+
+
+def check_stale_states_are_refused_by_the_store(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store itself compares: also where another machine wrote between the last look and the write."""
+    assert swap(root, "latest.json", look(root, "latest.json"), b"one")
+    seen = look(root, "latest.json")
+    root.fs.pipe_file(root.path("latest.json"), b"theirs")
+    looks = iter([seen])
+    monkeypatch.setattr("tasks.output.pointer.look", lambda root, key: next(looks, None) or look(root, key))
+    assert not swap(root, "latest.json", seen, b"mine")
+    assert root.read("latest.json") == b"theirs"
+
+
+def test_memory_swaps_only_what_was_seen() -> None:
+    check_swaps(Store.at(f"memory://{uuid.uuid4().hex}"))
+
+
+@pytest.mark.slow
+def test_s3_swaps_only_what_was_seen(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    check_swaps(Store.at(f"{s3}/swaps"))
+    check_stale_states_are_refused_by_the_store(Store.at(f"{s3}/stale"), monkeypatch)
+
+
+@pytest.mark.slow
+def test_s3_moves_no_pointer_twice(s3: str) -> None:  # noqa: F811
+    check_racing_publications(f"{s3}/race")
+
+
+def test_memory_moves_no_pointer_twice() -> None:
+    check_racing_publications(f"memory://{uuid.uuid4().hex}")
+
+
+def check_racing_publications(url: str) -> None:
+    """Of several that saw the same pointer one wins; the others are told."""
+    names = [f"v{i}" for i in range(4)]
+    versions(Store.at(url), *names)
+    barrier, outcomes = threading.Barrier(len(names)), {}
+
+    def race(name: str) -> None:
+        barrier.wait()
+        try:
+            outcomes[name] = publish(Store.at(url), name, 0)
+        except ValueError as error:
+            outcomes[name] = str(error)
+
+    threads = [threading.Thread(target=race, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winner = read_pointer(Store.at(url)).version
+    assert outcomes.pop(winner) == 1
+    assert all("another build published" in str(outcome) for outcome in outcomes.values())
+    assert read_pointer(Store.at(url)).sequence == 1
+
+
+def test_a_write_whose_acknowledgement_was_lost_has_been_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to the second try is a refusal, and what is there is one's own."""
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    real = root.fs.pipe_file
+
+    def lose(path: str, data: bytes, **options: Any) -> None:
+        real(path, data, **options)
+        real(path, data, **options)
+
+    monkeypatch.setattr(root.fs, "pipe_file", lose)
+    assert swap(root, "latest.json", look(root, "latest.json"), b"mine")
+    assert root.read("latest.json") == b"mine"
+
+
+def test_a_write_that_fails_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+
+    def fail(path: str, data: bytes, **options: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(root.fs, "pipe_file", fail)
+    with pytest.raises(OSError, match="no space"):
+        swap(root, "latest.json", look(root, "latest.json"), b"mine")
+
+
+def test_a_store_that_knows_no_conditions_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+
+    real = root.fs.pipe_file
+
+    def refuse(path: str, data: bytes, **options: Any) -> None:
+        if options:
+            raise OSError(errno.ENOSYS, "NotImplemented")
+        real(path, data)
+
+    monkeypatch.setattr(root.fs, "pipe_file", refuse)
+    check_swaps(root)
+
+
+def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that() -> None:
+    """Without a lock for all machines: the pointer goes back, and the rerun is told what to do."""
+    root = versions(Store.at(f"memory://{uuid.uuid4().hex}"), "one", "two")
+    publish(root, "one", 0)
+
+    def collected(pointer: Pointer) -> Pointer:
+        root.remove("versions/two/zarr.json")
+        return pointer.moved("two", "2", is_there=True)
+
+    with pytest.raises(ValueError, match="version two has just been removed"):
+        move(root, collected)
+    now = read_pointer(root)
+    assert (now.version, now.sequence, now.withdrawn) == ("one", 3, ())
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of Google Cloud Storage as writing a small object on a condition takes; objects are (generation, content)."""
+
+    objects: dict[str, tuple[int, bytes]]
+    lose_acknowledgements = 0
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        name = unquote(match[1]) if (match := re.fullmatch(r"(?:/download)?/storage/v1/b/bucket/o/(.+)", parts.path)) else None
+        if name is None:  # a listing
+            prefix = parse_qs(parts.query).get("prefix", [""])[0]
+            return self.answer(200, {"items": [self.resource(key) for key in self.objects if key.startswith(prefix)]})
+        if name not in self.objects:
+            return self.answer(404, {"error": {"code": 404, "message": "none"}})
+        if parse_qs(parts.query).get("alt") == ["media"]:
+            return self.answer(200, self.objects[name][1])
+        return self.answer(200, self.resource(name))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        query = parse_qs(urlsplit(self.path).query)
+        if query["uploadType"] == ["media"]:
+            name = query["name"][0]
+        else:  # multipart: the resource, then the content
+            boundary = b"--" + re.search(r'boundary="?([^"]+)', self.headers["Content-Type"])[1].encode()
+            resource, content = (part.partition(b"\n\n")[2] for part in body.split(boundary)[1:3])
+            name, body = json.loads(resource)["name"], content[:-1]
+        generation = self.objects.get(name, (0, b""))[0]
+        condition = query.get("ifGenerationMatch", [str(generation)])[0]
+        if condition != str(generation):
+            return self.answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+        self.objects[name] = (generation + 1, body)
+        if type(self).lose_acknowledgements:
+            type(self).lose_acknowledgements -= 1
+            return self.answer(503, {"error": {"code": 503, "message": "backendError"}})
+        return self.answer(200, self.resource(name))
+
+    def resource(self, name: str) -> dict[str, Any]:
+        generation, content = self.objects[name]
+        return {"kind": "storage#object", "name": name, "bucket": "bucket", "size": len(content), "generation": str(generation)}
+
+    def answer(self, status: int, value: Any) -> None:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
+    """A bucket ``gs://bucket`` on loopback."""
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # or it stalls on what no emulator knows
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # or it looks for credentials in the network
+    gcsfs = pytest.importorskip("gcsfs")
+    handler = type("OneBucket", (Bucket,), {"objects": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    yield handler
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_google_cloud_storage_swaps_only_what_was_seen(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_swaps(Store.at("gs://bucket/swaps"))
+    assert bucket.objects["swaps/latest.json"] == (2, b"second")
+    check_stale_states_are_refused_by_the_store(Store.at("gs://bucket/stale"), monkeypatch)
+
+
+def test_a_lost_acknowledgement_of_google_cloud_storage_is_found_out(bucket: type[Bucket]) -> None:
+    """The client tries again by itself, and is refused because of its own first try."""
+    root = Store.at("gs://bucket/lost")
+    assert swap(root, "latest.json", look(root, "latest.json"), b"one")
+    bucket.lose_acknowledgements = 1
+    assert swap(root, "latest.json", look(root, "latest.json"), b"two")
+    assert bucket.objects["lost/latest.json"] == (2, b"two")

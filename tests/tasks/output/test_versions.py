@@ -1,0 +1,217 @@
+"""The versions of an output: listed, pinned, gone back to, and where each came from."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flat_tokens.stores.store import Store
+from tasks.config import BuildConfig
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import (
+    absolute,
+    at_dataset,
+    check_distinct,
+    find_version,
+    list_versions,
+    pin,
+    read_origin,
+    roll_back,
+    unpin,
+)
+from tests.faults.support import build_here, settings_of, write_notes
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
+
+
+def build_versions(output: str, tmp_path: Path, count: int) -> list[str]:
+    """Versions of the same few texts, one for each seed."""
+    source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+    settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
+    return [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(count)]
+
+
+def test_versions_are_listed_the_latest_first(output: str, tmp_path: Path) -> None:
+    one, two, three = build_versions(output, tmp_path, 3)
+    versions = list_versions(Store.at(output))
+    assert [(version.version, version.state) for version in versions] == [(three, "latest"), (two, "former"), (one, "former")]
+    latest = versions[0]
+    assert (latest.documents, latest.tokenizer, latest.pinned, latest.until) == (4, "bytes", None, None)
+    assert latest.tokens == sum(
+        split.token_count for split in (flat_tokens.open(output).train, flat_tokens.open(output).validation)
+    )
+    assert latest.byte_count > 0
+    assert all(version.at is not None for version in versions)
+
+
+def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    one, two, three = build_versions(output, tmp_path, 3)
+    assert [roll_back(root)[:3:2] for _ in range(2)] == [(two, 4), (one, 5)]
+    assert flat_tokens.open(output).path.endswith(one)
+    listed = [(version.version, version.state) for version in list_versions(root)]
+    assert listed == [(one, "latest"), (two, "withdrawn"), (three, "withdrawn")]
+    with pytest.raises(ValueError, match=r"no version before .* is left"):
+        roll_back(root)
+    if root.is_local:
+        assert os.readlink(Path(output, "latest")) == f"versions/{one}"
+
+
+def test_a_rollback_to_a_named_version_and_forward_again(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    one, two, three = build_versions(output, tmp_path, 3)
+    assert roll_back(root, one[:6]).version == one
+    pointer = read_pointer(root)
+    assert ([step.version for step in pointer.former], [step.version for step in pointer.withdrawn]) == ([], [three])
+    forward = roll_back(root, three)
+    assert (forward.version, forward.sequence, forward.withdrawn) == (three, 5, ())
+    assert roll_back(root).version == one
+    assert two not in [step.version for step in read_pointer(root).former]
+
+
+def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    _, two, three = build_versions(output, tmp_path, 3)
+    roll_back(root)
+    *_, four = build_versions_from(output, tmp_path, 3)
+    assert read_pointer(root).version == four
+    assert roll_back(root).version == two
+    assert [step.version for step in read_pointer(root).withdrawn] == [three, four]
+
+
+def build_versions_from(output: str, tmp_path: Path, seed: int) -> list[str]:
+    settings = settings_of(Path("unused"), tmp_path / "in" / "a.jsonl", scratch=str(tmp_path / "scratch"))
+    return [build_here({**settings, "output": output, "split_seed": seed}).version]
+
+
+def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    root = Store.at(output)
+    with pytest.raises(ValueError, match="nothing was ever published"):
+        roll_back(root)
+    one, two = build_versions(str(output), tmp_path, 2)
+    for name, words in (
+        ("nope", "no version begins with 'nope'"),
+        ("", "not the name"),
+        ("../x", "not the name"),
+        (two, "already"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            roll_back(root, name)
+    (output / "versions" / one / "train" / "seq_starts" / "c" / "0").unlink()
+    with pytest.raises(ValueError, match="is missing"):
+        roll_back(root)
+    assert read_pointer(root)[:3:2] == (two, 2)
+
+
+def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    for name in ("abc1", "abc2", "b"):
+        root.put(f"versions/{name}/zarr.json", b"{}")
+    assert find_version(root, "b") == "b"
+    assert find_version(root, "abc1") == "abc1"
+    with pytest.raises(ValueError, match="several versions begin with 'abc': abc1, abc2"):
+        find_version(root, "abc")
+
+
+def test_a_pin_is_seen_until_it_is_taken_away(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    one, _ = build_versions(output, tmp_path, 2)
+    assert pin(root, one[:8], "for the paper") == one
+    assert {version.version: version.pinned for version in list_versions(root)}[one] == "for the paper"
+    with pytest.raises(ValueError, match="'' is not the name of a version"):
+        unpin(root, "")  # the only pin begins so, but nobody has named it
+    assert unpin(root, one[:8]) == one
+    assert all(version.pinned is None for version in list_versions(root))
+    with pytest.raises(ValueError, match="is not pinned; pinned are: none"):
+        unpin(root, one)
+    with pytest.raises(ValueError, match="no version begins"):
+        pin(root, "nope")
+
+
+def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    monkeypatch.chdir(tmp_path)
+    for other in ("out", "./out/", "link", f"file://{tmp_path}/out"):
+        with pytest.raises(ValueError, match=f"{tmp_path}/out and {other} are one place"):
+            check_distinct([f"{tmp_path}/out", f"{tmp_path}/other", other])
+    with pytest.raises(ValueError, match="are one place"):
+        check_distinct(["memory://a/out", "memory://a/out/"])
+    check_distinct([f"{tmp_path}/out", f"{tmp_path}/out-2", "memory://out"])
+
+
+def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(output: str, tmp_path: Path) -> None:
+    root = Store.at(output)
+    (version,) = build_versions(output, tmp_path, 1)
+    origin = read_origin(root, version)
+    assert origin is not None
+    assert origin.config["sources"][0]["path"] == str(tmp_path / "in" / "a.jsonl")
+    assert [file.name for file in origin.files] == ["a.jsonl"]
+    early = origin.model_copy(update={"at": origin.at.replace(year=2020)})
+    root.put(f"origins/{version}.json", early.model_dump_json().encode())
+    build_versions(output, tmp_path, 1)
+    again = read_origin(root, version)
+    assert again is not None
+    assert again.at.year == 2020
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"{}", b"[]", b"\xff"])
+def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, spoiled: bytes) -> None:
+    root = Store.at(tmp_path)
+    root.put("origins/x.json", spoiled)
+    assert read_origin(root, "x") is None
+
+
+def test_remembered_paths_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = [{"name": "a", "path": "in/*.txt"}, {"name": "b", "path": "s3://bucket/x"}, {"name": "c", "hub": {"path": "org/x"}}]
+    config = BuildConfig.model_validate({"output": "out", "sources": sources, "tokenizer": "t.json", "scratch": "tmp"})
+    moved = absolute(config)
+    assert [source.path for source in moved.sources] == [f"{tmp_path}/in/*.txt", "s3://bucket/x", None]
+    assert (moved.output, moved.tokenizer.name, moved.scratch) == (f"{tmp_path}/out", f"{tmp_path}/t.json", f"{tmp_path}/tmp")
+    plain = BuildConfig.model_validate({"output": "gs://b/out", "sources": sources, "tokenizer": "gpt2"})
+    assert (absolute(plain).output, absolute(plain).tokenizer.name) == ("gs://b/out", "gpt2")
+
+
+def test_a_dataset_is_found_by_its_output_a_version_or_the_link(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    one, two = build_versions(str(output), tmp_path, 2)
+    for path, version in ((output, two), (output / "latest", two), (output / "versions" / one, one)):
+        root, name = at_dataset(str(path))
+        assert (root.root, name) == (str(output), version)
+    with pytest.raises(ValueError, match="is neither a configuration file nor an output"):
+        at_dataset(str(tmp_path / "in"))
+    with pytest.raises(ValueError, match=r"latest\.json: is a file, not a dataset\. Give the output"):
+        at_dataset(str(output / "latest.json"))
+
+
+def test_a_dataset_on_an_object_store_is_found_by_its_output_or_a_version(tmp_path: Path) -> None:
+    output = f"memory://{uuid.uuid4().hex}"
+    one, two = build_versions(output, tmp_path, 2)
+    for path, version in ((output, two), (f"{output}/versions/{one}", one)):
+        root, name = at_dataset(path)
+        assert (root.url, name) == (Store.at(output).url, version)
+
+
+def test_a_pin_of_what_is_not_json_is_a_pin(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (version,) = build_versions(str(output), tmp_path, 1)
+    (output / "pins").mkdir()
+    (output / "pins" / f"{version}.json").write_text("kept!")
+    assert list_versions(Store.at(output))[0].pinned == ""
+    assert json.loads(list_versions(Store.at(output))[0].model_dump_json())["pinned"] == ""

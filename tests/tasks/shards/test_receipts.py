@@ -1,0 +1,251 @@
+"""What makes a shard the same shard, and which receipts are believed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.shards.receipts
+from flat_tokens.stores.store import Store
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.models import Slice, SourceFile, TokenShard, digest_of
+from tasks.output.paths import CACHE, QUARANTINE
+from tasks.output.staging import Place
+from tasks.shards.receipts import load_shard, put_aside, read_receipt, receipt_json, repairing, without_receipt
+from tasks.shards.recipe import Recipe
+
+FILE = SourceFile(source=0, name="a.parquet", location="/data/a.parquet", size=100, sha256="ab" * 32, format="parquet")
+PART = Slice(file=FILE, start=2, stop=5, text_bytes=1000)
+SOURCE = Source(name="one", path="/data", text_column="text")
+RECIPE = Recipe(
+    place=Place(output="/out", staging="/out/_staging/1"),
+    sources=(SOURCE,),
+    tokenizer=TokenizerConfig(name="bytes"),
+    tokenizer_digest="cd" * 32,
+    fast=False,
+    documents=DocumentPolicy(),
+)
+
+
+def with_file(**changes: Any) -> Slice:
+    return PART.model_copy(update={"file": FILE.model_copy(update=changes)})
+
+
+def with_source(**changes: Any) -> Recipe:
+    return RECIPE.model_copy(update={"sources": (SOURCE.model_copy(update=changes),)})
+
+
+@pytest.mark.parametrize(
+    ("part", "recipe"),
+    [
+        (with_file(sha256="ac" * 32), RECIPE),
+        (with_file(format="arrow"), RECIPE),
+        (PART.model_copy(update={"start": 1}), RECIPE),
+        (PART.model_copy(update={"stop": 6}), RECIPE),
+        (PART.model_copy(update={"rows": (0, 10)}), RECIPE),
+        (PART.model_copy(update={"rows": (10, 20)}), RECIPE),
+        (PART, with_source(text_column="body")),
+        (PART, with_source(id_column="id")),
+        (PART, with_source(document_separator="\n")),
+        (PART, RECIPE.model_copy(update={"tokenizer_digest": "ce" * 32})),
+        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="skip")})),
+        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="replace")})),
+        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(empty="skip")})),
+        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(max_bytes=1000)})),
+        (PART, RECIPE.model_copy(update={"engine": "reference"})),
+    ],
+)
+def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(part: Slice, recipe: Recipe) -> None:
+    assert recipe.key(part) != RECIPE.key(PART)
+
+
+def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = RECIPE.key(PART)
+    monkeypatch.setattr(tasks.caching, "FORMAT_SEMANTICS", "next")
+    assert RECIPE.key(PART) != before
+
+
+@pytest.mark.parametrize(
+    ("part", "recipe"),
+    [
+        (with_file(name="b.parquet"), RECIPE),
+        (with_file(location="/elsewhere/a.parquet"), RECIPE),
+        (with_file(stamp=(1, 2, 3, 4)), RECIPE),
+        (with_file(split="validation"), RECIPE),
+        (with_file(source=1), RECIPE.model_copy(update={"sources": (with_source(text_column="x").sources[0], SOURCE)})),
+        (PART.model_copy(update={"text_bytes": 999}), RECIPE),
+        (PART, with_source(name="two", path="/moved", format="parquet")),
+        (PART, with_source(validation_split="test")),
+        (PART, RECIPE.model_copy(update={"place": Place(output="s3://out", staging="/tmp/x")})),
+        (PART, RECIPE.model_copy(update={"tokenizer": TokenizerConfig(name="the same by another name", engine="reference")})),
+        (PART, RECIPE.model_copy(update={"fast": True})),
+    ],
+)
+def test_nothing_else_is_an_ingredient(part: Slice, recipe: Recipe) -> None:
+    """No path, name, time, place, engine or split."""
+    assert recipe.key(part) == RECIPE.key(PART)
+
+
+def test_a_digest_is_the_same_on_every_machine_and_in_every_version() -> None:
+    """The literal was computed by sha256sum: a change of it would lose every shard that there is."""
+    assert digest_of({"b": (1, None), "a": "é"}) == "0d2e6bc8782011b4170a5474904112aba13b0d61992e8273bcafaccad0af071b"
+
+
+def shard_of(key_inputs: dict[str, Any], **changes: Any) -> TokenShard:
+    facts: dict[str, Any] = {
+        "key": digest_of(key_inputs),
+        "inputs": key_inputs,
+        "objects": [],
+        "text_bytes": 12,
+        "rows": 3,
+        "read": 3,
+        "written": 2,
+        "skipped": {"null": 1},
+        "replaced": {},
+        "token_count": 12,
+        "max_token_id": 120,
+        **changes,
+    }
+    return TokenShard.model_validate(facts)
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=4), st.integers(), st.none(), st.booleans())),
+    st.integers(0, 2**63),
+    st.lists(st.tuples(st.text(max_size=5), st.integers(0, 2**40), st.text(max_size=5)), max_size=3),
+)
+def test_a_receipt_comes_back_as_it_was_written(inputs: dict[str, Any], count: int, objects: list[tuple[str, int, str]]) -> None:
+    try:
+        json.dumps([inputs, objects], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return  # a lone surrogate: no digest and no name of an object holds one
+    shard = shard_of(inputs, token_count=count, objects=objects)
+    assert read_receipt(receipt_json(shard)) == shard
+
+
+def stored(root: Path, shard: TokenShard) -> TokenShard:
+    """A shard with one object, stored with its receipt."""
+    store = Store.at(root) / CACHE / shard.key
+    whole = shard.model_copy(update={"objects": (store.put("tokens/c/0", b"tokens"),)})
+    store.put("receipt.json", receipt_json(whole))
+    return whole
+
+
+def test_no_bit_of_a_receipt_can_flip_into_another_shard(tmp_path: Path) -> None:
+    """Every single one: the receipt is refused, or it says the same (a space that became another is no harm)."""
+    shard = stored(tmp_path, shard_of({"file": ["ab", "jsonl"], "range": [0, 9, None]}))
+    data = receipt_json(shard)
+    believed = 0
+    for at in range(8 * len(data)):
+        spoiled = bytearray(data)
+        spoiled[at // 8] ^= 1 << at % 8
+        try:
+            found = read_receipt(bytes(spoiled))
+        except ValueError:
+            continue
+        assert found == shard, f"bit {at}: {bytes(spoiled)!r}"
+        believed += 1
+    assert believed < 0.1 * 8 * len(data)
+
+
+def test_a_receipt_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    data = receipt_json(stored(tmp_path, shard_of({"file": "ab"})))
+    assert [length for length in range(len(data) - 1) if not is_refused(data[:length])] == []
+
+
+def is_refused(data: bytes) -> bool:
+    try:
+        read_receipt(data)
+    except ValueError:
+        return True
+    return False
+
+
+def test_a_stored_shard_is_found_and_an_absent_one_is_not(tmp_path: Path) -> None:
+    shard = stored(tmp_path, shard_of({"file": "ab"}))
+    assert load_shard(Store.at(tmp_path), shard.key) == shard
+    assert load_shard(Store.at(tmp_path), "0" * 64) is None
+    assert not (tmp_path / QUARANTINE).exists()
+
+
+def test_the_same_holds_on_an_object_store() -> None:
+    root = Store.at("memory://test-caching")
+    try:
+        draft = shard_of({"file": "ab"})
+        store = root / CACHE / draft.key
+        shard = draft.model_copy(update={"objects": (store.put("tokens/c/0", b"tokens"),)})
+        assert load_shard(root, shard.key) is None
+        store.put("receipt.json", receipt_json(shard))
+        assert load_shard(root, shard.key) == shard
+        store.put("tokens/c/0", b"tokenz")
+        assert load_shard(root, shard.key) is None
+        assert not store.exists("receipt.json")
+    finally:
+        root.remove("")
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_shards_without_receipts_are_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(tasks.caching, "RECEIPTS_AT_ONCE", 3)
+    root = Store.at(tmp_path if kind == "disk" else "memory://test-without-receipts")
+    keys = [digest_of(i) for i in range(10)]
+    try:
+        assert without_receipt(root, keys) == keys
+        for key in keys[::2]:
+            (root / CACHE / key).put("receipt.json", b"{}")
+        (root / CACHE / keys[1]).put("encoded_tokens/c/0", b"tokens")
+        assert without_receipt(root, keys) == keys[1::2]
+        assert without_receipt(root, []) == []
+    finally:
+        root.remove("")
+
+
+def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between seeing the damage and putting it aside, it is looked at again."""
+    shard = stored(tmp_path, shard_of({"file": "ab"}))
+    path = tmp_path / CACHE / shard.key / "tokens" / "c" / "0"
+    path.write_bytes(b"damage")
+    real = tasks.shards.receipts.repairing
+
+    def mended_meanwhile(root: Store) -> Any:
+        path.write_bytes(b"tokens")
+        return real(root)
+
+    monkeypatch.setattr(tasks.caching, "repairing", mended_meanwhile)
+    assert load_shard(Store.at(tmp_path), shard.key) == shard
+    assert path.read_bytes() == b"tokens"
+
+
+def test_one_repairs_at_a_time(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    entered = threading.Event()
+
+    def repair() -> None:
+        with repairing(root):
+            entered.set()
+
+    other = threading.Thread(target=repair)
+    with repairing(root):
+        other.start()
+        assert not entered.wait(0.2)
+    other.join()
+    assert entered.is_set()
+
+
+def test_every_damaged_shard_is_kept(tmp_path: Path) -> None:
+    """Damage may come again; and what is not there cannot be put aside."""
+    root = Store.at(tmp_path)
+    key = "ab" * 32
+    for content in (b"1", b"2"):
+        (root / CACHE / key).put("object", content)
+        with repairing(root):
+            put_aside(root, key)
+            put_aside(root, key)
+    kept = sorted(path.read_bytes() for path in (tmp_path / QUARANTINE).glob(f"{key}-*/object"))
+    assert kept == [b"1", b"2"]

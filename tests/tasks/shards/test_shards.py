@@ -1,0 +1,346 @@
+"""Slices into token shards: what a shard holds, that slicing does not change it, and how it gets its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks.shards.read
+import tasks.shards.write
+from flat_tokens.arrays.layouts import ArraySpec, Layout
+from flat_tokens.checker import check_split
+from flat_tokens.keys import document_keys
+from flat_tokens.stores.store import Store
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.download.fetch import fetch_file
+from tasks.download.sources import resolve_source
+from tasks.models import Slice, TokenShard
+from tasks.output.paths import CACHE, QUARANTINE, STAGING
+from tasks.output.staging import Place, attempt
+from tasks.shards.read import open_shard
+from tasks.shards.receipts import load_shard
+from tasks.shards.recipe import Recipe
+from tasks.shards.write import make_shard, tokenize_slice, write_shard
+from tasks.text.slices import plan_slices
+from tasks.tokenize.tokenizers import load_tokenizer
+
+SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
+
+
+@pytest.fixture(autouse=True)
+def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few documents make many stored objects; and without waiting for the disk, which other tests look at."""
+    monkeypatch.setattr(tasks.shards, "SHARD_LAYOUT", SMALL)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with attempt(str(tmp_path / "out"), tmp_path, "build") as place:
+        yield place
+
+
+class Held(NamedTuple):
+    """All that a run of shards holds, by documents; rows counted from the file's first."""
+
+    texts: list[bytes]
+    keys: list[int]
+    rows: list[int]
+
+
+def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
+    files = [fetch_file(found, (source,), Path(place.staging)) for found in resolve_source(source, 0).files]
+    slices = [part for file in files for part in plan_slices(file, source, slice_bytes)]
+    tokenizer = TokenizerConfig(name="bytes")
+    digest = load_tokenizer(tokenizer).digest
+    recipe = Recipe(
+        place=place,
+        sources=(source,),
+        tokenizer=tokenizer,
+        tokenizer_digest=digest,
+        fast=False,
+        documents=DocumentPolicy(**policy),
+    )
+    return slices, recipe
+
+
+def made(source: Source, place: Place, slice_bytes: int, **policy: Any) -> list[TokenShard]:
+    slices, recipe = prepared(source, place, slice_bytes, **policy)
+    return [make_shard(part, recipe, write_shard) for part in slices]
+
+
+def held(shards: list[TokenShard], place: Place) -> Held:
+    """What the shards hold, decoded and checked."""
+    all_held, first_row = Held([], [], []), 0
+    for shard in shards:
+        tokens, documents = open_shard(place.root, shard)
+        assert list(check_split(tokens)) == []
+        assert (tokens.seq_count, tokens.token_count) == (shard.written, shard.token_count)
+        assert shard.max_token_id == max((int(tokens.sequence(i).max(initial=0)) for i in range(shard.written)), default=0)
+        all_held.texts.extend(bytes((tokens.sequence(i) - 1).astype(np.uint8)) for i in range(shard.written))
+        all_held.keys.extend(documents.key.read(0, shard.written).tolist())
+        all_held.rows.extend((documents.row.read(0, shard.written) + np.uint64(first_row)).tolist())
+        first_row += shard.rows
+    return all_held
+
+
+def keys_of(texts: list[bytes]) -> list[int]:
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    return document_keys(np.frombuffer(b"".join(texts) or b"\0", np.uint8), offsets).tolist()
+
+
+def facts(shard: TokenShard | None) -> dict[str, Any] | None:
+    """A shard as its receipt has it: there a tuple is a list."""
+    return None if shard is None else shard.model_dump(mode="json")
+
+
+def fresh(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+TEXTS = st.text(st.sampled_from("ab é\n\0中😀'\""), max_size=12)
+
+
+@settings(max_examples=15)
+@given(
+    texts=st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=30),
+    row_group=st.integers(1, 12),
+    slice_bytes=st.integers(1, 300),
+    empty=st.sampled_from(["keep", "skip"]),
+)
+def test_parquet_gives_the_same_documents_at_any_slicing(
+    tmp_path: Path, place: Place, texts: list[str | None], row_group: int, slice_bytes: int, empty: str
+) -> None:
+    source = Source(path=str(fresh(tmp_path / "in")))
+    pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), tmp_path / "in" / "a.parquet", row_group_size=row_group)
+    kept = [(row, text.encode()) for row, text in enumerate(texts) if text or (text == "" and empty == "keep")]
+    expected = Held([text for _, text in kept], keys_of([text for _, text in kept]), [row for row, _ in kept])
+    assert held(made(source, place, slice_bytes, on_bad="skip", empty=empty), place) == expected
+    assert held(made(source, place, 1 << 20, on_bad="skip", empty=empty), place) == expected
+
+
+def line_of(row: str | int | None) -> str:
+    """A line of JSON; or a blank one; or one that is no JSON."""
+    return "" if row is None else "no json" if isinstance(row, int) else json.dumps({"n": [1], "text": row}, ensure_ascii=False)
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.lists(st.one_of(TEXTS, st.none(), st.just(0)), min_size=1, max_size=30),
+    slice_bytes=st.integers(1, 300),
+    last_newline=st.booleans(),
+    mark=st.booleans(),
+)
+def test_jsonl_gives_the_same_documents_at_any_slicing(
+    tmp_path: Path, place: Place, rows: list[str | int | None], slice_bytes: int, last_newline: bool, mark: bool
+) -> None:
+    """A row is a line: blank and malformed ones count."""
+    lines = [line_of(row) for row in rows] + [line_of("the end")]
+    data = "\n".join(lines).encode() + b"\n" * last_newline
+    (fresh(tmp_path / "in") / "a.jsonl").write_bytes(b"\xef\xbb\xbf" * mark + data)
+    source = Source(path=str(tmp_path / "in"))
+    kept = [(row, text.encode()) for row, text in enumerate([*rows, "the end"]) if isinstance(text, str)]
+    expected = Held([text for _, text in kept], keys_of([text for _, text in kept]), [row for row, _ in kept])
+    shards = made(source, place, slice_bytes, on_bad="skip")
+    assert held(shards, place) == expected
+    assert sum(shard.skipped.get("malformed", 0) for shard in shards) == rows.count(0)
+    assert sum(shard.rows for shard in shards) == len(lines)
+    assert held(made(source, place, 1 << 20, on_bad="skip"), place) == expected
+
+
+@settings(max_examples=15)
+@given(
+    texts=st.lists(st.text(st.sampled_from("ab é-\n"), max_size=12), min_size=1, max_size=30),
+    separator=st.sampled_from(["|", "<|end|>", "¶"]),
+    slice_bytes=st.integers(12, 300),
+)
+def test_text_gives_the_same_documents_at_any_slicing(
+    tmp_path: Path, place: Place, texts: list[str], separator: str, slice_bytes: int
+) -> None:
+    (fresh(tmp_path / "in") / "a.txt").write_bytes((separator.join(texts) + separator + "end").encode())
+    source = Source(path=str(tmp_path / "in"), document_separator=separator)
+    wanted = [text.encode() for text in [*texts, "end"]]
+    expected = Held(wanted, keys_of(wanted), list(range(len(wanted))))
+    assert held(made(source, place, slice_bytes), place) == expected
+    assert held(made(source, place, 1 << 20), place) == expected
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "aa", "aba"])
+def test_a_separator_that_overlaps_itself_gives_the_same_documents_at_any_slicing(
+    tmp_path: Path, place: Place, separator: str
+) -> None:
+    unit = "x" + separator + separator[: len(separator) // 2 + 1] + separator + "y" + separator * 3
+    (fresh(tmp_path / "in") / "a.txt").write_text(unit * 3 + "end")
+    source = Source(path=str(tmp_path / "in"), document_separator=separator)
+    whole = held(made(source, place, 1 << 20), place)
+    for slice_bytes in range(len(separator.encode()), len(unit) * 2):
+        assert held(made(source, place, slice_bytes), place) == whole, slice_bytes
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps({"text": f"document {i}", "id": i}) for i in range(5)]
+    (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines))
+    return Source(path=str(tmp_path / "in"), id_column="id")
+
+
+@pytest.fixture
+def slices(source: Source, place: Place) -> tuple[Slice, Recipe]:
+    parts, recipe = prepared(source, place, 1 << 20)
+    return parts[0], recipe
+
+
+def test_a_document_is_known_by_its_id_where_it_has_one(source: Source, place: Place) -> None:
+    assert held(made(source, place, 1 << 20), place).keys == keys_of([b"0", b"1", b"2", b"3", b"4"])
+
+
+def test_text_that_looks_like_a_special_token_and_empty_text_are_ordinary_documents(tmp_path: Path, place: Place) -> None:
+    """An empty document never marks its neighbour's first token."""
+    texts = ["", "<|endoftext|>", "", "", "\0", ""]
+    pq.write_table(pa.table({"text": texts}), fresh(tmp_path / "in") / "a.parquet")
+    assert held(made(Source(path=str(tmp_path / "in")), place, 1 << 20), place).texts == [text.encode() for text in texts]
+
+
+def test_a_slice_without_documents_makes_a_shard_of_nothing(tmp_path: Path, place: Place) -> None:
+    (fresh(tmp_path / "in") / "a.jsonl").write_text("\n  \n\n")
+    (shard,) = made(Source(path=str(tmp_path / "in")), place, 1 << 20)
+    assert (shard.rows, shard.read, shard.written, shard.token_count) == (3, 0, 0, 0)
+    assert held([shard], place) == Held([], [], [])
+
+
+def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Place) -> None:
+    rows = [{"text": "good"}, {"text": None}, {"text": 7}, {}, {"text": ""}, {"text": "\ud800"}]
+    lines = [*map(json.dumps, rows), "", "{"]
+    (fresh(tmp_path / "in") / "a.jsonl").write_text("\n".join(lines) + "\n")
+    (shard,) = made(Source(path=str(tmp_path / "in")), place, 1 << 20, on_bad="skip", empty="skip")
+    assert shard.rows == 8
+    assert (shard.read, shard.written) == (7, 1)
+    assert sum(shard.skipped.values()) == 6
+    assert shard.skipped["empty"] == shard.skipped["malformed"] == shard.skipped["invalid_unicode"] == 1
+    assert facts(load_shard(place.root, shard.key)) == facts(shard)
+
+
+def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe]) -> None:
+    made = make_shard(*slices, write_shard)
+    assert facts(make_shard(*slices, fail)) == facts(made)
+
+
+def fail(*_: object) -> TokenShard:
+    raise AssertionError("nothing should have been written")
+
+
+def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe]) -> None:
+    """Whoever tokenizes: duplicate writers are harmless."""
+    part, recipe = slices
+    first = make_shard(part, recipe, write_shard)
+    with attempt(str(tmp_path / "other"), tmp_path, "build") as place:
+        other = make_shard(part, recipe.model_copy(update={"place": place}), write_shard)
+        assert other == first
+        assert tree(tmp_path / "other" / CACHE) == tree(Path(recipe.place.output) / CACHE)
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe]) -> None:
+    shard = make_shard(*slices, write_shard)
+    found = tree(Path(slices[1].place.output) / CACHE / shard.key)
+    found.pop("receipt.json")
+    assert {stored.key: stored.size for stored in shard.objects} == {name: len(data) for name, data in found.items()}
+
+
+def leave_alone(target: Path) -> None:
+    """Another process has just stored the same."""
+
+
+def lose_receipt(target: Path) -> None:
+    (target / "receipt.json").unlink()
+
+
+def lose_object(target: Path) -> None:
+    lose_receipt(target)
+    (target / "zarr.json").unlink()
+
+
+def spoil_object(target: Path) -> None:
+    lose_receipt(target)
+    (target / "documents" / "key" / "zarr.json").write_bytes(b"{}")
+
+
+def become_file(target: Path) -> None:
+    shutil.rmtree(target)
+    target.write_bytes(b"in the way")
+
+
+def become_empty(target: Path) -> None:
+    shutil.rmtree(target)
+    target.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("happen", "is_damage"),
+    [
+        (leave_alone, False),
+        (lose_receipt, False),
+        (become_empty, False),
+        (lose_object, True),
+        (spoil_object, True),
+        (become_file, True),
+    ],
+)
+def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_aside(
+    slices: tuple[Slice, Recipe], happen: Callable[[Path], None], is_damage: bool
+) -> None:
+    part, recipe = slices
+    root = recipe.place.root
+    shard = make_shard(part, recipe, write_shard)
+    before = tree(Path(root.path(CACHE)))
+    draft = tokenize_slice(part, recipe)
+    happen(Path(root.path(f"{CACHE}/{shard.key}")))
+    assert write_shard(draft, recipe.place) == shard
+    assert tree(Path(root.path(CACHE))) == before
+    assert facts(load_shard(root, shard.key)) == facts(shard)
+    assert not (Path(recipe.place.staging) / shard.key).exists()
+    assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == is_damage
+
+
+def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of the staging is left on this machine."""
+    part, recipe = slices
+    place = recipe.place.model_copy(update={"output": "memory://test-shards"})
+    order: list[str] = []
+
+    def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def write(self: Store, key: str, *arguments: Any) -> Any:
+            if not self.is_local:
+                order.append(key)
+            return real(self, key, *arguments)
+
+        return write
+
+    for way in ("create", "upload"):
+        monkeypatch.setattr(Store, way, recorded(getattr(Store, way)))
+    try:
+        shard = make_shard(part, recipe.model_copy(update={"place": place}), write_shard)
+        assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
+        assert held([shard], place) == held([make_shard(part, recipe, write_shard)], recipe.place)
+        assert not (Path(place.staging) / shard.key).exists()
+        assert not list(Path(recipe.place.output).glob(f"{STAGING}/*/*/{shard.key}"))
+    finally:
+        place.root.remove("")

@@ -1,0 +1,411 @@
+"""Which documents go where, and where in the final arrays each lands: against a model of lists."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks.shards.known_objects
+import tasks.split.rule
+import tasks.split.spans
+import tasks.split.write
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.writing import ArrayWriter, put_metadata
+from flat_tokens.batch import TokenBatch
+from flat_tokens.checker import check_split
+from flat_tokens.manifest import SPLITS
+from flat_tokens.reader import open_split
+from flat_tokens.writer import FlatTokensWriter
+from tasks.models import Split, TokenShard
+from tasks.output.paths import CACHE
+from tasks.output.staging import Place
+from tasks.shards.read import document_spec
+from tasks.split.rule import SplitRule
+from tasks.split.spans import Counts, ShardPlace, Span, count_documents, lay_out
+from tasks.split.write import Reads, Written, write_span
+
+KEYS = st.integers(0, 2**64 - 1)
+
+
+class Document(NamedTuple):
+    key: int
+    tokens: list[int]
+
+
+class Shard(NamedTuple):
+    """Documents of one slice; *all_in* where its file belongs to one split. Row i of the slice is document i // 2: every
+    other row holds none.
+    """
+
+    documents: list[Document]
+    all_in: Split | None
+
+
+def small(name: LayoutName, tokens: int, starts: int) -> Layout:
+    """A layout whose objects hold *tokens* tokens and *starts* entries."""
+    spec = LAYOUTS[name]
+    if spec.zarr_format == 2:
+        lengths = ((tokens, tokens), (starts, starts))
+    else:
+        lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
+    return Layout(
+        name,
+        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level),
+        ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
+    )
+
+
+SHARD_LAYOUT = small("mmap", 8, 4)
+SMALL: dict[LayoutName, Layout] = {name: small(name, 8, 4) for name in LAYOUTS}
+
+
+@pytest.fixture(autouse=True)
+def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, layout in SMALL.items():
+        monkeypatch.setitem(LAYOUTS, name, layout)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """A store in memory: these tests write thousands of objects."""
+    place = Place(output="memory://test-split", staging="/nowhere")
+    place.root.remove("")
+    yield place
+    place.root.remove("")
+
+
+def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
+    key = f"{number:064x}"
+    store = place.root / CACHE / key
+    batch = TokenBatch.from_sequences([document.tokens for document in shard.documents])
+    with FlatTokensWriter(store, SHARD_LAYOUT) as writer:
+        writer.append(batch)
+    objects = writer.objects
+    columns = {"key": [document.key for document in shard.documents], "row": range(0, 2 * len(shard.documents), 2)}
+    for name, values in columns.items():
+        with ArrayWriter(store, f"documents/{name}", document_spec(SHARD_LAYOUT)) as column:
+            column.append(np.array(list(values), np.uint64))
+        objects += column.objects
+    count = len(shard.documents)
+    stored = TokenShard(
+        key=key,
+        inputs={},
+        objects=tuple(objects),
+        text_bytes=0,
+        rows=2 * count,
+        read=count,
+        written=count,
+        skipped={},
+        replaced={},
+        token_count=batch.token_count,
+        max_token_id=batch.max_token_id,
+    )
+    return ShardPlace(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
+
+
+def store_shards(shards: list[Shard], place: Place) -> list[ShardPlace]:
+    return [store_shard(shard, number, place) for number, shard in enumerate(shards)]
+
+
+class Row(NamedTuple):
+    """A document of the model, and where it comes from."""
+
+    tokens: list[int]
+    key: int
+    file: int
+    row: int
+
+
+def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
+    """Which documents each split has, in order, one by one."""
+    rows: dict[Split, list[Row]] = {"train": [], "validation": []}
+    for number, shard in enumerate(shards):
+        for i, document in enumerate(shard.documents):
+            drawn: Split = "validation" if rule.draws(np.array([document.key], np.uint64))[0] else "train"
+            rows[shard.all_in or drawn].append(Row(document.tokens, document.key, number // 2, 100 * (number % 2) + 2 * i))
+    return rows
+
+
+def laid_out(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[Span]:
+    return list(lay_out(((one, count_documents(one, rule, place.root)) for one in at), layout))
+
+
+def write_all(spans: list[Span], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
+    """Write the spans, in another order than theirs."""
+    order = list(range(len(spans)))
+    random.Random(7).shuffle(order)
+    written = {i: write_span(spans[i], rule, layout, place, "v") for i in order}
+    return [written[i] for i in range(len(spans))]
+
+
+def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
+    return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
+
+
+def finish(spans: list[Span], layout: LayoutName, place: Place) -> None:
+    """The metadata, so that the arrays can be read."""
+    spec, store = LAYOUTS[layout], place.root / "versions" / "v"
+    for split in SPLITS:
+        tokens, seqs = end_of(spans, split, True), end_of(spans, split, False)
+        put_metadata(store, f"{split}/encoded_tokens", spec.encoded_tokens.metadata(tokens))
+        put_metadata(store, f"{split}/seq_starts", spec.seq_starts.metadata(seqs + 1))
+        for name in ("key", "file", "row"):
+            put_metadata(store, f"documents/{split}/{name}", document_spec(spec).metadata(seqs))
+        put_metadata(store, split, group_metadata(spec.zarr_format, {"max_token_id": 2**31 - 1}))
+
+
+def expected_objects(rows: dict[Split, list[Row]], layout: Layout) -> set[str]:
+    """Names of all stored objects: as many as hold the items, the last entry of seq_starts included."""
+    names = set()
+    for split in SPLITS:
+        tokens = sum(len(row.tokens) for row in rows[split])
+        lengths = {
+            f"{split}/encoded_tokens": (layout.encoded_tokens, tokens),
+            f"{split}/seq_starts": (layout.seq_starts, len(rows[split]) + 1),
+            **{f"documents/{split}/{name}": (document_spec(layout), len(rows[split])) for name in ("key", "file", "row")},
+        }
+        for name, (spec, length) in lengths.items():
+            names |= {f"{name}/{spec.object_key(i)}" for i in range(-(-length // spec.object_length))}
+    return names
+
+
+def check_arrays(rows: dict[Split, list[Row]], layout: LayoutName, place: Place) -> None:
+    store = place.root / "versions" / "v"
+    for split in SPLITS:
+        here = open_split(store / split)
+        assert list(check_split(here)) == []
+        assert [here.sequence(i).tolist() for i in range(here.seq_count)] == [row.tokens for row in rows[split]]
+        for name in ("key", "file", "row"):
+            column = open_array(store / f"documents/{split}/{name}", "uint64")
+            assert column.read(0, column.length).tolist() == [getattr(row, name) for row in rows[split]]
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> list[Shard]:
+    document = st.builds(Document, KEYS, st.lists(st.integers(0, 2**31 - 1), max_size=draw(st.sampled_from([0, 2, 20]))))
+    shard = st.builds(
+        Shard, st.lists(document, max_size=draw(st.sampled_from([1, 5, 12]))), st.sampled_from([None, None, None, *SPLITS])
+    )
+    return draw(st.lists(shard, max_size=6))
+
+
+@settings(max_examples=30)
+@given(
+    shards=datasets(),
+    fraction=st.sampled_from([0, 0.3, 0.5, 1]),
+    seed=st.integers(0, 2**63 - 1),
+    layout=st.sampled_from(sorted(SMALL)),
+    span_tokens=st.sampled_from([1, 8, 20, 1 << 26]),
+    span_documents=st.sampled_from([1, 4, 9, 1 << 20]),
+    block=st.sampled_from([1, 3, 8, 1 << 10]),
+    slices_of_a_block=st.sampled_from([0, 1, 8]),
+    sparse=st.sampled_from([None, 2, 8, 1 << 20]),
+    small_bytes=st.sampled_from([0, 60, 1 << 20]),
+)
+def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
+    place: Place,
+    shards: list[Shard],
+    fraction: float,
+    seed: int,
+    layout: LayoutName,
+    span_tokens: int,
+    span_documents: int,
+    block: int,
+    slices_of_a_block: int,
+    sparse: int | None,
+    small_bytes: int,
+) -> None:
+    """Whatever the shards, the spans' and blocks' sizes, what is read whole, and the order in which spans are written: every
+    object is written once, and all of them together are what a list would hold.
+    """
+    rule = SplitRule(fraction=fraction, seed=seed)
+    place.root.remove("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.split, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.split, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.split, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.known, "WHOLE_BYTES", small_bytes)
+        patch.setattr(tasks.split, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        spans = laid_out(store_shards(shards, place), rule, layout, place)
+        written = write_all(spans, rule, layout, place)
+    rows = model(shards, rule)
+
+    named = [stored.key for part in written for stored in part.objects]
+    assert len(named) == len(set(named))
+    assert set(named) == expected_objects(rows, SMALL[layout])
+    store = place.root / "versions" / "v"
+    assert {stored for part in written for stored in part.objects} == {store.digest(key) for key in dict(store.listing())}
+    for split in SPLITS:
+        largest = [part.max_token_id for span, part in zip(spans, written, strict=True) if span.split == split]
+        assert max(largest) == max(itertools.chain.from_iterable(row.tokens for row in rows[split]), default=0)
+    finish(spans, layout, place)
+    check_arrays(rows, layout, place)
+
+
+def even(count: int, length: int) -> Shard:
+    return Shard([Document(key, [key % 1000] * length) for key in range(count)], None)
+
+
+@pytest.mark.parametrize("layout", sorted(SMALL))
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 12])
+def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs(
+    place: Place, layout: LayoutName, count: int
+) -> None:
+    """seq_starts has one entry more than there are sequences; the arrays beside it have not."""
+    rule = SplitRule(fraction=0, seed=0)
+    spans = laid_out(store_shards([even(count, 2)], place), rule, layout, place)
+    written = write_all(spans, rule, layout, place)
+    per_object = SMALL[layout].seq_starts.object_length
+    names = [
+        stored.key for part in written for stored in part.objects if stored.key.startswith(("train/seq", "documents/train/key"))
+    ]
+    starts = [name for name in names if "seq_starts" in name]
+    assert len(starts) == count // per_object + 1
+    assert len(names) - len(starts) == -(-count // per_object)
+    finish(spans, layout, place)
+    check_arrays(model([even(count, 2)], rule), layout, place)
+
+
+@pytest.mark.parametrize(("count", "length"), [(4, 2), (8, 1), (1, 8), (2, 8), (16, 4)])
+def test_tokens_that_fill_their_objects_leave_no_empty_one_behind(place: Place, count: int, length: int) -> None:
+    rule = SplitRule(fraction=0, seed=0)
+    spans = laid_out(store_shards([even(count, length)], place), rule, "mmap", place)
+    tokens = [span for span in spans if span.of_tokens]
+    assert all(span.start < span.stop for span in tokens)
+    names = [stored.key for part in write_all(spans, rule, "mmap", place) for stored in part.objects]
+    assert [name for name in names if "encoded_tokens" in name] == [
+        f"train/encoded_tokens/c/{i}" for i in range(count * length // 8)
+    ]
+
+
+def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
+    """One span writes the same run of objects of all four."""
+    for layout in LAYOUTS.values():
+        assert document_spec(layout).object_length == layout.seq_starts.object_length
+
+
+@given(
+    counts=st.lists(st.builds(Counts, *[st.integers(0, 30)] * 4), max_size=8),
+    layout=st.sampled_from(sorted(SMALL)),
+    span_tokens=st.sampled_from([1, 16, 40]),
+    span_documents=st.sampled_from([1, 8, 12]),
+)
+def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
+    counts: list[Counts], layout: LayoutName, span_tokens: int, span_documents: int
+) -> None:
+    """And each span comes as soon as the shards are known that it takes from, and names no other ones."""
+    counts = [Counts(*(0 if not seqs else n for seqs, n in ((a, a), (a, b), (c, c), (c, d)))) for a, b, c, d in counts]
+    shard = TokenShard(
+        key="k",
+        inputs={},
+        objects=(),
+        text_bytes=0,
+        rows=0,
+        read=0,
+        written=0,
+        skipped={},
+        replaced={},
+        token_count=0,
+        max_token_id=0,
+    )
+    fed = 0
+
+    def feed() -> Iterator[tuple[ShardPlace, Counts]]:
+        nonlocal fed
+        for number, one in enumerate(counts):
+            fed = number + 1
+            yield ShardPlace(shard=shard, file=number, first_row=0, all_in=None), one
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.split, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.split, "SPAN_DOCUMENTS", span_documents)
+        spans = [(span, fed) for span in lay_out(feed(), layout)]
+
+    for split, of_tokens in itertools.product(SPLITS, (True, False)):
+        line = [(span, when) for span, when in spans if span.split == split and span.of_tokens == of_tokens]
+        total = sum(one[SPLITS.index(split) * 2 + of_tokens] for one in counts)
+        spec = SMALL[layout].encoded_tokens if of_tokens else SMALL[layout].seq_starts
+        assert [span.start for span, _ in line] == [0, *(span.stop for span, _ in line)][: len(line)]
+        assert (line[-1][0].stop if line else 0) == total
+        assert all(span.stop % spec.object_length == 0 for span, _ in line[:-1])
+        assert [span.last_entry is not None for span, _ in line] == [not of_tokens and span is line[-1][0] for span, _ in line]
+        for span, when in line:
+            here = [
+                (at.first_token, at.first_token + at.token_count) if of_tokens else (at.first_seq, at.first_seq + at.seq_count)
+                for at in span.places
+            ]
+            assert all(start < span.stop or start == stop for start, stop in here)
+            assert all(stop > span.start or start == stop for start, stop in here)
+            if span is not line[-1][0]:
+                assert span.places[-1].file == when - 1
+
+
+@given(st.lists(KEYS, min_size=1, max_size=50), st.floats(0, 1), st.integers(0, 2**63 - 1), st.randoms())
+def test_membership_depends_on_the_key_and_the_seed_alone(
+    keys: list[int], fraction: float, seed: int, rng: random.Random
+) -> None:
+    """Not on what else there is, nor on its order; and asking does not change the keys."""
+    rule = SplitRule(fraction=fraction, seed=seed)
+    array = np.array(keys, np.uint64)
+    drawn = rule.draws(array)
+    assert array.tolist() == keys
+    order = list(range(len(keys)))
+    rng.shuffle(order)
+    assert rule.draws(array[order]).tolist() == drawn[order].tolist()
+    assert rule.draws(array[:1]).tolist() == drawn[:1].tolist()
+
+
+@given(st.lists(KEYS, max_size=50), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**63 - 1))
+def test_a_larger_fraction_keeps_what_a_smaller_one_chose(keys: list[int], one: float, other: float, seed: int) -> None:
+    array = np.array(keys, np.uint64)
+    fewer, more = (SplitRule(fraction=fraction, seed=seed).draws(array) for fraction in sorted((one, other)))
+    assert not (fewer & ~more).any()
+
+
+def test_membership_is_the_same_in_every_version() -> None:
+    """Literals, computed with Python's own integers: who changes them moves documents between the splits of every dataset."""
+    keys = np.arange(12, dtype=np.uint64)
+    assert np.flatnonzero(SplitRule(fraction=0.5, seed=0).draws(keys)).tolist() == [4, 5, 9, 11]
+    assert np.flatnonzero(SplitRule(fraction=0.5, seed=1).draws(keys)).tolist() == [1, 3, 4, 5, 6, 8, 10, 11]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_the_share_is_the_fraction(fraction: float, seed: int) -> None:
+    """Within four standard deviations, for keys in a row as well: the hash scatters them."""
+    count = 100_000
+    drawn = SplitRule(fraction=fraction, seed=seed).draws(np.arange(count, dtype=np.uint64)).sum()
+    assert abs(drawn - count * fraction) < 4 * (count * fraction * (1 - fraction)) ** 0.5
+
+
+def test_nothing_and_everything() -> None:
+    keys = np.array([0, 1, 2**64 - 1], np.uint64)
+    assert not SplitRule(fraction=0, seed=3).draws(keys).any()
+    assert SplitRule(fraction=1, seed=3).draws(keys).all()
+    assert SplitRule(fraction=1, seed=3).draws(np.empty(0, np.uint64)).tolist() == []
+
+
+def test_seeds_choose_independently() -> None:
+    """Two seeds with half each have a quarter in common."""
+    keys = np.arange(40_000, dtype=np.uint64)
+    common = SplitRule(fraction=0.5, seed=0).draws(keys) & SplitRule(fraction=0.5, seed=1).draws(keys)
+    assert abs(common.sum() - 10_000) < 400
+
+
+def test_a_span_that_does_not_get_its_items_fails(place: Place) -> None:
+    """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
+    rule = SplitRule(fraction=0, seed=0)
+    (at,) = store_shards([even(5, 3)], place)
+    spans = list(lay_out([(at, Counts(6, 16, 0, 0))], "mmap"))
+    for span in spans[-2:]:
+        if span.split == "train":
+            with pytest.raises(AssertionError, match="items came instead of"):
+                write_span(span, rule, "mmap", place, "v")

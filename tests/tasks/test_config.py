@@ -1,0 +1,222 @@
+"""What a build is told: what is accepted and what it means, what is kept secret, and the facts that tasks hand on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.config import BuildConfig, DocumentPolicy, HubDataset, Source, TokenizerConfig
+from tasks.faults import faults_of
+from tasks.locations import plain_location
+from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(**settings: Any) -> BuildConfig:
+    return BuildConfig.model_validate({"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes", **settings})
+
+
+def source_file(**facts: Any) -> SourceFile:
+    return SourceFile.model_validate(
+        {"source": 0, "name": "a.jsonl", "location": "/in/a.jsonl", "size": 9, "sha256": "ab", "format": "jsonl", **facts}
+    )
+
+
+def token_shard(**facts: Any) -> TokenShard:
+    nothing = {"key": "k" * 64, "inputs": {}, "objects": (), "text_bytes": 0, "rows": 0, "token_count": 0, "max_token_id": 0}
+    return TokenShard.model_validate({**nothing, "read": 0, "written": 0, "skipped": {}, "replaced": {}, **facts})
+
+
+def test_a_single_source_and_a_tokenizer_by_name_are_short_forms() -> None:
+    short = config()
+    assert short.sources == (Source(path="/in"),)
+    assert short.tokenizer == TokenizerConfig(name="bytes")
+    assert BuildConfig.model_validate(short.model_dump()) == short
+    assert BuildConfig.model_validate_json(short.model_dump_json()) == short
+
+
+def test_defaults_are_those_that_the_documentation_promises() -> None:
+    made = config()
+    assert (made.fraction, made.split_seed, made.layout, made.verify_level) == (0.005, 0, "auto", "quick")
+    assert (made.documents.on_bad, made.documents.empty, made.documents.max_bytes) == ("error", "keep", 256 << 20)
+    assert (made.sources[0].text_column, made.sources[0].id_column, made.sources[0].format) == ("text", None, "auto")
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "deployments").rglob("demo.yaml")), ids=str)
+def test_examples_are_valid(example: Path) -> None:
+    BuildConfig.model_validate(yaml.safe_load(example.read_text()))
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/data",
+        "data/*.jsonl",
+        "../data/a[1].parquet",
+        "./data",
+        "~/data",
+        "/data/..hidden",
+        "/data/a@b",
+        "file:///data",
+        "gs://bucket/path",
+        "s3://bucket/user@example.org/a",
+        "hf://datasets/org/name@main/data",
+        "https://example.org/a.jsonl?download=true&keyword=x&monkey=y",
+        "memory://x",
+        "/data/with space",
+    ],
+)
+def test_plain_locations_are_taken_as_they_are(location: str) -> None:
+    assert plain_location(location) == location
+    assert Source(path=location).path == location
+
+
+def test_paths_may_be_path_objects() -> None:
+    assert Source(path=Path("/data")).path == "/data"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://user:Tr0ub4dor@example.org/a",
+        "https://Tr0ub4dor@example.org/a",
+        "s3://key:Tr0ub4dor@bucket/a",
+        "https://bucket.example.org/a?X-Amz-Signature=Tr0ub4dor",
+        "https://example.org/a?x=1&access_token=Tr0ub4dor",
+        "https://example.org/a?sig=Tr0ub4dor&se=2030",
+        "https://example.org/a?api_key=Tr0ub4dor",
+        "simplecache::https://Tr0ub4dor@example.org/a",
+    ],
+)
+@pytest.mark.parametrize("setting", ["output", "scratch", "path"])
+def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> None:
+    """Neither by the error that a person sees nor by pydantic's, which may end in a log."""
+    settings: dict[str, Any] = {"source": {"path": location}} if setting == "path" else {setting: location}
+    with pytest.raises(ValidationError) as refused:
+        config(**settings)
+    told = "; ".join(faults_of(refused.value, BuildConfig))
+    assert any(words in told for words in ("carries credentials", "is signed", "chained"))
+    assert "Tr0ub4dor" not in told + str(refused.value) + repr(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "path"),
+    [
+        ("/data/out", "/data"),
+        ("/data", "/data"),
+        ("/data", "/data/in/a.jsonl"),
+        ("/data", "/data/*.jsonl"),
+        ("data/out", "data/"),
+        ("file:///data/out", "/data"),
+        ("out", "."),
+        ("gs://a/out", "gs://a"),
+        ("gs://a", "gcs://a/in/*.jsonl"),
+        ("s3a://a/out/", "s3://a/out"),
+        ("memory://x/out", "memory:///x/"),
+    ],
+)
+def test_output_and_sources_within_each_other_are_refused(output: str, path: str) -> None:
+    with pytest.raises(ValidationError, match=r"lie within each other. Keep them apart"):
+        config(output=output, source={"path": path})
+
+
+def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with pytest.raises(ValidationError, match="lie within each other"):
+        config(output=str(tmp_path / "link" / "out"), source={"path": str(tmp_path / "data")})
+
+
+@pytest.mark.parametrize(
+    ("output", "path"),
+    [
+        ("/data/out", "/data/in"),
+        ("/data/out", "/data/*.jsonl"),
+        ("/data2", "/data"),
+        ("gs://a/out", "gs://a/in"),
+        ("gs://a/out", "gs://a/*.jsonl"),
+        ("gs://a/out", "s3://a/out"),
+        ("/x", "s3://x"),
+    ],
+)
+def test_output_and_sources_side_by_side_are_accepted(output: str, path: str) -> None:
+    assert config(output=output, source={"path": path}).output == output
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 0.5, 1e-12])
+def test_any_share_may_be_validation(fraction: float) -> None:
+    assert config(validation_fraction=fraction).fraction == fraction
+
+
+def test_a_validation_split_of_a_source_replaces_the_drawn_one() -> None:
+    assert config(source={"path": "/in", "validation_split": "test"}).fraction == 0
+    assert config(source={"path": "/in", "validation_split": "test"}, validation_fraction=0).fraction == 0
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        config().output = "/elsewhere"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [BuildConfig, Source, HubDataset, TokenizerConfig, DocumentPolicy, SourceFile, Slice, TokenShard],
+    ids=lambda model: model.__name__,
+)
+def test_every_model_refuses_what_it_does_not_know(model: type[Model]) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        model.model_validate({"surely_unknown": 1})
+
+
+def test_every_setting_of_a_build_is_explained() -> None:
+    """The schema is the form that people fill in."""
+    schema = BuildConfig.model_json_schema()
+    described = {**schema["properties"], **{f"Source.{k}": v for k, v in schema["$defs"]["Source"]["properties"].items()}}
+    assert [name for name, field in described.items() if not field.get("description")] == []
+    assert schema["additionalProperties"] is False
+
+
+def test_digests_are_the_same_for_ever() -> None:
+    """On every machine: keys of stored shards are made of them."""
+    assert digest_of() == "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"  # of "[]"
+    assert digest_of({"b": 1, "a": "é"}, None) == digest_of({"a": "é", "b": 1}, None)
+    assert digest_of((1, 2)) == digest_of([1, 2]) != digest_of([2, 1])
+    assert digest_of("ab", "c") != digest_of("a", "bc")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")), st.lists, max_leaves=5))
+def test_a_digest_does_not_change_on_its_way_through_json(value: Any) -> None:
+    assert digest_of(json.loads(json.dumps(value))) == digest_of(value)
+
+
+def test_a_file_is_its_content_wherever_it_lies() -> None:
+    here, there = source_file(), source_file(location="/elsewhere", name="b", stamp=(1, 2))
+    assert here.identity() == there.identity()
+    assert here.identity() != source_file(sha256="cd").identity()
+    assert here.identity() != source_file(format="text").identity()
+
+
+def test_slices_are_named_by_file_and_range() -> None:
+    whole = Slice(file=source_file(), start=0, stop=9, text_bytes=9)
+    assert whole.label == "a.jsonl[0:9]"
+    assert whole.model_copy(update={"rows": (5, 10)}).label == "a.jsonl[0:9]@5"
+
+
+def test_a_receipt_that_lost_a_document_is_refused() -> None:
+    token_shard(read=5, written=3, skipped={"null": 1, "empty": 1})
+    with pytest.raises(ValidationError, match=r"shard kkkkkkkkkkkk: read 5, written 3, skipped \{'null': 1\}"):
+        token_shard(read=5, written=3, skipped={"null": 1})
+
+
+def test_a_receipt_survives_json() -> None:
+    shard = token_shard(objects=[("encoded_tokens/c/0", 8, "ab" * 32)], rows=3, read=3, written=3)
+    assert TokenShard.model_validate(json.loads(json.dumps(shard.model_dump(mode="json")))) == shard
+    assert shard.byte_count == 8

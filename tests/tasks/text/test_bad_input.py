@@ -1,0 +1,895 @@
+"""Bad documents, files and configurations: what a build makes of them, and what a person is told."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+import zstandard
+
+import flat_tokens
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, TokenizerConfig
+from tasks.shards.write import make_shard
+from tasks.tokenize.tokenizers import load_tokenizer
+
+ROOT = Path(__file__).parents[3]
+SPECIAL = "<|endoftext|><|im_start|></s>[MASK]"
+
+
+def run(tmp_path: Path, path: Path | str, runner: Callable[[int], Threads] = Threads, **settings: Any) -> BuildResult:
+    """Build what is at *path*; settings of the source start with ``source_``."""
+    source = {"path": str(path), **{key[7:]: settings.pop(key) for key in list(settings) if key.startswith("source_")}}
+    defaults = {"output": str(tmp_path / "out"), "tokenizer": "bytes", "validation_fraction": 0, "source": source}
+    with runner(2) as threads:
+        return build(BuildConfig.model_validate({**defaults, **settings}), threads)
+
+
+def texts_of(result: BuildResult) -> list[str]:
+    """The documents of a dataset of bytes, once all of it is checked."""
+    flat_tokens.verify(Path(result.path), "full")
+    train = flat_tokens.open(result.path).train
+    return [bytes((train[i] - 1).astype("uint8")).decode() for i in range(train.seq_count)]
+
+
+def counts(result: BuildResult) -> dict[str, Any]:
+    """The counts of documents that are not nothing."""
+    totals = result.totals["documents"]
+    assert totals["read"] == totals["written"] + sum(totals["skipped"].values())
+    return {name: totals[name] for name in ("read", "written", "skipped", "replaced") if totals[name]}
+
+
+def refuse(tmp_path: Path, path: Path | str, words: str, **settings: Any) -> None:
+    """A build is refused with these words and leaves no dataset."""
+    with pytest.raises((ValueError, OSError), match=words) as refused:
+        run(tmp_path, path, **settings)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out" / "latest.json").exists()
+    assert not (tmp_path / "out" / "_staging").exists()
+
+
+def jsonl(line: bytes) -> bytes:
+    return b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n'
+
+
+def with_id(second: bytes) -> bytes:
+    return b'{"id": 0, "text": "first"}\n{"id": %s, "text": "a"}\n{"id": 2, "text": "last"}\n' % second
+
+
+def parquet(texts: pa.Array | pa.Table, **more: pa.Array) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(texts if isinstance(texts, pa.Table) else pa.table({"text": texts, **more}), sink, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def arrow(texts: pa.Array | pa.Table, stream: bool = False) -> bytes:
+    sink, table = io.BytesIO(), texts if isinstance(texts, pa.Table) else pa.table({"text": texts})
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return sink.getvalue()
+
+
+def bytes_of_any(*values: bytes | None) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+@dataclass
+class Bad:
+    """A file of three documents of which the second is bad: why, and what is left of it under 'replace', if anything."""
+
+    name: str
+    content: bytes
+    reason: str
+    words: str
+    replaced: str | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+IDS = {"source_id_column": "id"}
+SHORT = {"max_bytes": 20}
+NO_UNICODE = "the text is not valid UTF-8"
+
+BAD = {
+    "null": Bad("a.jsonl", jsonl(b'{"text": null}'), "null", "the text is null"),
+    "missing key": Bad("a.jsonl", jsonl(b'{"body": "a"}'), "null", "the text is null"),
+    "integer": Bad("a.jsonl", jsonl(b'{"text": 7}'), "wrong_type", "'text' is a JSON number, not a string"),
+    "float": Bad("a.jsonl", jsonl(b'{"text": 7.5}'), "wrong_type", "'text' is a JSON number, not a string"),
+    "boolean": Bad("a.jsonl", jsonl(b'{"text": true}'), "wrong_type", "'text' is a JSON boolean, not a string"),
+    "array": Bad("a.jsonl", jsonl(b'{"text": ["a"]}'), "wrong_type", "'text' is a JSON array, not a string"),
+    "object": Bad("a.jsonl", jsonl(b'{"text": {"text": "a"}}'), "wrong_type", "'text' is a JSON object, not a string"),
+    "NaN": Bad("a.jsonl", jsonl(b'{"text": NaN}'), "wrong_type", "'text' is a JSON number, not a string"),
+    "line is an array": Bad("a.jsonl", jsonl(b'["a"]'), "wrong_type", "the line is a JSON array, not an object"),
+    "line is a string": Bad("a.jsonl", jsonl(b'"text"'), "wrong_type", "the line is a JSON string, not an object"),
+    "line is a null": Bad("a.jsonl", jsonl(b"null"), "wrong_type", "the line is a JSON null, not an object"),
+    "two objects on a line": Bad(
+        "a.jsonl", jsonl(b'{"text": "a"}{"text": "b"}'), "malformed", "the line is not JSON (Extra data"
+    ),
+    "trailing garbage": Bad("a.jsonl", jsonl(b'{"text": "a"} #'), "malformed", "the line is not JSON (Extra data"),
+    "cut line": Bad("a.jsonl", jsonl(b'{"text": "a'), "malformed", "the line is not JSON (Unterminated string"),
+    "raw control character": Bad("a.jsonl", jsonl(b'{"text": "a\tb"}'), "malformed", "the line is not JSON (Invalid control"),
+    "raw NUL": Bad("a.jsonl", jsonl(b'{"text": "a\0b"}'), "malformed", "the line is not JSON (Invalid control"),
+    "BOM within": Bad("a.jsonl", jsonl(b'\xef\xbb\xbf{"text": "a"}'), "malformed", "the line is not JSON (Unexpected UTF-8 BOM"),
+    "nested 50,000 deep": Bad(
+        "a.jsonl", jsonl(b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"), "malformed", "nested too deep"
+    ),
+    "high surrogate": Bad("a.jsonl", jsonl(b'{"text": "a\\ud800"}'), "invalid_unicode", NO_UNICODE, "a\ufffd"),
+    "low surrogate": Bad("a.jsonl", jsonl(b'{"text": "\\udfffb"}'), "invalid_unicode", NO_UNICODE, "\ufffdb"),
+    "surrogates the wrong way round": Bad(
+        "a.jsonl", jsonl(b'{"text": "\\ude00\\ud83d"}'), "invalid_unicode", NO_UNICODE, "\ufffd\ufffd"
+    ),
+    "JSON that is Latin-1": Bad("a.jsonl", jsonl(b'{"text": "caf\xe9 x"}'), "invalid_unicode", NO_UNICODE, "caf\ufffd x"),
+    "JSON with an encoded surrogate": Bad(
+        "a.jsonl", jsonl(b'{"text": "\xed\xa0\x80"}'), "invalid_unicode", NO_UNICODE, "\ufffd" * 3
+    ),
+    "JSON line too long": Bad(
+        "a.jsonl", jsonl(b'{"text": "%s"}' % (b"x" * 21)), "too_long", "has 21 bytes or more", settings=SHORT
+    ),
+    "null id": Bad("a.jsonl", with_id(b"null"), "null_id", "the id is null", source=IDS),
+    "missing id": Bad("a.jsonl", with_id(b"1").replace(b'"id": 1, ', b""), "null_id", "the id is null", source=IDS),
+    "boolean id": Bad(
+        "a.jsonl", with_id(b"true"), "wrong_type", "'id' is a JSON boolean, not a string or an integer", source=IDS
+    ),
+    "fraction as id": Bad(
+        "a.jsonl", with_id(b"2.0"), "wrong_type", "'id' is a JSON number, not a string or an integer", source=IDS
+    ),
+    "list as id": Bad("a.jsonl", with_id(b"[2]"), "wrong_type", "'id' is a JSON array, not a string or an integer", source=IDS),
+    "surrogate in an id": Bad("a.jsonl", with_id(b'"\\ud800"'), "invalid_unicode", "'id' is not valid UTF-8", source=IDS),
+    "null in Parquet": Bad("a.parquet", parquet(pa.array(["first", None, "last"])), "null", "the text is null"),
+    "invalid UTF-8 in Parquet": Bad(
+        "a.parquet", parquet(bytes_of_any(b"first", b"a\xff\xfeb", b"last")), "invalid_unicode", NO_UNICODE, "a\ufffd\ufffdb"
+    ),
+    "null id in Parquet": Bad(
+        "a.parquet", parquet(pa.array(["first", "a", "last"]), id=pa.array([1, None, 3])), "null_id", "the id is null", source=IDS
+    ),
+    "too long in Parquet": Bad(
+        "a.parquet", parquet(pa.array(["first", "x" * 21, "last"])), "too_long", "has 21 bytes", settings=SHORT
+    ),
+    "null in a dictionary column": Bad(
+        "a.parquet", parquet(pa.array(["first", None, "last"]).dictionary_encode()), "null", "the text is null"
+    ),
+    "null in Arrow": Bad("a.arrow", arrow(pa.array(["first", None, "last"])), "null", "the text is null"),
+    "invalid UTF-8 in Arrow": Bad(
+        "a.arrow", arrow(bytes_of_any(b"first", b"\xc3(", b"last")), "invalid_unicode", NO_UNICODE, "\ufffd("
+    ),
+    "invalid UTF-8 in an Arrow stream": Bad(
+        "a.arrow", arrow(bytes_of_any(b"first", b"\x80", b"last"), stream=True), "invalid_unicode", NO_UNICODE, "\ufffd"
+    ),
+    "invalid UTF-8 in CSV": Bad("a.csv", b"text\nfirst\na\xe9\nlast\n", "invalid_unicode", NO_UNICODE, "a\ufffd"),
+    "CSV row of more columns": Bad("a.csv", b"id,text\n1,first\n2,a,b\n3,last\n", "malformed", "has 3 columns instead of 2"),
+    "CSV row of fewer columns": Bad("a.csv", b"id,text\n1,first\n2\n3,last\n", "malformed", "has 1 columns instead of 2"),
+    "CSV text behind a quote": Bad(
+        "a.csv", b'text\nfirst\n"a"b\nlast\n', "malformed", "the row is not CSV (',' expected after '\"')"
+    ),
+    "too long in CSV": Bad("a.csv", b"text\nfirst\n" + b"x" * 21 + b"\nlast\n", "too_long", "has 21 bytes", settings=SHORT),
+    "invalid UTF-8 in text": Bad(
+        "a.txt", b"first\n\na\xff\n\nlast", "invalid_unicode", NO_UNICODE, "a\ufffd", {"source_document_separator": "\n\n"}
+    ),
+    "too long in text": Bad(
+        "a.txt", b"first|" + b"x" * 21 + b"|last", "too_long", "21 bytes", None, {"source_document_separator": "|"}, SHORT
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path, bad: Bad) -> None:
+    (tmp_path / bad.name).write_bytes(bad.content)
+    remedy = r"Mend it, or set documents\.on_bad to 'skip' or 'replace'"
+    words = rf"^{bad.name}, row 1: .*{re.escape(bad.words)}.*\[{bad.reason}\]\. {remedy}"
+    refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_document_is_left_out_and_counted_under_skip(tmp_path: Path, bad: Bad) -> None:
+    (tmp_path / bad.name).write_bytes(bad.content)
+    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": "skip", **bad.settings}, **bad.source)
+    assert texts_of(result) == ["first", "last"]
+    assert counts(result) == {"read": 3, "written": 2, "skipped": {bad.reason: 1}}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_document_is_mended_under_replace_or_skipped_where_it_has_no_text(tmp_path: Path, bad: Bad) -> None:
+    (tmp_path / bad.name).write_bytes(bad.content)
+    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": "replace", **bad.settings}, **bad.source)
+    if bad.replaced is None:
+        assert texts_of(result) == ["first", "last"]
+        assert counts(result) == {"read": 3, "written": 2, "skipped": {bad.reason: 1}}
+    else:
+        assert texts_of(result) == ["first", bad.replaced, "last"]
+        assert counts(result) == {"read": 3, "written": 3, "replaced": {"invalid_unicode": 1}}
+
+
+GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
+    "blank lines": ("a.jsonl", b'\n{"text": "a"}\n \t\r\n\n{"text": "b"}\n\n', ["a", "b"], {}),
+    "no newline at the end": ("a.jsonl", b'{"text": "a"}\n{"text": "b"}', ["a", "b"], {}),
+    "CRLF lines": ("a.jsonl", b'{"text": "a"}\r\n{"text": "b"}\r\n', ["a", "b"], {}),
+    "BOM before JSON": ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n', ["a"], {}),
+    "of repeated keys the last one counts": ("a.jsonl", b'{"text": "a", "text": "b"}\n', ["b"], {}),
+    "NaN beside the text": ("a.jsonl", b'{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n', ["a", "b"], {}),
+    "huge numbers beside the text": ("a.jsonl", b'{"text": "a", "n": 1e999, "m": %s}\n' % (b"9" * 400), ["a"], {}),
+    "huge integers as ids": ("a.jsonl", b'{"text": "a", "id": %s}\n{"text": "b", "id": -5}\n' % (b"9" * 400), ["a", "b"], IDS),
+    "strings and integers as ids": ("a.jsonl", b'{"text": "a", "id": "x"}\n{"text": "b", "id": 5}\n', ["a", "b"], IDS),
+    "NUL in JSON": ("a.jsonl", b'{"text": "a\\u0000b"}\n', ["a\0b"], {}),
+    "BOM within JSON": ("a.jsonl", b'{"text": "\xef\xbb\xbfa"}\n{"text": "\\ufeff"}\n', ["\ufeffa", "\ufeff"], {}),
+    "CRLF within JSON": ("a.jsonl", b'{"text": "a\\r\\nb\\r"}\n', ["a\r\nb\r"], {}),
+    "surrogate pairs in JSON": ("a.jsonl", b'{"text": "\\ud83d\\ude00"}\n', ["😀"], {}),
+    "special tokens in JSON": ("a.jsonl", json.dumps({"text": SPECIAL}).encode(), [SPECIAL], {}),
+    "nested 300 deep": ("a.jsonl", b'{"text": "a", "x": ' + b"[" * 300 + b"]" * 300 + b"}\n", ["a"], {}),
+    "2,000 arrays side by side": ("a.jsonl", b'{"text": "a", "x": [' + b"[]," * 2000 + b"[]]}\n", ["a"], {}),
+    "text as it is": ("a.txt", "a\0b\r\nc\ufeff\n é".encode(), ["a\0b\r\nc\ufeff\n é"], {}),
+    "BOM before text": ("a.txt", b"\xef\xbb\xbf\xef\xbb\xbfa", ["\ufeffa"], {}),
+    "text that is only a BOM": ("a.txt", b"\xef\xbb\xbf", [], {}),
+    "text between separators": ("a.txt", b"a\r\n--\r\nb--", ["a\r\n", "\r\nb"], {"source_document_separator": "--"}),
+    "JSON read as text": ("a.jsonl", b'{"text": "a"}\n', ['{"text": "a"}\n'], {"source_format": "text"}),
+    "BOM before CSV": ("a.csv", b"\xef\xbb\xbftext\na\n", ["a"], {}),
+    "awkward values in CSV": ("a.csv", b'id,text\r\n1,"a\r\n""b"""\r\n2,c\0d\r\n3,NULL\r\n', ['a\r\n"b"', "c\0d", "NULL"], {}),
+    "TSV": ("a.tsv", b"id\ttext\n1\ta,b\n", ["a,b"], {}),
+    "NUL, BOM and CRLF in Parquet": (
+        "a.parquet",
+        parquet(pa.array(["a\0b", "\ufeffc", "d\r\n"])),
+        ["a\0b", "\ufeffc", "d\r\n"],
+        {},
+    ),
+    "valid bytes in Parquet": ("a.parquet", parquet(bytes_of_any("é".encode(), b"b")), ["é", "b"], {}),
+    "JSON in a file called .parquet, told so": (
+        "a.parquet",
+        jsonl(b'{"text": "b"}'),
+        ["first", "b", "last"],
+        {"source_format": "jsonl"},
+    ),
+    "Parquet in a file called .jsonl": ("a.jsonl", parquet(pa.array(["a"])), ["a"], {}),
+    "packed in several parts": (
+        "a.jsonl.gz",
+        gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}'),
+        ["a", "b"],
+        {},
+    ),
+    "packed in several frames": (
+        "a.jsonl.zst",
+        b"".join(map(zstandard.ZstdCompressor().compress, (b'{"text"', b"", b': "a"}\n', b'{"text": "b"}'))),
+        ["a", "b"],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "texts", "source"), GOOD.values(), ids=GOOD)
+def test_what_is_only_unusual_is_kept_as_it_is(
+    tmp_path: Path, name: str, content: bytes, texts: list[str], source: dict[str, Any]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    result = run(tmp_path, tmp_path / name, **source)
+    assert texts_of(result) == texts
+    assert counts(result) == ({"read": len(texts), "written": len(texts)} if texts else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "source"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": ""}\n{"text": "b"}\n{"text": ""}\n{"text": ""}\n', {}),
+        ("a.parquet", parquet(pa.array(["a", "", "b", "", ""])), {}),
+        ("a.arrow", arrow(pa.array(["a", "", "b", "", ""])), {}),
+        ("a.csv", b'text\na\n""\nb\n""\n""\n', {}),
+        ("a.txt", b"a||b|||", {"source_document_separator": "|"}),
+    ],
+)
+def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
+    tmp_path: Path, name: str, content: bytes, source: dict[str, Any]
+) -> None:
+    """The lowest bit of a token says that a sequence begins with it: exactly those of texts that are not empty."""
+    (tmp_path / name).write_bytes(content)
+    kept = run(tmp_path, tmp_path / name, **source)
+    train = flat_tokens.open(kept.path).train
+    assert texts_of(kept) == ["a", "", "b", "", ""]
+    assert train.seq_starts.read(0, 6).tolist() == [0, 1, 1, 2, 2, 2]
+    assert train.encoded_tokens.read(0, 2).tolist() == [(ord("a") + 1) * 2 + 1, (ord("b") + 1) * 2 + 1]
+    skipped = run(tmp_path, tmp_path / name, documents={"empty": "skip"}, **source)
+    assert texts_of(skipped) == ["a", "b"]
+    assert counts(skipped) == {"read": 5, "written": 2, "skipped": {"empty": 3}}
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("tokenizer", ["bytes", str(ROOT / "deployments" / "demo" / "tokenizer.json"), "gpt2", "o200k_base"])
+def test_the_text_of_special_tokens_is_ordinary_text_to_the_end(
+    tmp_path: Path, request: pytest.FixtureRequest, tokenizer: str, engine: str
+) -> None:
+    if tokenizer in ("gpt2", "o200k_base"):
+        request.getfixturevalue("vocabularies")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": SPECIAL}) + "\n")
+    result = run(tmp_path, tmp_path / "a.jsonl", tokenizer={"name": tokenizer, "engine": engine})
+    loaded = load_tokenizer(TokenizerConfig(name=tokenizer))
+    assert loaded.decode(flat_tokens.open(result.path).train[0].tolist()) == SPECIAL
+    assert result.totals["train"]["token_count"] > 15
+    assert result.totals["train"]["max_token_id"] <= loaded.highest_id
+
+
+def test_repeated_ids_are_accepted_and_counted(tmp_path: Path) -> None:
+    lines = [{"id": i, "text": text} for i, text in ((1, "a"), ("1", "b"), (2, "c"), (1, "d"))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run(tmp_path, tmp_path / "a.jsonl", source_id_column="id")
+    assert texts_of(result) == ["a", "b", "c", "d"]
+    assert result.totals["documents"]["repeated_keys"] == 2
+
+
+def test_documents_of_one_id_are_on_the_same_side_of_the_split(tmp_path: Path) -> None:
+    lines = [{"id": i % 10, "text": f"{i % 10}"} for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run(tmp_path, tmp_path / "a.jsonl", source_id_column="id", validation_fraction=0.5)
+    train = set(texts_of(result))
+    assert 0 < len(train) < 10
+    assert result.totals["train"]["seq_count"] == 20 * len(train)
+
+
+def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
+    """A tokenizer that has these words and nothing for others."""
+    vocabulary = {word: number for number, word in enumerate(words)}
+    definition = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }
+    return written(tmp_path / "words.json", json.dumps(definition))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path: Path, kind: str) -> None:
+    """The error names file and row, and says what the engine says; the policies that skip count it."""
+    texts = ["one", "two one", "one three", "", "two", "four"]
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(
+        parquet(pa.array(texts)) if kind == "parquet" else b"\n".join(json.dumps({"text": t}).encode() for t in texts)
+    )
+    settings = {"tokenizer": tokenizer_of_words(tmp_path, "one", "two"), "slice_bytes": 30}
+    refuse(
+        tmp_path,
+        path,
+        rf"^a.{kind}, row 2: tokenizer '.*words.json' cannot encode the document \(Exception: .*Missing \[UNK\] token.*\) "
+        r"\[unencodable\]\. Mend it, or set documents\.on_bad to 'skip'",
+        **settings,
+    )
+    for policy in ("skip", "replace"):
+        result = run(tmp_path, path, documents={"on_bad": policy}, **settings)
+        assert counts(result) == {"read": 6, "written": 4, "skipped": {"unencodable": 2}}
+        assert result.totals["documents"]["text_bytes"] == len("onetwo onetwo")
+        dataset = flat_tokens.open(result.path)
+        assert [dataset.train[i].tolist() for i in range(4)] == [[0], [1, 0], [], [1]]
+        flat_tokens.verify(Path(result.path), "full")
+
+
+def test_every_bad_document_of_a_build_is_counted_by_its_reason(tmp_path: Path) -> None:
+    lines = [b'{"text": "%d"}' % i for i in range(1000)]
+    lines[10:20] = [b'{"text": null}'] * 10
+    lines[500], lines[999] = b'{"text": "\xff"}', b"{"
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    result = run(tmp_path, tmp_path / "a.jsonl", documents={"on_bad": "skip"}, slice_bytes=500)
+    assert counts(result) == {"read": 1000, "written": 988, "skipped": {"invalid_unicode": 1, "malformed": 1, "null": 10}}
+    assert texts_of(result) == [str(i) for i in range(999) if not 10 <= i < 20 and i != 500]
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+PLAIN = b'{"text": "a"}\n{"text": "b"}\n' * 50
+PAGES = parquet(pa.array([f"text number {i}" for i in range(500)]))
+TWICE = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
+    "zero bytes": ({"a.jsonl": b""}, r"^a.jsonl is empty \(0 bytes\)\. Remove it, or write it again", {}),
+    "zero bytes among others": ({"a.jsonl": PLAIN, "b.jsonl": b""}, r"^b.jsonl is empty \(0 bytes\)", {}),
+    "zero bytes, packed": ({"a.jsonl.gz": gzip.compress(b"")}, r"^a.jsonl.gz is empty \(0 bytes\)", {}),
+    "gz cut": (
+        {"a.jsonl.gz": gzip.compress(PLAIN)[:-9]},
+        r"^a.jsonl.gz is damaged at byte \d+ or before: Compressed file ended",
+        {},
+    ),
+    "gz flipped": (
+        {"a.jsonl.gz": flip(gzip.compress(PLAIN), -6)},
+        r"^a.jsonl.gz is damaged at byte \d+ or before: CRC check",
+        {},
+    ),
+    "gz with garbage behind": ({"a.jsonl.gz": gzip.compress(PLAIN) + b"garbage"}, r"^a.jsonl.gz is damaged at byte", {}),
+    "zst cut": (
+        {"a.jsonl.zst": zstandard.compress(PLAIN)[:-3]},
+        r"^a.jsonl.zst is damaged at byte \d+ or before: the file ends within a compressed frame",
+        {},
+    ),
+    "second frame of zst cut": (
+        {"a.jsonl.zst": zstandard.compress(PLAIN) + zstandard.compress(PLAIN)[:-3]},
+        r"^a.jsonl.zst is damaged at byte \d+ or before: the file ends within a compressed frame",
+        {},
+    ),
+    "zst with garbage behind": (
+        {"a.jsonl.zst": zstandard.compress(PLAIN) + b"garbage"},
+        r"^a.jsonl.zst is damaged at byte \d+",
+        {},
+    ),
+    "Parquet cut": ({"a.parquet": PAGES[:-20]}, r"^a.parquet cannot be read as parquet: .*magic bytes", {}),
+    "Parquet's head": ({"a.parquet": PAGES[:4]}, r"^a.parquet cannot be read as parquet: ", {}),
+    "wrong bit in a page": ({"a.parquet": flip(PAGES, 200)}, r"^a.parquet\[0:1\] cannot be read to its end: .*CRC", {}),
+    "Arrow cut": ({"a.arrow": arrow(pa.array(["a"] * 9))[:-20]}, r"^a.arrow cannot be read as arrow: ", {}),
+    "Arrow stream cut": ({"a.arrow": arrow(pa.array(["a"] * 9), stream=True)[:-150]}, r"^a.arrow cannot be read as arrow: ", {}),
+    "text called Parquet": (
+        {"a.parquet": b"plain text"},
+        r"^a.parquet is not parquet: it begins with b'plain te'. Set source.format",
+        {},
+    ),
+    "Parquet said to be JSON": (
+        {"a.parquet": PAGES},
+        r"^a.parquet is parquet, not jsonl. Leave source.format out, or mend the file",
+        {"source_format": "jsonl"},
+    ),
+    "text said to be Arrow": ({"a.txt": b"plain"}, r"^a.txt is not arrow: it begins with b'plain'", {"source_format": "arrow"}),
+    "unknown format": (
+        {"a.bin": b"\x7fELF\x02"},
+        r"^cannot tell the format of a.bin, which begins with b'\\x7fELF.*Set source.format",
+        {},
+    ),
+    "one JSON array": (
+        {"a.json": b'\xef\xbb\xbf \n [{"text": "a"}]'},
+        r"^a.json is one JSON array, not one JSON object a line. Convert it first: jq -c '.\[\]' a.json",
+        {},
+    ),
+    "mixed formats": (
+        {"a.parquet": PAGES, "b.jsonl": PLAIN, "README.md": b"# About"},
+        r"^source 'source' holds files of several formats: jsonl \(b.jsonl\), parquet \(a.parquet\), text \(README.md\)\. Set",
+        {},
+    ),
+    "no such column in Parquet": (
+        {"a.parquet": parquet(pa.array(["a"]), title=pa.array(["b"]))},
+        r"^a.parquet has no column 'body'; it has 'text', 'title'. Set source.text_column",
+        {"source_text_column": "body"},
+    ),
+    "no such column in Arrow": (
+        {"a.arrow": arrow(pa.array(["a"]))},
+        r"^a.arrow has no column 'body'; it has 'text'",
+        {"source_text_column": "body"},
+    ),
+    "no such key in JSON": ({"a.jsonl": b'{"id": 1, "txt": "a"}\n'}, r"^a.jsonl has no column 'text'; it has 'id', 'txt'", {}),
+    "no such column in CSV": ({"a.csv": b"id,txt\n1,a\n"}, r"^a.csv has no column 'text'; it has 'id', 'txt'", {}),
+    "no header in CSV": ({"a.csv": b"\n\n"}, r"^a.csv has no column 'text'; it has none", {}),
+    "no such id": (
+        {"a.jsonl": PLAIN},
+        r"^a.jsonl has no column 'key'; it has 'text'. Set source.id_column",
+        {"source_id_column": "key"},
+    ),
+    "mixed schemas": (
+        {"a.parquet": PAGES, "b.parquet": parquet(pa.array(["a"])).replace(b"text", b"body")},
+        r"^b.parquet has no column 'text'; it has 'body'",
+        {},
+    ),
+    "column of integers": (
+        {"a.parquet": parquet(pa.array([1, 2]))},
+        r"^a.parquet: column 'text' is int64, not text. Set source.text_col",
+        {},
+    ),
+    "column of lists": ({"a.parquet": parquet(pa.array([["a"]]))}, r"^a.parquet: column 'text' is list<.*, not text", {}),
+    "column of structs": (
+        {"a.parquet": parquet(pa.array([{"body": "a"}]))},
+        r"^a.parquet: column 'text' is struct<body: string>, not text",
+        {},
+    ),
+    "fractions as ids": (
+        {"a.parquet": parquet(pa.array(["a"]), id=pa.array([1.5]))},
+        r"^a.parquet: column 'id' is double, not text or integers. Set source.id_column",
+        IDS,
+    ),
+    "two columns of one name in Arrow": (
+        {"a.arrow": arrow(TWICE)},
+        r"^a.arrow has 2 columns named 'text'; give them different names",
+        {},
+    ),
+    "two columns of one name in Parquet": (
+        {"a.parquet": parquet(TWICE)},
+        r"^a.parquet has 2 columns named 'text'; give them different names",
+        {},
+    ),
+    "two columns of one name in CSV": (
+        {"a.csv": b"text,text\na,b\n"},
+        r"^a.csv has 2 columns named 'text'; give them different names",
+        {},
+    ),
+    "quote that is not closed": (
+        {"a.csv": b'id,text\n1,a\n2,"b\n3,c\n'},
+        r"^a.csv, row 1: a quote is not closed before the file ends",
+        {"documents": {"on_bad": "skip"}},
+    ),
+    "header that is not CSV": ({"a.csv": b'"text"x\na\n'}, r"^a.csv: the first row, which names the columns, is damaged", {}),
+    "only hidden files": ({".a.jsonl": PLAIN, "_b.jsonl": PLAIN}, r"^source 'source': there are no files at ", {}),
+}
+
+
+@pytest.mark.parametrize(("files", "words", "settings"), FILES.values(), ids=FILES)
+def test_a_file_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, files: dict[str, bytes], words: str, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, content in files.items():
+        (tmp_path / "in" / name).write_bytes(content)
+    refuse(tmp_path, tmp_path / "in", words, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.parquet", parquet(pa.array([], pa.string()))),
+        ("b.arrow", arrow(pa.array([], pa.string()))),
+        ("b.arrow", arrow(pa.array([], pa.string()), stream=True)),
+        ("b.csv", b"id,text\n"),
+        ("b.csv", b"id,text"),
+        ("b.jsonl", b"\n"),
+    ],
+)
+def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    alone = run(tmp_path, tmp_path / name)
+    assert (texts_of(alone), alone.totals["documents"]["read"]) == ([], 0)
+    full = {
+        "b.parquet": parquet(pa.array(["a"])),
+        "b.arrow": arrow(pa.array(["a"])),
+        "b.csv": b"text\na\n",
+        "b.jsonl": b'{"text": "a"}',
+    }[name]
+    (tmp_path / "in").mkdir()
+    for number, data in enumerate((content, full, content)):
+        (tmp_path / "in" / f"{number}{name}").write_bytes(data)
+    assert texts_of(run(tmp_path, tmp_path / "in")) == ["a"]
+
+
+def dangling_link(directory: Path) -> None:
+    (directory / "a.jsonl").symlink_to(directory / "nowhere")
+
+
+def link_to_itself(directory: Path) -> None:
+    (directory / "a.jsonl").symlink_to(directory / "a.jsonl")
+
+
+def link_to_the_directory(directory: Path) -> None:
+    (directory / "again").symlink_to(directory)
+
+
+def fifo(directory: Path) -> None:
+    os.mkfifo(directory / "a.jsonl")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("whole", [True, False], ids=["in a directory", "by name"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (dangling_link, "is a link that leads nowhere or in a circle"),
+        (link_to_itself, "is a link that leads nowhere or in a circle"),
+        (fifo, "is not a plain file"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], None], words: str, whole: bool
+) -> None:
+    directory = tmp_path / "in"
+    directory.mkdir()
+    (directory / "b.jsonl").write_bytes(PLAIN)
+    make(directory)
+    refuse(tmp_path, directory if whole else directory / "a.jsonl", rf"^source 'source': {directory}/a.jsonl {words}")
+
+
+def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> None:
+    """Its files would be lost without a word; or it leads in a circle."""
+    directory = tmp_path / "in"
+    directory.mkdir()
+    (directory / "b.jsonl").write_bytes(PLAIN)
+    link_to_the_directory(directory)
+    refuse(
+        tmp_path,
+        directory,
+        rf"{directory}/again is a link to a directory, which is not followed. Remove it, or make {directory} a",
+    )
+
+
+@pytest.mark.parametrize("path", ["in", "in/*.jsonl", "in/**/*", "nothing", "nothing/*.jsonl"])
+def test_a_place_without_files_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    refuse(tmp_path, tmp_path / path, rf"^source 'source': there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
+
+
+def put_back_the_time(path: Path, content: bytes) -> None:
+    """Other content of the same length, the times as they were."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_file_that_was_rewritten_with_its_old_time_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "old"}\n')
+    first = run(tmp_path, path)
+    put_back_the_time(path, b'{"text": "new"}\n')
+    second = run(tmp_path, path)
+    assert (texts_of(first), texts_of(second)) == (["old"], ["new"])
+    assert second.sequence == first.sequence + 1
+
+
+@pytest.mark.parametrize("keep_time", [True, False])
+def test_a_file_that_changes_during_the_build_is_an_error(tmp_path: Path, keep_time: bool) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "old"}\n')
+
+    class Meddling(Threads):
+        """Changes the file when its digest has been taken and before it is tokenized."""
+
+        def start(self, function: Any, item: Any, *shared: Any) -> Any:
+            if function is make_shard:
+                put_back_the_time(path, b'{"text": "new"}\n') if keep_time else path.write_bytes(PLAIN)
+            return super().start(function, item, *shared)
+
+    refuse(
+        tmp_path,
+        path,
+        r"^a.jsonl changed while the build read it. Run the build again when the file is complete",
+        runner=Meddling,
+    )
+    assert texts_of(run(tmp_path, path)) == (["new"] if keep_time else ["a", "b"] * 50)
+
+
+def command_line(tmp_path: Path, config: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A build in a process of its own, and how many seconds of a processor it took."""
+    (tmp_path / "config.yaml").write_text(config)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", "build", str(tmp_path / "config.yaml"), "--no-server", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+
+
+def vocabulary(tmp_path: Path, *, without: int | None = None, highest: int = 256) -> str:
+    tokens = {bytes([value]): value for value in range(256) if value != without} | {b"ab": highest}
+    path = tmp_path / "a.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in tokens.items()))
+    return str(path)
+
+
+def tokenizer_json(tmp_path: Path, **changes: Any) -> str:
+    definition = json.loads((ROOT / "deployments" / "demo" / "tokenizer.json").read_text())
+    definition["model"] |= changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    return str(tmp_path / "tokenizer.json")
+
+
+def written(path: Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+REMOVED: Any = object()
+CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] = {
+    "unknown key": ({"tokenizr": "bytes"}, "unknown key 'tokenizr'. Did you mean 'tokenizer'?"),
+    "unknown key far from any": (
+        {"zzz": 1},
+        "unknown key 'zzz'. Valid keys: documents, ",
+    ),
+    "unknown key of a source": (
+        {"source": {"path": "x", "text_colum": "a"}},
+        "unknown key 'source.text_colum'. Did you mean 'text_column'?",
+    ),
+    "unknown key of the hub": (
+        {"source": {"hub": {"path": "a/b", "splt": "x"}}},
+        "unknown key 'source.hub.splt'. Did you mean 'split'?",
+    ),
+    "unknown key of documents": ({"documents": {"onbad": "skip"}}, "unknown key 'documents.onbad'. Did you mean 'on_bad'?"),
+    "unknown key of the tokenizer": (
+        {"tokenizer": {"name": "bytes", "patern": "x"}},
+        "unknown key 'tokenizer.patern'. Did you mean 'pattern'?",
+    ),
+    "negative": ({"slice_bytes": -1}, "slice_bytes: should be greater than 0, not -1"),
+    "key of another mapping": ({"text_column": "body"}, "unknown key 'text_column'. Did you mean 'source.text_column'?"),
+    "key of two other mappings": (
+        {"revision": "main"},
+        "unknown key 'revision'. Did you mean 'source.hub.revision' or 'tokenizer.revision'?",
+    ),
+    "boolean as a number": ({"workers": True}, "workers: should be a number, not true"),
+    "yes as a fraction": ({"validation_fraction": True}, "validation_fraction: should be a number, not true"),
+    "fraction of a worker": ({"workers": 2.5}, "workers: should be a whole number, not 2.5"),
+    "size with a unit": ({"slice_bytes": "128 MB"}, "slice_bytes: should be a whole number, not '128 MB'"),
+    "name that is a number": ({"name": 12}, "name: should be text, not 12"),
+    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
+    "documents that are a word": ({"documents": "skip"}, "documents: should be a mapping of settings, not 'skip'"),
+    "sources that are nothing": ({"source": REMOVED, "sources": None}, "sources: should be a list, not nothing"),
+    "no workers": ({"workers": 0}, "workers: should be greater than or equal to 1, not 0"),
+    "NaN": ({"validation_fraction": float("nan")}, "validation_fraction: should be a finite number, not nan"),
+    "fraction above 1": ({"validation_fraction": 1.5}, "validation_fraction: should be less than or equal to 1, not 1.5"),
+    "fraction below 0": ({"validation_fraction": -0.1}, "validation_fraction: should be greater than or equal to 0, not -0.1"),
+    "unknown policy": (
+        {"documents": {"on_bad": "ignore"}},
+        "documents.on_bad: should be 'error', 'skip' or 'replace', not 'ignore'",
+    ),
+    "unknown layout": ({"layout": "zip"}, "layout: should be 'auto', 'mmap', 'compact' or 'zarr2', not 'zip'"),
+    "no output": ({"output": REMOVED}, "output: Field required"),
+    "no sources": ({"source": REMOVED, "sources": []}, "sources: needs at least one item"),
+    "source and sources": ({"sources": [{"path": "x"}]}, "there are both 'source' and 'sources'"),
+    "sources that are no list": (
+        {"source": REMOVED, "sources": {"path": "x"}},
+        "'sources' is a list; a single one may be called 'source'",
+    ),
+    "source that is a string": ({"source": "x.jsonl"}, "source: should be a mapping of settings, not 'x.jsonl'"),
+    "neither path nor hub": ({"source": {"name": "a"}}, "source 'a' has neither of 'path' and 'hub'; give one"),
+    "both path and hub": (
+        {"source": {"path": "x", "hub": {"path": "a/b"}}},
+        "source 'source' has both of 'path' and 'hub'; give one",
+    ),
+    "two sources of one name": (
+        {"source": REMOVED, "sources": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]},
+        "two sources are named 'a'; give each a name of its own",
+    ),
+    "split twice": (
+        {"source": {"path": "x", "validation_split": "test"}, "validation_fraction": 0.1},
+        "names a validation_split, and validation_fraction is 0.1. Remove one of them",
+    ),
+    "credentials": (
+        {"source": {"path": "https://user:Tr0ub4dor@example.org/x"}},
+        "the URL of example.org carries credentials. Parameters are shown in plain text: use ambient credentials",
+    ),
+    "signed URL": (
+        {"source": {"path": "https://example.org/x?X-Amz-Signature=Tr0ub4dor"}},
+        "the URL of example.org is signed (X-Amz-Signature). Use ambient credentials instead",
+    ),
+    "chained URL": ({"source": {"path": "zip://a::s3://b/c.zip"}}, "chained URLs ('::') are not accepted; name the file itself"),
+    "unknown scheme": ({"source": {"path": "ftp://example.org/x"}}, "ftp:// is not known here; file, local, http, https, gs"),
+    "output to http": (
+        {"output": "https://example.org/x"},
+        "nothing can be written to http; name a directory or an object store",
+    ),
+    "up and down": ({"source": {"path": "/data/../etc"}}, "goes down and up again ('..'); write where it leads"),
+    "path of nothing": ({"source": {"path": " "}}, "' ' is not a path or URL"),
+    "output that cannot be": (
+        {"output": "/dev/null/out"},
+        "cannot write to output /dev/null/out: Not a directory. Choose another output",
+    ),
+    "output that is a file": (
+        lambda tmp: {"output": written(tmp / "file", "")},
+        "file: File exists. Choose another output",
+    ),
+    "output within the source": (
+        lambda tmp: {"source": {"path": str(tmp)}, "output": str(tmp / "out")},
+        "lie within each other. Keep them apart",
+    ),
+    "output within a source in a store": (
+        {"source": {"path": "s3://bucket"}, "output": "s3://bucket/out"},
+        "output s3://bucket/out and source s3://bucket lie within each other. Keep them apart",
+    ),
+    "source within the output": (
+        lambda tmp: {"source": {"path": str(tmp / "in.jsonl")}, "output": str(tmp)},
+        "lie within each other. Keep them apart",
+    ),
+    "nothing there": ({"source": {"path": "/nowhere/at/all"}}, "source 'source': there is nothing at /nowhere/at/all"),
+    "unknown tokenizer": ({"tokenizer": "gpt5"}, "there is no tokenizer 'gpt5'. Set tokenizer to one of gpt2,"),
+    "ranks without a pattern": (
+        lambda tmp: {"tokenizer": vocabulary(tmp)},
+        "holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern",
+    ),
+    "ranks without a byte": (
+        lambda tmp: {"tokenizer": {"name": vocabulary(tmp, without=7), "pattern": "gpt2"}},
+        "has no token for the byte 0x07; every byte needs one",
+    ),
+    "ids above 2^31-1": (
+        lambda tmp: {"tokenizer": {"name": vocabulary(tmp, highest=2**31), "pattern": "gpt2"}},
+        "line 257: token id 2147483648 is not one of 0 to 2147483647, which the format holds",
+    ),
+    "pattern that leaves out text": (
+        lambda tmp: {"tokenizer": {"name": vocabulary(tmp), "pattern": "gpt-2"}},
+        "pattern 'gpt-2' passes over a part of ' ', so that text would be lost. Set tokenizer.pattern",
+    ),
+    "pattern that is none": (
+        lambda tmp: {"tokenizer": {"name": vocabulary(tmp), "pattern": "((("}},
+        "cannot be used with pattern '((('",
+    ),
+    "no tokenizer file": (
+        {"tokenizer": "/nowhere/tokenizer.json"},
+        "cannot read the tokenizer /nowhere/tokenizer.json: No such file",
+    ),
+    "not a tokenizer.json": (
+        lambda tmp: {"tokenizer": written(tmp / "tokenizer.json", "{}")},
+        "is not a tokenizer.json that 'tokenizers'",
+    ),
+    "dropout": (
+        lambda tmp: {"tokenizer": tokenizer_json(tmp, dropout=0.1)},
+        "the model has dropout 0.1, so its tokens are random",
+    ),
+    "tokenizer.json with ids above 2^31-1": (
+        lambda tmp: {"tokenizer": tokenizer_json(tmp, vocab={"a": 2**31}, merges=[])},
+        "has token ids up to 2147483648, but the format holds 0 to 2147483647",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def two_seconds() -> float:
+    """As many as a process takes here that does no more than to import what a refusal needs, four times over: about two
+    seconds of a usual processor.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import flows.order, tiktoken, tokenizers"], cwd=ROOT, check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 4 * (used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime)
+
+
+@pytest.mark.parametrize(("change", "words"), CONFIGS.values(), ids=CONFIGS)
+def test_a_mistake_in_the_configuration_is_told_at_once_in_one_line(
+    tmp_path: Path, two_seconds: float, change: dict[str, Any] | Callable[[Path], dict[str, Any]], words: str
+) -> None:
+    """Before any work, by a status that is not 0, without a traceback and without any secret."""
+    (tmp_path / "in.jsonl").write_bytes(PLAIN)
+    whole = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in.jsonl")}, "tokenizer": "bytes"}
+    whole |= change(tmp_path) if callable(change) else change
+    done, seconds = command_line(tmp_path, yaml.safe_dump({key: value for key, value in whole.items() if value is not REMOVED}))
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("build failed: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Tr0ub4dor" not in done.stderr
+    assert done.stdout == ""
+    assert seconds < two_seconds
+    assert not (tmp_path / "out" / "versions").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("output: [", "is not YAML: "),
+        ("- output", "is not a mapping of settings"),
+        ("", "is not a mapping of settings"),
+        (
+            "output: x\nsource:\n  path: y\n  path: z\ntokenizer: bytes\n",
+            "config.yaml: the key 'path' is in line 3 and again in line 4",
+        ),
+        ("output: x\n" * 2, "config.yaml: the key 'output' is in line 1 and again in line 2; remove one"),
+        ('{"output": "x", "output": "x"}', "config.yaml: the key 'output' is in line 1 and again in line 1; remove one"),
+        ("[" * 100_000, "is nested too deep"),
+        ("output: x\nsource: {path: y\ntokenizer: bytes\n", "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)"),
+        ("1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n", "1: Keys should be strings"),
+        ("!!python/object/apply:os.system ['touch /tmp/owned']", "is not YAML: could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_at_once(tmp_path: Path, two_seconds: float, config: str, words: str) -> None:
+    done, seconds = command_line(tmp_path, config)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert words in done.stderr
+    assert seconds < two_seconds
+
+
+def test_a_bad_document_is_one_line_of_the_command_line_too(tmp_path: Path) -> None:
+    """Even one on which a parser would crash."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl(b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"))
+    config = yaml.safe_dump(
+        {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in.jsonl")}, "tokenizer": "bytes"}
+    )
+    done, _ = command_line(tmp_path, config)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Mend it, or set documents.on_bad to 'skip' "
+        "or 'replace'.\n"
+    )
+    done, _ = command_line(tmp_path, config, "--set", "documents.on_bad=skip")
+    assert done.returncode == 0
+    assert "3 read, 2 written, 1 skipped: malformed" in done.stdout

@@ -1,0 +1,577 @@
+"""Reading documents: parsers that agree, files that change, damage that is found and never ends the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tasks.text.documents
+from tasks.config import DocumentPolicy, Source
+from tasks.models import FileFormat, Slice, SourceFile
+from tasks.text.documents import Room, Tally, read_documents, stamp
+from tasks.text.slices import plan_slices
+
+ROOT = Path(__file__).parents[3]
+
+
+class Outcome(NamedTuple):
+    """All that comes of a file: documents as (text, key, row), and what was counted."""
+
+    documents: list[tuple[str, int, int]]
+    tally: Tally
+
+
+def source_file(path: Path, kind: FileFormat) -> SourceFile:
+    """A file as it is now: whatever changes it is seen."""
+    return SourceFile(
+        source=0,
+        name=path.name,
+        location=str(path),
+        size=path.stat().st_size,
+        sha256="0" * 64,
+        format=kind,
+        stamp=stamp(str(path)),
+    )
+
+
+def slice_of(path: Path, kind: FileFormat) -> Slice:
+    """A whole file of bytes as one slice."""
+    file = source_file(path, kind)
+    return Slice(file=file, start=0, stop=file.size, text_bytes=file.size)
+
+
+def read(part: Slice, source: Source, policy: DocumentPolicy) -> Outcome:
+    tally, documents = Tally(), []
+    for batch in read_documents(part, source, policy, tally):
+        documents += zip(batch.texts.to_pylist(), map(int, batch.keys), map(int, batch.rows), strict=True)
+    tally.skipped, tally.replaced = +tally.skipped, +tally.replaced
+    return Outcome(documents, tally)
+
+
+def read_bytes(path: Path, data: bytes, kind: FileFormat, on_bad: str = "error", **settings: Any) -> Outcome:
+    path.write_bytes(data)
+    policy = DocumentPolicy.model_validate({"on_bad": on_bad, **settings.pop("documents", {})})
+    return read(slice_of(path, kind), Source(path="x", **settings), policy)
+
+
+def in_a_child(script: str, *arguments: str) -> str:
+    """What a script prints, run where it may crash without taking the tests with it."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From then on, JSON lines are looked at one by one."""
+
+    def switch() -> None:
+        monkeypatch.setattr(tasks.documents, "_parse_fast", lambda block, source, limit, tally, id_type: (None, id_type))
+
+    return switch
+
+
+JSON_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+NESTED = st.recursive(st.none(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(JSON_TEXT, inner, max_size=2))
+OBJECTS = st.fixed_dictionaries(
+    {"text": JSON_TEXT},
+    optional={
+        "id": JSON_TEXT | st.integers(-5, 2**70),
+        "more": JSON_TEXT | st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | NESTED,
+    },
+)
+
+
+def as_line(value: Any, ascii_only: bool, spaces: bool) -> bytes:
+    return json.dumps(value, ensure_ascii=ascii_only, separators=None if spaces else (",", ":")).encode()
+
+
+LINES = st.one_of(
+    st.builds(as_line, OBJECTS, st.booleans(), st.booleans()),
+    st.sampled_from(
+        [
+            b"",
+            b" ",
+            b"\r",
+            b"{}",
+            b'{"text":"a"}\r',
+            b' {"text":"a"} ',
+            b'{"text":"a"}{"text":"b"}',
+            b'{"text":"a"} {"text":"b"}',
+            b'{"text":"a","more":{"x":1}',
+            b',"more":2}',
+            b'{"text":"a","text":"b"}',
+            b'{"id":1,"text":"a","id":"2"}',
+            b'{"text":"a","more":NaN}',
+            b'{"text":"a","more":-Infinity}',
+            b'{"text":"a","more":1e999}',
+            b'{"text":"a\tb"}',
+            b'{"text":"a\0b"}',
+            b'{"text":"a\\u0000b"}',
+            b'{"text":"\\ud800"}',
+            b'{"text":"a\\udfffb"}',
+            b'{"text":"\\ude00\\ud83d"}',
+            b'{"text":"\\ud83d\\ude00"}',
+            b'{"text":"\\udcc3\\udca9"}',
+            b'{"text":"\xff"}',
+            b'{"text":"\xe4\xb8"}',
+            b'{"text":"\xed\xa0\x80"}',
+            b'{"text":"a","more":"\xff\\ud800"}',
+            b'{"text":"a","\xff":1}',
+            b'{"text":"a","id":"\xff"}',
+            b'{"text":"a","id":"\\ud800"}',
+            b'{"text":"a","id":1.0}',
+            b'{"text":"a","id":-0}',
+            b'{"text":"a","id":null}',
+            b'{"text":"a","id":[1]}',
+            b'{"te\\u0078t":"a"}',
+            b'{"text":1}',
+            b'{"text":{"text":"a"}}',
+            b'["text"]',
+            b'"text"',
+            b"\xef\xbb\xbf",
+            b'\xef\xbb\xbf{"text":"a"}',
+            b'{"text":"a",}',
+            b"{'text':'a'}",
+            b'{"text":"a"} // more',
+        ]
+    ),
+)
+
+
+@given(
+    lines=st.lists(LINES, max_size=6), with_ids=st.booleans(), on_bad=st.sampled_from(["skip", "replace"]), cut=st.integers(0, 40)
+)
+@example(lines=[b'{"text":"a"}{"text":"b"}', b""], with_ids=False, on_bad="skip", cut=0)
+@example(lines=[b'{"text":"a","more":{"x":1}', b',"more":2}{"text":"b"}'], with_ids=False, on_bad="skip", cut=0)
+@example(lines=[b'{"text":"\xe4\xb8"}'], with_ids=False, on_bad="replace", cut=0)
+@example(lines=[b'{"text":"a"}', b'\xef\xbb\xbf{"text":"b"}'], with_ids=False, on_bad="skip", cut=0)
+def test_the_fast_parser_reads_what_the_slow_one_reads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slowly: Callable[[], None],
+    lines: list[bytes],
+    with_ids: bool,
+    on_bad: str,
+    cut: int,
+) -> None:
+    """Documents, keys, rows and counts; so what comes of a line does not depend on its neighbours, which choose the parser."""
+    data = b"\n".join(lines)[cut:]
+    settings: dict[str, Any] = {"id_column": "id"} if with_ids else {}
+    quickly = read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings)
+    with monkeypatch.context():
+        slowly()
+        assert read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings) == quickly
+        monkeypatch.undo()
+
+
+def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.documents, "_parse_lines", None)
+    data = b'{"text":"a","more":null}\r\n{"text":"} or null","more":[{"x":1}]}\n{"more":1,"text":"\\n"}'
+    assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == ["a", "} or null", "\n"]
+
+
+HOSTILE_LINES = {
+    "null": b'null\n{"text":"a"}\n',
+    "null behind a byte order mark": b"\xef\xbb\xbfnull\n",
+    "null between objects": b'{"text":"a"} null{"text":"b"}\n',
+    "null under a scalar": b'1\nnull\n{"text":"a"}\n',
+    "50,000 arrays": b'{"text":"a","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n",
+    "50,000 objects": b'{"text":"a","x":' + b'{"x":' * 50_000 + b"1" + b"}" * 50_000 + b"}\n",
+    "50,000 that are not closed": b"[" * 50_000 + b"\n",
+}
+
+
+def test_lines_that_crash_a_parser_are_bad_documents(tmp_path: Path) -> None:
+    for number, data in enumerate(HOSTILE_LINES.values()):
+        (tmp_path / f"{number}").write_bytes(data)
+    script = """
+import json, sys
+from pathlib import Path
+from tests.tasks.text.test_documents import read_bytes
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    outcome = read_bytes(path, path.read_bytes(), "jsonl", "skip")
+    print(json.dumps([[text for text, _, _ in outcome.documents], dict(outcome.tally.skipped)]))
+"""
+    found = dict(zip(HOSTILE_LINES, map(json.loads, in_a_child(script, str(tmp_path)).splitlines()), strict=True))
+    assert found == {
+        "null": [["a"], {"wrong_type": 1}],
+        "null behind a byte order mark": [[], {"wrong_type": 1}],
+        "null between objects": [[], {"malformed": 1}],
+        "null under a scalar": [["a"], {"wrong_type": 2}],
+        "50,000 arrays": [[], {"malformed": 1}],
+        "50,000 objects": [[], {"malformed": 1}],
+        "50,000 that are not closed": [[], {"malformed": 1}],
+    }
+
+
+FLIP_BITS = """
+import os, sys
+from collections import Counter
+from pathlib import Path
+from tests.tasks.text.test_documents import read_all
+
+path, kind, begin, end, step = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
+good, expected = path.read_bytes(), read_all(path, kind)
+
+def outcome(position):
+    data = bytearray(good)
+    data[position // 8] ^= 1 << position % 8
+    path.write_bytes(data)
+    try:
+        found = read_all(path, kind)
+    except ValueError:
+        return b"refused"
+    except BaseException:
+        return b"traceback"
+    return b"same" if found == expected else b"other" if len(found) == len(expected) else b"lost"
+
+positions, seen = list(range(8 * begin, 8 * end, step)), []
+while len(seen) < len(positions):
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for position in positions[len(seen):]:
+            os.write(send, outcome(position) + b"\\n")
+        os._exit(0)
+    os.close(send)
+    with open(receive) as results:
+        seen += results.read().split()
+    if os.waitpid(child, 0)[1]:
+        seen.append("crash")
+path.write_bytes(good)
+print(repr(dict(Counter(seen))))
+"""
+
+
+def read_all(path: Path, kind: FileFormat) -> list[tuple[str, int, int]]:
+    source = Source(path="x", id_column="id")
+    slices = plan_slices(source_file(path, kind), source, 200)
+    return [d for part in slices for d in read(part, source, DocumentPolicy(on_bad="replace")).documents]
+
+
+def flip_bits(path: Path, kind: FileFormat, begin: int, end: int, step: int) -> dict[str, int]:
+    """How often one wrong bit of the bytes ``begin:end``, in every *step*-th place, made no difference, other documents, fewer,
+    or an error.
+    """
+    found = eval(in_a_child(FLIP_BITS, str(path), kind, str(begin), str(end), str(step)))
+    assert isinstance(found, dict)
+    return found
+
+
+FORTY = pa.table({"id": range(40), "text": [f"text {i} of forty texts" * (i % 5) for i in range(40)]})
+
+
+def test_every_wrong_bit_in_the_pages_of_a_parquet_file_with_checksums_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(FORTY, path, row_group_size=15, write_page_checksum=True, compression="zstd")
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    found = flip_bits(path, "parquet", 4, footer, 57)
+    assert set(found) <= {"same", "refused"}
+    assert found["refused"] > 80
+
+
+@pytest.mark.slow
+def test_no_wrong_bit_in_the_footer_of_a_parquet_file_loses_documents(tmp_path: Path) -> None:
+    """The footer has no checksum, so another type is possible, but not silence, and not the end of the process."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(FORTY, path, write_page_checksum=True, store_schema=False, write_statistics=False)
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    found = flip_bits(path, "parquet", footer, len(data), 1)
+    assert set(found) <= {"same", "other", "refused"}
+    assert found["refused"] > 500
+
+
+def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does behind some damaged page headers."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(FORTY, path, row_group_size=15)
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda *arguments, **settings: iter(list(whole(*arguments, **settings))[:-1])
+    )
+    with pytest.raises(ValueError, match=r"a.parquet\[0:1\]@0 cannot be read to its end: it ends after 0 of 3 rows"):
+        read_all(path, "parquet")
+
+
+IN_LITTLE_MEMORY = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+import tasks.text.documents
+from tests.tasks.text.test_documents import plan_slices, read_documents, source_file, DocumentPolicy, Source, Tally
+
+tasks.text.documents.BATCH_BYTES, tasks.text.documents.LARGEST_BATCH = 1 << 20, 8 << 20
+path = Path(sys.argv[1])
+source = Source(path="x", id_column=sys.argv[2] or None)
+before, documents, size, largest = pa.total_allocated_bytes(), 0, 0, 0
+for part in plan_slices(source_file(path, path.suffix[1:]), source, 1 << 30):
+    for batch in read_documents(part, source, DocumentPolicy(), Tally()):
+        documents += len(batch.texts)
+        size += batch.texts.nbytes
+        largest = max(largest, batch.texts.nbytes)
+print(json.dumps([documents, size, largest, pa.default_memory_pool().max_memory() - before]))
+"""
+
+
+def write_parquet(path: Path, texts: pa.Array | list[str], **options: Any) -> Path:
+    pq.write_table(pa.table({"text": texts, "other": texts}), path, **options)
+    return path
+
+
+def write_arrow(path: Path, texts: pa.Array) -> Path:
+    with pa.ipc.new_file(str(path), pa.schema([("text", texts.type)])) as writer:
+        writer.write_batch(pa.record_batch([texts], ["text"]))
+    return path
+
+
+LONG = "text " * 20_000
+MANY = 1500
+
+
+def of_a_dictionary(short: int) -> pa.DictionaryArray:
+    """One long text over and over again, behind some short ones."""
+    places = pa.array([*range(1, short + 1), *[0] * (MANY - short)], pa.int32())
+    return pa.DictionaryArray.from_arrays(places, pa.array([LONG, *(f"short {i}" for i in range(short))]))
+
+
+def views() -> pa.Array:
+    """As many views of one text."""
+    view = len(LONG).to_bytes(4, "little") + LONG[:4].encode() + bytes(8)
+    return pa.Array.from_buffers(pa.string_view(), MANY, [None, pa.py_buffer(view * MANY), pa.py_buffer(LONG.encode())])
+
+
+SMALL_IN_THE_FILE: dict[str, Callable[[Path], Path]] = {
+    "dictionary": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0), store_schema=False),
+    "dictionary behind short texts": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(600), store_schema=False),
+    "dictionary by its type too": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0)),
+    "dictionary in other pages": lambda path: write_parquet(
+        path / "a.parquet", of_a_dictionary(10), store_schema=False, data_page_version="2.0", compression="zstd"
+    ),
+    "what the text before has": lambda path: write_parquet(
+        path / "a.parquet", [LONG] * MANY, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY"
+    ),
+    "packed pages": lambda path: write_parquet(
+        path / "a.parquet", [LONG] * MANY, use_dictionary=False, compression="zstd", write_batch_size=20
+    ),
+    "Arrow dictionary": lambda path: write_arrow(path / "a.arrow", of_a_dictionary(0)),
+    "Arrow views": lambda path: write_arrow(path / "a.arrow", views()),
+}
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@pytest.mark.parametrize("make", SMALL_IN_THE_FILE.values(), ids=SMALL_IN_THE_FILE)
+def test_a_small_file_that_stands_for_much_text_takes_little_memory(
+    tmp_path: Path, make: Callable[[Path], Path], with_ids: bool
+) -> None:
+    """A hundred megabytes of text from some hundred kilobytes, by a reader that is allowed eight megabytes at a time."""
+    path = make(tmp_path)
+    assert path.stat().st_size < 2_000_000
+    id_column = "" if not with_ids else "text" if path.suffix == ".arrow" else "other"
+    documents, size, largest, peak = json.loads(in_a_child(IN_LITTLE_MEMORY, str(path), id_column))
+    assert documents == MANY
+    assert size > 85_000_000
+    assert largest < 2_000_000
+    assert peak < 40_000_000
+
+
+def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ["x" * 1000] * 1000, use_dictionary=False, compression="zstd")
+    monkeypatch.setattr(tasks.documents, "LARGEST_PAGE", 1 << 19)
+    with pytest.raises(
+        ValueError,
+        match=r"^a.parquet: a page of column 'text' has 1,00\d,\d+ bytes when it is unpacked; 524,288 are allowed. Write the "
+        r"file with smaller pages, or raise documents.max_bytes.$",
+    ):
+        read_all_of(path, DocumentPolicy(max_bytes=1 << 18))
+    assert read_all_of(path, DocumentPolicy(max_bytes=1 << 20)) == 1000
+
+
+def read_all_of(path: Path, policy: DocumentPolicy) -> int:
+    source = Source(path="x")
+    return sum(len(read(part, source, policy).documents) for part in plan_slices(source_file(path, "parquet"), source, 1 << 30))
+
+
+def test_headers_of_pages_that_cannot_be_read_make_batches_small_not_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the pages is the library's to say."""
+
+    def unreadable(file: Any, start: int, rows: int) -> Any:
+        raise ValueError
+
+    path = write_parquet(tmp_path / "a.parquet", [f"text {i}" for i in range(1000)], row_group_size=300)
+    monkeypatch.setattr(tasks.documents, "pages_of", unreadable)
+    monkeypatch.setattr(tasks.documents, "LARGEST_BATCH", 10_000)
+    assert read_all_of(path, DocumentPolicy()) == 1000
+
+
+def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone() -> None:
+    room, entered, order = Room(10), threading.Event(), []
+
+    def large() -> None:
+        with room.taken(100):
+            order.append("large")
+
+    with room.taken(6):
+        with room.taken(4):
+            entered.set()
+        thread = threading.Thread(target=large)
+        thread.start()
+        order.append("small ones are done")
+    thread.join()
+    assert entered.is_set()
+    assert order == ["small ones are done", "large"]
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path: Path, type_: pa.DataType) -> None:
+    """Arrow files have no checksums, so other text is possible; offsets that lead astray are found."""
+    path = tmp_path / "a.arrow"
+    text = FORTY.column("text").combine_chunks()
+    column = text.dictionary_encode() if pa.types.is_dictionary(type_) else text.cast(type_)
+    table = FORTY.set_column(1, "text", column)
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    found = flip_bits(path, "arrow", 0, path.stat().st_size, 89)
+    assert set(found) <= {"same", "other", "lost", "refused"}
+    assert found["refused"] > 50
+
+
+def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(FORTY, path, row_group_size=15)
+    data = path.read_bytes()
+    for length in range(4, len(data), 101):
+        path.write_bytes(data[:length])
+        with pytest.raises(ValueError, match=r"a.parquet cannot be read as parquet: "):
+            read_all(path, "parquet")
+
+
+def test_what_is_not_unicode_becomes_one_replacement_character_a_fault(tmp_path: Path) -> None:
+    """Each lone surrogate and each sequence of bytes that begins a character and does not end it, as Python replaces them."""
+    data = b"""{"text":"a\\ud800b"}
+{"text":"\\udc00\\ud800"}
+{"text":"\\udcc3\\udca9"}
+{"text":"\xff\xfe"}
+{"text":"\xe4\xb8z"}
+{"text":"\\ufffd"}
+"""
+    outcome = read_bytes(tmp_path / "a.jsonl", data, "jsonl", "replace")
+    assert [text for text, _, _ in outcome.documents] == ["a�b", "��", "��", "��", "�z", "�"]
+    assert outcome.tally.replaced == {"invalid_unicode": 5}
+
+
+@pytest.mark.parametrize("data", [b'{"text":"%s"}\n', b"%s"], ids=["jsonl", "text"])
+def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(tasks.documents, "BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr(tasks.documents, "LONGEST_LINE", 1 << 18)
+    kind: FileFormat = "jsonl" if b"{" in data else "text"
+    path = tmp_path / "a"
+    path.write_bytes(data % (b"x" * (32 << 20)) + b"#" * 3 + data % b"last")
+    if kind == "jsonl":
+        path.write_bytes(path.read_bytes().replace(b"###", b""))
+    part, source = slice_of(path, kind), Source(path="x", document_separator="###" if kind == "text" else None)
+    tracemalloc.start()
+    try:
+        outcome = read(part, source, DocumentPolicy(on_bad="skip", max_bytes=1 << 17))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [(text, row) for text, _, row in outcome.documents] == [("last", 1)]
+    assert (outcome.tally.read, outcome.tally.skipped) == (2, {"too_long": 1})
+    assert peak < 2 << 20
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+def test_whether_a_document_is_too_long_does_not_depend_on_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """The text decides, up to lines of twice the cap; longer ones are not looked into."""
+    monkeypatch.setattr(tasks.documents, "BATCH_BYTES", block)
+    monkeypatch.setattr(tasks.documents, "LONGEST_LINE", 0)
+    lines = [
+        b'{"text":"%s"}' % (b"x" * 40),  # 51 bytes: the text is as long as allowed
+        b'{"text":"%s"}' % (b"x" * 41),
+        b'{"text":"%s"}' % (b"x" * 69),  # 80 bytes
+        b'{"text":"a","more":"%s"}' % (b"x" * 58),  # 80 bytes, but little text
+        b'{"text":"a","more":"%s"}' % (b"x" * 59),  # 81 bytes
+        b'{"text":"last"}',
+    ]
+    outcome = read_bytes(tmp_path / "a.jsonl", b"\n".join(lines), "jsonl", "skip", documents={"max_bytes": 40})
+    assert [(len(text), row) for text, _, row in outcome.documents] == [(40, 0), (1, 3), (4, 5)]
+    assert outcome.tally.skipped == {"too_long": 3}
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_texts_between_separators_are_too_long_by_their_own_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(tasks.documents, "BATCH_BYTES", block)
+    data = b"a" + b"##" + b"x" * 20 + b"##" + b"y" * 21 + b"##" + b"" + b"##" + b"z" * 50
+    settings: dict[str, Any] = {"document_separator": "##", "documents": {"max_bytes": 20}}
+    outcome = read_bytes(tmp_path / "a.txt", data, "text", "skip", **settings)
+    assert [(text, row) for text, _, row in outcome.documents] == [("a", 0), ("x" * 20, 1), ("", 3)]
+    assert outcome.tally.skipped == {"too_long": 2}
+
+
+def change(path: Path) -> None:
+    """Other bytes, as many as before, and the times of before."""
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"text", b"TEXT"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("meddle", [change, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
+@pytest.mark.parametrize("kind", ["jsonl", "text", "csv", "parquet"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileFormat, meddle: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(tasks.documents, "BATCH_BYTES", 64)
+    path = tmp_path / "a"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": [f"text {i}" for i in range(100)]}), path, use_dictionary=False)
+    else:
+        template = '{"text":"text %d"}' if kind == "jsonl" else "text %d"
+        path.write_text("text\n" + "\n".join(template % i for i in range(100)))
+    source = Source(path="x", document_separator="\n" if kind == "text" else None)
+    (part,) = plan_slices(source_file(path, kind), source, 1 << 20)
+    policy = DocumentPolicy(on_bad="skip")
+    batches = read_documents(part, source, policy, Tally())
+    next(batches)
+    meddle(path)
+    with pytest.raises(ValueError, match=r"^a changed while the build read it. Run the build again when the file is complete.$"):
+        list(batches)
+    with pytest.raises(ValueError, match="changed while the build read it"):
+        next(read_documents(part, source, policy, Tally()))
+
+
+@pytest.mark.parametrize("length", [0, 5, 30])
+@pytest.mark.parametrize("max_bytes", [1, 1000])
+def test_a_file_shorter_than_its_slice_is_an_error_not_a_wait(tmp_path: Path, length: int, max_bytes: int) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * 60)
+    part = slice_of(path, "jsonl")
+    os.truncate(path, length)
+    part = part.model_copy(update={"file": part.file.model_copy(update={"stamp": ()})})
+    with pytest.raises(ValueError, match=r"a.jsonl\[0:60\] cannot be read to its end: it ends \d+ bytes before its length"):
+        read(part, Source(path="x"), DocumentPolicy(on_bad="skip", max_bytes=max_bytes))

@@ -1,0 +1,174 @@
+"""What page headers tell of a Parquet file, compared with what the library decodes from it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.text.pages import Page, batch_lengths, common_lengths, pages_of
+
+
+def header(*fields: bytes) -> bytes:
+    """A page header of thrift's compact protocol, from the bytes of its fields."""
+    return b"".join(fields) + b"\0"
+
+
+# Field 1 is the kind, 2 the size, 3 the stored size, 5 and 7 the headers of data and dictionary pages; integers are doubled.
+DICTIONARY_OF_3_ENTRIES_IN_100_BYTES = header(b"\x15\x04", b"\x15\xc8\x01", b"\x15\x14", b"\x4c\x15\x06\x15\x00\x00") + bytes(10)
+DATA_OF_4_PLACES_IN_IT = header(b"\x15\x00", b"\x15\x0c", b"\x15\x0c", b"\x2c\x15\x08\x15\x10\x15\x06\x15\x06\x00") + bytes(6)
+DATA_OF_2_PLAIN_VALUES = header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", b"\x2c\x15\x04\x15\x00\x15\x06\x15\x06\x00") + bytes(5)
+
+
+def test_headers_by_the_letter_of_the_format() -> None:
+    data = b"PAR1" + DICTIONARY_OF_3_ENTRIES_IN_100_BYTES + DATA_OF_4_PLACES_IN_IT + DATA_OF_2_PLAIN_VALUES
+    assert list(pages_of(io.BytesIO(data), 4, 6)) == [
+        Page(0, 0, 100, for_each_row=False),
+        Page(4, 133, 100, for_each_row=True),
+        Page(2, 20, 20, for_each_row=False),
+    ]
+
+
+TEXTS = [None if i % 11 == 5 else f"text number {i} " * (i % 9) for i in range(3000)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": True},
+        {"use_dictionary": True, "dictionary_pagesize_limit": 5000},
+        {"use_dictionary": False},
+        {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+        {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+        {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True},
+    ],
+)
+def test_pages_have_all_rows_and_at_most_what_they_say(
+    tmp_path: Path, version: str, compression: str, options: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": pa.array(TEXTS, pa.string())})
+    settings = {"row_group_size": 1000, "data_page_size": 4000, "write_batch_size": 50, "compression": compression}
+    pq.write_table(table, path, data_page_version=version, **settings, **options)
+    lengths = [len(text or "") for text in TEXTS]
+    with pq.ParquetFile(path) as parquet, path.open("rb") as file:
+        for group in range(3):
+            chunk = parquet.metadata.row_group(group).column(0)
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            pages = list(pages_of(file, start, 1000))
+            assert sum(page.rows for page in pages) == 1000
+            assert len(pages) >= 2
+            at = group * 1000
+            for page in pages:
+                of_page = lengths[at : at + page.rows]
+                at += page.rows
+                if page.for_each_row:
+                    assert max(of_page) <= page.most_bytes
+                elif page.rows:
+                    assert sum(of_page) <= page.most_bytes
+            if not any(page.for_each_row for page in pages):
+                assert sum(lengths[group * 1000 : at]) == pytest.approx(sum(page.about_bytes for page in pages), rel=0.1)
+
+
+def test_more_rows_than_there_are_and_other_kinds_of_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match="have 4 rows or more, not 3"):
+        list(pages_of(io.BytesIO(DATA_OF_4_PLACES_IN_IT), 0, 3))
+    with pytest.raises(ValueError, match="damaged"):
+        list(pages_of(io.BytesIO(DATA_OF_4_PLACES_IN_IT), 0, 5))
+    with pytest.raises(ValueError, match="of kind 5"):
+        list(pages_of(io.BytesIO(header(b"\x15\x0a", b"\x15\x0c", b"\x15\x0c")), 0, 1))
+
+
+def test_long_statistics_are_passed_over() -> None:
+    """A header may be longer than what is read at first."""
+    long = b"x" * 100_000
+    statistics = b"\x5c\x18" + b"\xa0\x8d\x06" + long + b"\0"
+    data = header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", b"\x2c\x15\x04\x15\x00\x15\x06\x15\x06" + statistics + b"\0") + bytes(5)
+    assert list(pages_of(io.BytesIO(data), 0, 2)) == [Page(2, 20, 20, for_each_row=False)]
+
+
+@given(data=st.binary(max_size=200), start=st.integers(0, 50))
+def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data: bytes, start: int) -> None:
+    try:
+        pages = list(pages_of(io.BytesIO(data), start, 10))
+    except ValueError:
+        return
+    assert sum(page.rows for page in pages) == 10
+
+
+@given(flips=st.lists(st.tuples(st.integers(0, 100), st.integers(1, 255)), max_size=3))
+def test_headers_with_wrong_bytes_are_an_error_or_others(flips: list[tuple[int, int]]) -> None:
+    data = bytearray(DICTIONARY_OF_3_ENTRIES_IN_100_BYTES + DATA_OF_4_PLACES_IN_IT + DATA_OF_2_PLAIN_VALUES)
+    for at, change in flips:
+        data[at % len(data)] ^= change
+    try:
+        pages = list(pages_of(io.BytesIO(bytes(data)), 0, 6))
+    except ValueError:
+        return
+    assert sum(page.rows for page in pages) == 6
+
+
+@pytest.mark.parametrize(
+    ("pages", "lengths"),
+    [
+        ([], []),
+        ([Page(0, 0, 9, False)], []),
+        ([Page(10, 40, 40, False)] * 5, [20, 20, 10]),  # two pages come to about 100 bytes, the third goes over
+        ([Page(10, 400, 400, False)], [3, 3, 3, 1]),  # a large page in parts
+        ([Page(10, 10, 300, True)], [3, 3, 3, 1]),  # each row may have 300 of the 1000 bytes
+        ([Page(3, 1, 5000, True)], [1, 1, 1]),  # each row may have more than all
+        ([Page(10, 40, 40, False), Page(10, 10, 300, True)], [13, 3, 3, 1]),
+        ([Page(100, 0, 0, True)], [50, 50]),  # never more than 50 rows
+    ],
+)
+def test_batches_by_pages(pages: list[Page], lengths: list[int]) -> None:
+    assert list(batch_lengths(pages, about_bytes=100, most_bytes=1000, most_rows=50)) == lengths
+
+
+PAGES = st.lists(
+    st.builds(
+        Page,
+        rows=st.integers(0, 300),
+        about_bytes=st.integers(0, 2000),
+        most_bytes=st.integers(0, 2000),
+        for_each_row=st.booleans(),
+    )
+)
+
+
+@given(pages=PAGES)
+def test_batches_have_all_rows_and_stay_within_bounds(pages: list[Page]) -> None:
+    lengths = list(batch_lengths(pages, about_bytes=500, most_bytes=1500, most_rows=100))
+    assert sum(lengths) == sum(page.rows for page in pages)
+    assert all(0 < length <= 100 for length in lengths)
+    rows = [page for page in pages for _ in range(page.rows)]
+    at = 0
+    for length in lengths:
+        here = rows[at : at + length]
+        at += length
+        most = sum(page.most_bytes for page in here if page.for_each_row)
+        most += sum({id(page): page.most_bytes for page in here if not page.for_each_row}.values())
+        assert most <= 1500 or length == 1 or len({id(page) for page in here}) == 1
+
+
+@given(
+    cuts=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=10), min_size=1, max_size=3),
+)
+def test_common_lengths_end_wherever_one_of_the_columns_does(cuts: list[list[int]]) -> None:
+    total = min(map(sum, cuts))
+    columns = []
+    for lengths in cuts:  # all of them as long as the shortest
+        while sum(lengths) > total:
+            lengths = lengths[:-1] + ([lengths[-1] - 1] if lengths[-1] > 1 else [])
+        columns.append(lengths)
+    ends = {sum(lengths[: i + 1]) for lengths in columns for i in range(len(lengths))}
+    common = list(common_lengths([iter(lengths) for lengths in columns]))
+    assert {sum(common[: i + 1]) for i in range(len(common))} == ends

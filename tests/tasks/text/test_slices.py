@@ -1,0 +1,330 @@
+"""Cutting files into slices: every document once, whatever the size of a slice and of a block, with its row and its key."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tasks.text.documents
+import tasks.text.slices
+from flat_tokens.keys import document_keys
+from tasks.config import DocumentPolicy, Source
+from tasks.models import FileFormat, Slice, SourceFile
+from tasks.text.documents import Tally, read_documents
+from tasks.text.slices import MAX_CUTS_OF_A_ROW_GROUP, detect_format, plan_slices
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+class Document(NamedTuple):
+    """A document as a slice gives it, its row counted from the start of the file."""
+
+    text: str
+    key: int
+    row: int
+
+
+def source_file(path: Path, kind: FileFormat) -> SourceFile:
+    return SourceFile(source=0, name=path.name, location=str(path), size=path.stat().st_size, sha256="0" * 64, format=kind)
+
+
+def key_of(identity: str) -> int:
+    data = np.frombuffer(identity.encode(), np.uint8)
+    return int(document_keys(data, np.array([0, len(data)]))[0])
+
+
+def read_slices(slices: list[Slice], source: Source, policy: DocumentPolicy | None = None) -> list[Document]:
+    """The documents of slices that follow each other in a file."""
+    found, first_row = [], 0
+    for part in slices:
+        tally = Tally()
+        for batch in read_documents(part, source, policy or DocumentPolicy(), tally):
+            assert len(batch.texts) == len(batch.keys) == len(batch.rows)
+            rows = (int(row) + first_row for row in batch.rows)
+            found += map(Document, batch.texts.to_pylist(), map(int, batch.keys), rows)
+        first_row += tally.rows
+    return found
+
+
+def whole(path: Path, kind: FileFormat, source: Source, slice_bytes: int) -> list[Document]:
+    return read_slices(plan_slices(source_file(path, kind), source, slice_bytes), source)
+
+
+def documents(texts: list[str], ids: list[str] | None = None) -> list[Document]:
+    return [Document(text, key_of(ids[row] if ids else text), row) for row, text in enumerate(texts)]
+
+
+def write_parquet(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
+    pq.write_table(table, path, row_group_size=rows_at_a_time)
+
+
+def write_arrow_file(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows_at_a_time)
+
+
+def write_arrow_stream(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows_at_a_time)
+
+
+def write_csv(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\r\n" if rows_at_a_time % 2 else "\n", quoting=csv.QUOTE_ALL)
+        writer.writerow(table.column_names)
+        writer.writerows(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def write_jsonl(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
+    lines = [json.dumps(row, ensure_ascii=rows_at_a_time % 2 == 1) for row in table.to_pylist()]
+    path.write_bytes("\n".join(lines).encode() + (b"\n" if rows_at_a_time % 3 else b""))
+
+
+WRITERS: dict[str, tuple[FileFormat, Callable[[Path, pa.Table, int], None]]] = {
+    "parquet": ("parquet", write_parquet),
+    "arrow file": ("arrow", write_arrow_file),
+    "arrow stream": ("arrow", write_arrow_stream),
+    "csv": ("csv", write_csv),
+    "jsonl": ("jsonl", write_jsonl),
+}
+
+
+@pytest.fixture
+def blocks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Read files in blocks of so many bytes."""
+
+    def set_size(size: int) -> None:
+        monkeypatch.setattr(tasks.documents, "BATCH_BYTES", size)
+        monkeypatch.setattr(tasks.slices, "LOOK_BYTES", size)
+
+    return set_size
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@given(
+    texts=st.lists(TEXTS, max_size=12),
+    with_ids=st.booleans(),
+    slice_bytes=st.integers(1, 200),
+    block=st.integers(1, 80),
+    rows_at_a_time=st.integers(1, 8),
+)
+@example(texts=[], with_ids=True, slice_bytes=1, block=1, rows_at_a_time=1)
+@example(texts=["", "", ""], with_ids=False, slice_bytes=1, block=1, rows_at_a_time=1)
+@example(texts=['"new\nlines", \r\n', "\0", "\ufeff", "a\x85b\u2028c"], with_ids=True, slice_bytes=1, block=3, rows_at_a_time=2)
+def test_every_document_comes_once_in_order_with_its_row_and_key(
+    tmp_path: Path,
+    blocks_of: Callable[[int], None],
+    kind: str,
+    texts: list[str],
+    with_ids: bool,
+    slice_bytes: int,
+    block: int,
+    rows_at_a_time: int,
+) -> None:
+    format_, write = WRITERS[kind]
+    path = tmp_path / "file"
+    ids = [f"id {i // 2}" for i in range(len(texts))]
+    write(path, pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), rows_at_a_time)
+    source = Source(path="x", id_column="id" if with_ids else None)
+    blocks_of(max(block, 13) if kind == "csv" else block)  # a header has to fit
+    assert whole(path, format_, source, slice_bytes) == documents(texts, ids if with_ids else None)
+
+
+@given(
+    data=st.text("ab-|é", max_size=60),
+    separator=st.sampled_from(["-", "--", "---", "-|-", "a-a", "|", "é", "\r\n"]),
+    slice_bytes=st.integers(1, 70),
+    block=st.integers(1, 20),
+    bom=st.booleans(),
+)
+@example(data="a-----b", separator="--", slice_bytes=2, block=1, bom=False)
+@example(data="a-a-a-a", separator="a-a", slice_bytes=3, block=2, bom=False)
+@example(data="--", separator="--", slice_bytes=1, block=1, bom=True)
+@example(data="a|bbbb", separator="|", slice_bytes=99, block=1, bom=False)
+def test_texts_are_cut_at_separators_from_left_to_right(
+    tmp_path: Path,
+    blocks_of: Callable[[int], None],
+    data: str,
+    separator: str,
+    slice_bytes: int,
+    block: int,
+    bom: bool,
+) -> None:
+    """As ``str.split`` does, but that a separator at the very end ends the last document; also across slices and blocks."""
+    path = tmp_path / "file.txt"
+    path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + data.encode())
+    expected = data.split(separator)
+    if not expected[-1]:
+        expected.pop()
+    blocks_of(block)
+    found = whole(path, "text", Source(path="x", document_separator=separator), slice_bytes)
+    assert found == documents(expected)
+
+
+def test_a_text_without_a_separator_is_one_document(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes("one\r\n\r\n\0two é".encode())
+    blocks_of(3)
+    assert whole(path, "text", Source(path="x"), 4) == documents(["one\r\n\r\n\0two é"])
+
+
+def test_slices_of_about_the_wanted_size_cover_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b'{"text":"0123456789"}\n' * 1000)  # 22 bytes each
+    slices = plan_slices(source_file(path, "jsonl"), Source(path="x"), 2200)
+    assert [(part.start, part.stop) for part in slices] == [(i * 2200, (i + 1) * 2200) for i in range(10)]
+
+
+def test_many_small_row_groups_share_a_slice(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    pq.write_table(pa.table({"text": ["sixteen bytes..."] * 3200}), path, row_group_size=100, use_dictionary=False)
+    slices = plan_slices(source_file(path, "parquet"), Source(path="x"), 17_000)  # 20 bytes a row as Parquet stores it
+    assert 3 <= len(slices) <= 5
+    assert [part.start for part in slices[1:]] == [part.stop for part in slices[:-1]]
+    assert (slices[0].start, slices[-1].stop) == (0, 32)
+
+
+def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    texts = [f"{i:0500}" for i in range(999)]
+    pq.write_table(pa.table({"text": ["before", *texts]}), path, use_dictionary=False)
+    source = Source(path="x")
+    slices = plan_slices(source_file(path, "parquet"), source, 1000)
+    assert len(slices) == MAX_CUTS_OF_A_ROW_GROUP
+    assert [part.rows for part in slices] == [(i * 125, (i + 1) * 125) for i in range(8)]
+    assert read_slices(slices, source) == documents(["before", *texts])
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "wanted", "expected"),
+    [
+        (b"PAR1....", "a.parquet", "auto", "parquet"),
+        (b"PAR1....", "a.jsonl", "auto", "parquet"),  # what it is, not what it is called
+        (b"ARROW1\0\0", "a", "auto", "arrow"),
+        (b"\xff\xff\xff\xff\x10\0\0\0", "a.bin", "auto", "arrow"),
+        (b'{"text": "a"}', "a", "auto", "jsonl"),
+        (b'\xef\xbb\xbf \n{"text": "a"}', "a.unknown", "auto", "jsonl"),
+        (b'{"text": "a"}', "a.json.gz", "auto", "jsonl"),
+        (b'{"text": "a"}', "a.txt", "auto", "text"),
+        (b"text\na\n", "A.CSV", "auto", "csv"),
+        (b"text\na\n", "a.tsv.zst", "auto", "csv"),
+        (b"anything", "a", "text", "text"),
+        (b"[not json]", "a.txt", "auto", "text"),
+    ],
+)
+def test_formats_are_told_by_content_then_setting_then_name(
+    tmp_path: Path, head: bytes, name: str, wanted: Any, expected: FileFormat
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(head)
+    assert detect_format(path, name, wanted) == expected
+
+
+def bad_row_files(tmp_path: Path) -> dict[str, tuple[Path, FileFormat, Source]]:
+    """Files of 40 documents, of which the 30th has a byte that is not Unicode."""
+    values = [b"document %d" % i if i != 30 else b"document \xff" for i in range(40)]
+    table = pa.table({"text": pa.array(values, pa.binary())})
+    paths = {name: tmp_path / name for name in ("parquet", "giant", "arrow", "jsonl", "csv", "text")}
+    pq.write_table(table, paths["parquet"], row_group_size=4)
+    pq.write_table(table, paths["giant"])
+    write_arrow_file(paths["arrow"], table, 4)
+    paths["jsonl"].write_bytes(b"".join(b'{"text":"%s"}\n' % value for value in values))
+    paths["csv"].write_bytes(b"text\n" + b"\n".join(values))
+    paths["text"].write_bytes(b"##".join(values))
+    source, separated = Source(path="x"), Source(path="x", document_separator="##")
+    return {
+        "parquet": (paths["parquet"], "parquet", source),
+        "giant": (paths["giant"], "parquet", source),
+        "arrow": (paths["arrow"], "arrow", source),
+        "jsonl": (paths["jsonl"], "jsonl", source),
+        "csv": (paths["csv"], "csv", source),
+        "text": (paths["text"], "text", separated),
+    }
+
+
+@pytest.mark.parametrize("name", ["parquet", "giant", "arrow", "jsonl", "csv", "text"])
+@pytest.mark.parametrize("slice_bytes", [60, 10_000])
+def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path: Path, name: str, slice_bytes: int) -> None:
+    path, kind, source = bad_row_files(tmp_path)[name]
+    slices = plan_slices(source_file(path, kind), source, slice_bytes)
+    assert (len(slices) > 1) == (slice_bytes == 60 and name != "csv")
+    with pytest.raises(ValueError, match=rf"{path.name}, row 30: the text is not valid UTF-8"):
+        read_slices(slices, source)
+
+
+@pytest.mark.parametrize("name", ["parquet", "giant", "arrow", "jsonl", "csv", "text"])
+def test_rows_count_what_was_skipped(tmp_path: Path, name: str) -> None:
+    path, kind, source = bad_row_files(tmp_path)[name]
+    found = read_slices(plan_slices(source_file(path, kind), source, 60), source, DocumentPolicy(on_bad="skip"))
+    assert [(document.text, document.row) for document in found] == [(f"document {i}", i) for i in range(40) if i != 30]
+
+
+def test_rows_of_jsonl_are_its_lines_blank_ones_too(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b'\n{"text":"a"}\n \r\n\n{"text":"b"}\n{"text":"c"}')
+    for slice_bytes in (1, 15, 99):
+        assert [(d.text, d.row) for d in whole(path, "jsonl", Source(path="x"), slice_bytes)] == [("a", 1), ("b", 4), ("c", 5)]
+
+
+def test_rows_of_csv_are_its_records_not_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    path.write_bytes(b'id,text\n\n1,"a\n\nb"\n\n2,c\n3,"d ""e"""\n')
+    assert [(d.text, d.row) for d in whole(path, "csv", Source(path="x"), 9)] == [("a\n\nb", 0), ("c", 1), ('d "e"', 2)]
+
+
+def test_tsv_files_are_cut_at_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "file.tsv"
+    path.write_bytes(b"id\ttext\n1\ta, b\n")
+    assert [d.text for d in whole(path, "csv", Source(path="x"), 9)] == ["a, b"]
+
+
+def test_a_row_of_csv_may_be_longer_than_a_block(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
+    path = tmp_path / "file.csv"
+    path.write_bytes(b'text\na\n"' + b"b\n" * 500 + b'"\nc\n')
+    blocks_of(16)
+    assert [d.text for d in whole(path, "csv", Source(path="x"), 9)] == ["a", "b\n" * 500, "c"]
+
+
+def test_integers_and_their_digits_are_the_same_id(tmp_path: Path) -> None:
+    """In one file or in several, of whatever formats."""
+    source = Source(path="x", id_column="id")
+    pq.write_table(pa.table({"id": pa.array([7, -1], pa.int32()), "text": ["a", "b"]}), tmp_path / "ids.parquet")
+    (tmp_path / "numbers.jsonl").write_text('{"id": 7, "text": "a"}\n{"id": -1, "text": "b"}\n')
+    (tmp_path / "mixed.jsonl").write_text('{"id": "7", "text": "a"}\n{"id": -1, "text": "b"}\n')
+    (tmp_path / "ids.csv").write_text("id,text\n7,a\n-1,b\n")
+    expected = documents(["a", "b"], ["7", "-1"])
+    for name, kind in (("ids.parquet", "parquet"), ("numbers.jsonl", "jsonl"), ("mixed.jsonl", "jsonl"), ("ids.csv", "csv")):
+        assert whole(tmp_path / name, kind, source, 1000) == expected, name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_one_column_may_be_text_and_id(tmp_path: Path, kind: str) -> None:
+    format_, write = WRITERS[kind]
+    write(tmp_path / "file", pa.table({"text": ["a", "b"]}), 1)
+    assert whole(tmp_path / "file", format_, Source(path="x", id_column="text"), 1) == documents(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int8(), pa.string())], ids=str
+)
+def test_text_of_any_arrow_type_is_the_same_text(tmp_path: Path, type_: pa.DataType) -> None:
+    texts = ["one", "", "zwei é", "one", "longer than twelve bytes, so not inline"]
+    column = pa.array(texts).dictionary_encode().cast(type_) if pa.types.is_dictionary(type_) else pa.array(texts).cast(type_)
+    table = pa.table({"text": column})
+    write_arrow_file(tmp_path / "a", table, 2)
+    assert whole(tmp_path / "a", "arrow", Source(path="x"), 10) == documents(texts)
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    (tmp_path / "p").write_bytes(sink.getvalue())
+    assert whole(tmp_path / "p", "parquet", Source(path="x"), 10) == documents(texts)

@@ -1,0 +1,436 @@
+"""Tokenizers: known ids, engines that agree on awkward texts, engines that lie, and files that are no tokenizers."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.tokenize.tokenizers
+from tasks.config import TokenizerConfig
+from tasks.tokenize.engines import (
+    Encode,
+    Engine,
+    Tokenizer,
+    Tokens,
+    UnencodableError,
+    awkward_texts,
+    engine_of,
+    first_difference,
+    large_string_array,
+    may_use_fast_engine,
+    text_buffers,
+)
+from tasks.tokenize.tokenizers import load_tokenizer
+
+DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
+REAL = ["gpt2", "r50k_base", "cl100k_base", "o200k_base"]
+SPECIAL = "<|endoftext|><|endofprompt|><|fim_prefix|><|im_start|></s><pad>[MASK]"
+
+
+def load(name: str, vocabularies: Callable[[], Path]) -> Tokenizer:
+    """A tokenizer by name; the demo's needs no vocabulary from elsewhere."""
+    if name == "demo":
+        return load_tokenizer(TokenizerConfig(name=str(DEMO)))
+    vocabularies()
+    return load_tokenizer(TokenizerConfig(name=name))
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Callable[[], Path]:
+    """The real vocabularies, asked for only where they are needed."""
+    return lambda: request.getfixturevalue("vocabularies")
+
+
+def lists(encode: Encode, texts: pa.LargeStringArray) -> list[list[int]]:
+    ids, offsets = encode(texts)
+    assert ids.dtype == np.uint32
+    assert (offsets[0], offsets[-1], len(offsets)) == (0, len(ids), len(texts) + 1)
+    return [ids[begin:end].tolist() for begin, end in pairwise(offsets)]
+
+
+def fast(tokenizer: Tokenizer) -> Encode:
+    assert tokenizer.make_fast is not None
+    return tokenizer.make_fast()
+
+
+def ranks(**changes: int) -> dict[bytes, int]:
+    """A vocabulary of all bytes and a few merges."""
+    tokens = [bytes([value]) for value in range(256)] + [b"he", b"ll", b"hell", b"hello", b" w"]
+    return {token: rank for rank, token in enumerate(tokens)} | {token.encode(): rank for token, rank in changes.items()}
+
+
+def write_ranks(path: Path, vocabulary: dict[bytes, int]) -> Path:
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in vocabulary.items()))
+    return path
+
+
+def word_level(path: Path, **model: Any) -> Path:
+    """A tokenizer.json that knows two words and nothing of any others."""
+    definition = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    vocabulary = {"one": 0, "two": 1}
+    path.write_text(json.dumps({**definition, "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "?", **model}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("bytes", "hé\0", [105, 196, 170, 1]),
+        ("gpt2", "hello world", [31373, 995]),
+        ("r50k_base", "hello world", [31373, 995]),
+        ("cl100k_base", "hello world", [15339, 1917]),
+        ("o200k_base", "hello world", [24912, 2375]),
+    ],
+)
+def test_known_texts_have_known_ids(shared: Callable[[], Path], name: str, text: str, ids: list[int]) -> None:
+    tokenizer = load(name, shared) if name != "bytes" else load_tokenizer(TokenizerConfig(name="bytes"))
+    assert lists(tokenizer.reference, large_string_array(text)) == [ids]
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(("name", "highest"), [("bytes", 256), ("gpt2", 50255), ("cl100k_base", 100255), ("o200k_base", 199997)])
+def test_the_highest_id_is_that_of_the_vocabulary_without_special_tokens(
+    shared: Callable[[], Path], name: str, highest: int
+) -> None:
+    """No text gives a special token."""
+    tokenizer = load(name, shared) if name != "bytes" else load_tokenizer(TokenizerConfig(name="bytes"))
+    assert tokenizer.highest_id == highest
+
+
+@pytest.mark.parametrize("name", ["demo", *REAL])
+def test_engines_agree_on_awkward_texts_one_by_one_and_together(shared: Callable[[], Path], name: str) -> None:
+    tokenizer = load(name, shared)
+    one, texts = fast(tokenizer), list(awkward_texts())
+    together = large_string_array(*texts)
+    expected = lists(tokenizer.reference, together)
+    assert lists(one, together) == expected
+    assert [lists(one, large_string_array(text))[0] for text in texts] == expected
+    assert [tokenizer.decode(ids) for ids in expected] == texts
+
+
+@pytest.mark.parametrize("name", ["demo", "cl100k_base"])
+@given(texts=st.lists(st.text(st.characters(codec="utf-8")), max_size=6), first=st.integers(0, 3))
+def test_engines_agree_on_any_texts_and_on_any_part_of_an_array(
+    shared: Callable[[], Path], name: str, texts: list[str], first: int
+) -> None:
+    tokenizer = load(name, shared)
+    array = large_string_array(*texts)[first:]
+    expected = [lists(tokenizer.reference, large_string_array(text))[0] for text in texts[first:]]
+    assert lists(tokenizer.reference, array) == expected
+    assert lists(engine_of(tokenizer, True), array) == expected
+
+
+@pytest.mark.parametrize("name", ["bytes", "demo", *REAL])
+def test_the_text_of_a_special_token_is_ordinary_text(shared: Callable[[], Path], name: str) -> None:
+    tokenizer = load(name, shared) if name != "bytes" else load_tokenizer(TokenizerConfig(name="bytes"))
+    engines = [tokenizer.reference, *([fast(tokenizer)] if tokenizer.make_fast else [])]
+    for encode in engines:
+        (ids,) = lists(encode, large_string_array(SPECIAL))
+        assert len(ids) > 20
+        assert max(ids) <= tokenizer.highest_id
+        assert tokenizer.decode(ids) == SPECIAL
+
+
+def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path: Path) -> None:
+    """Also where its file lists them, pads, cuts, and adds tokens around each text."""
+    definition = json.loads(DEMO.read_text())
+    plain = load_tokenizer(TokenizerConfig(name=str(DEMO)))
+    special = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
+    size = plain.highest_id + 1
+    definition["added_tokens"] = [
+        *(token for token in definition["added_tokens"] if not token["special"]),
+        {"id": size, "content": "<|endoftext|>", **special},
+        {"id": size + 1, "content": "</s>", **special},
+    ]
+    definition["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    definition["padding"] = {
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": size,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": [size + 1], "tokens": ["</s>"]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(tmp_path)))
+    texts = large_string_array("one two three four five", "a <|endoftext|> b</s>", "")
+    expected = lists(plain.reference, texts)
+    assert lists(tokenizer.reference, texts) == expected
+    assert lists(fast(tokenizer), texts) == expected
+
+
+def test_a_tiktoken_file_is_the_encoding_of_its_ranks_and_pattern(vocabularies: Path, tmp_path: Path) -> None:
+    import tiktoken
+
+    path = write_ranks(tmp_path / "mine.tiktoken", tiktoken.get_encoding("cl100k_base")._mergeable_ranks)
+    named = load_tokenizer(TokenizerConfig(name=str(path), pattern="cl100k_base"))
+    spelled = load_tokenizer(TokenizerConfig(name=str(path), pattern=tasks.tokenize.tokenizers.CL100K))
+    original = load_tokenizer(TokenizerConfig(name="cl100k_base"))
+    assert named.digest == spelled.digest == original.digest
+    assert may_use_fast_engine(named, "auto", [])
+    texts = large_string_array(*awkward_texts())
+    assert lists(named.reference, texts) == lists(original.reference, texts)
+
+
+def test_the_digest_is_that_of_what_decides_the_tokens(tmp_path: Path) -> None:
+    """Not of the name, nor of the order of the lines; but of every rank and of the pattern."""
+
+    def digest(name: str, vocabulary: dict[bytes, int], pattern: str = "gpt2") -> str:
+        return load_tokenizer(TokenizerConfig(name=str(write_ranks(tmp_path / name, vocabulary)), pattern=pattern)).digest
+
+    first = digest("a.tiktoken", ranks())
+    assert digest("b.tiktoken", dict(reversed(ranks().items()))) == first
+    assert len({first, digest("c.tiktoken", ranks(he=300)), digest("d.tiktoken", ranks(), "cl100k_base")}) == 3
+
+
+def test_digests_are_the_same_for_ever() -> None:
+    """Another one would have everything tokenized again."""
+    bytes_ = "e921f272901f4e674e78db0e4b995ee3a25b2f481cf0848705f7e27ecf5e9b7c"
+    assert load_tokenizer(TokenizerConfig(name="bytes")).digest == bytes_
+    assert load_tokenizer(TokenizerConfig(name=str(DEMO))).digest == hashlib.sha256(DEMO.read_bytes()).hexdigest()
+
+
+def test_ids_may_have_gaps_and_go_up_to_what_the_format_holds(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "a.tiktoken", ranks(hello=2**31 - 1))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(path), pattern="gpt2"))
+    assert tokenizer.highest_id == 2**31 - 1
+    assert lists(tokenizer.reference, large_string_array("hello", "hell"))[0] == [2**31 - 1]
+    assert not may_use_fast_engine(tokenizer, "auto", [])
+
+
+def broken(tokenizer: Tokenizer, spoil: Callable[[Tokens], Tokens]) -> Tokenizer:
+    """A tokenizer whose fast engine gives something else than the reference."""
+    return Tokenizer(
+        name="broken",
+        digest=f"broken {id(spoil)}",
+        highest_id=tokenizer.highest_id,
+        reference=tokenizer.reference,
+        make_fast=lambda: lambda texts: spoil(tokenizer.reference(texts)),
+        decode=tokenizer.decode,
+    )
+
+
+def wrong_id(tokens: Tokens) -> Tokens:
+    """One id is another one, in texts of some length."""
+    ids = tokens.ids.copy()
+    ids[5000:5001] += 1
+    return Tokens(ids, tokens.offsets)
+
+
+def shifted(tokens: Tokens) -> Tokens:
+    """The right ids, but one text has a token of its neighbour."""
+    offsets = tokens.offsets.copy()
+    offsets[3:-1] += 1
+    return Tokens(tokens.ids, offsets)
+
+
+def fails(tokens: Tokens) -> Tokens:
+    raise RuntimeError("out of luck")
+
+
+@pytest.mark.parametrize("spoil", [wrong_id, shifted, fails])
+def test_a_fast_engine_that_differs_is_not_used_and_a_warning_says_so(
+    spoil: Callable[[Tokens], Tokens], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = broken(load_tokenizer(TokenizerConfig(name="bytes")), spoil)
+    assert may_use_fast_engine(tokenizer, "auto", ["a sample"]) is False
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "does not give the tokens of broken on " in record.message
+    assert "using the slower reference engine" in record.message
+    assert ("RuntimeError: out of luck" in record.message) == (spoil is fails)
+
+
+def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine may differ only on what this source holds; the warning shows the text."""
+
+    def spoil(tokens: Tokens) -> Tokens:
+        return Tokens(np.where(tokens.ids == ord("Q") + 1, np.uint32(0), tokens.ids), tokens.offsets)
+
+    tokenizer = broken(load_tokenizer(TokenizerConfig(name="bytes")), spoil)
+    texts = [text for text in awkward_texts() if "Q" not in text]
+    assert first_difference(texts, fast(tokenizer), tokenizer.reference) is None
+    assert first_difference([*texts, "a Q"], fast(tokenizer), tokenizer.reference) == "a Q"
+    assert first_difference(["Q" * 100], fast(tokenizer), tokenizer.reference) == "Q" * 57 + "..."
+    assert may_use_fast_engine(tokenizer, "auto", ["Such a Question"]) is False
+    assert "'Such a Question'" in caplog.text
+
+
+def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = broken(load_tokenizer(TokenizerConfig(name="bytes")), lambda tokens: tokens)
+    assert may_use_fast_engine(tokenizer, "auto", [])
+    assert not may_use_fast_engine(tokenizer, "reference", [])
+    assert not may_use_fast_engine(load_tokenizer(TokenizerConfig(name="bytes")), "auto", [])  # it has none
+    assert caplog.records == []
+
+
+def counting(made: list[int]) -> Tokenizer:
+    """A tokenizer that notes the thread of every fast engine that it makes."""
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+
+    def make_fast() -> Encode:
+        made.append(threading.get_ident())
+        return tokenizer.reference
+
+    return Tokenizer("counting", f"counting {id(made)}", 256, tokenizer.reference, make_fast, tokenizer.decode)
+
+
+def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    engine = Engine(counting(made), fast=True)
+    texts = large_string_array("text")
+
+    def work() -> None:
+        for _ in range(3):
+            assert lists(engine, texts) == [[117, 102, 121, 117]]
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3
+
+
+def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It remembers words without end: but only after a stretch of text, and never where memory is plenty."""
+    made: list[int] = []
+    engine = Engine(counting(made), fast=True)
+    texts = large_string_array("x" * 1000)
+    monkeypatch.setattr(tasks.tokenizers, "RENEW_AFTER_BYTES", 3500)
+    monkeypatch.setattr(tasks.tokenizers, "RESIDENT_LIMIT", 0)
+    for _ in range(8):
+        engine(texts)
+    assert len(made) == 2
+    monkeypatch.setattr(tasks.tokenizers, "RESIDENT_LIMIT", 1 << 60)
+    for _ in range(8):
+        engine(texts)
+    assert len(made) == 2
+
+
+def test_engines_are_shared_within_a_process_by_digest() -> None:
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    assert engine_of(tokenizer, False) is engine_of(tokenizer, False)
+    assert engine_of(tokenizer, False) is not engine_of(counting([]), False)
+    assert engine_of(tokenizer, True).name == "fast"
+
+
+def test_buffers_of_a_part_of_an_array_are_those_of_the_part() -> None:
+    data, offsets = text_buffers(large_string_array("one", "", "zwei")[1:])
+    assert bytes(data[offsets[0] : offsets[-1]]) == b"zwei"
+    assert np.diff(offsets).tolist() == [0, 4]
+    assert [len(part) for part in text_buffers(pa.array([], pa.large_string()))] == [0, 1]
+    assert large_string_array().to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "words"),
+    [
+        ({token: rank for token, rank in ranks().items() if token != b"\x07"}, "has no token for the byte 0x07"),
+        (ranks(more=2**31), r"line 262: token id 2147483648 is not one of 0 to 2147483647"),
+        (ranks(more=-5), "line 262: token id -5 is not one of 0 to"),
+        (ranks(more=7), r"line 262: token b'more' or its id 7 has been on a line before"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(tmp_path: Path, vocabulary: dict[bytes, int], words: str) -> None:
+    path = write_ranks(tmp_path / "a.tiktoken", vocabulary)
+    with pytest.raises(ValueError, match=f"^{path}.*{words}"):
+        load_tokenizer(TokenizerConfig(name=str(path), pattern="gpt2"))
+
+
+@pytest.mark.parametrize("pattern", ["gpt-2", "[a-z]+", r"\S+", "(?s:.{1,100})(?<=x)"])
+def test_a_pattern_that_leaves_out_text_is_refused(tmp_path: Path, pattern: str) -> None:
+    """Such as a mistyped name of an encoding, which is a valid pattern that matches nothing."""
+    path = write_ranks(tmp_path / "a.tiktoken", ranks())
+    with pytest.raises(ValueError, match=r"passes over a part of .*text would be lost. Set tokenizer.pattern .*gpt2, r50k_base"):
+        load_tokenizer(TokenizerConfig(name=str(path), pattern=pattern))
+
+
+def test_texts_that_an_engine_refuses_are_told_one_by_one_from_those_that_it_takes(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(word_level(tmp_path / "tokenizer.json"))))
+    engine, texts = Engine(tokenizer, fast=False), large_string_array("one two", "two three", "", "two")
+    with pytest.raises(UnencodableError, match="Missing"):
+        engine(texts)
+    first, refused, empty, last = engine.one_by_one(texts)
+    assert [tokens.ids.tolist() for tokens in (first, empty, last) if isinstance(tokens, Tokens)] == [[0, 1], [], [1]]
+    assert isinstance(refused, str)
+    assert re.search(r"^tokenizer '.*tokenizer.json' cannot encode the document \(Exception: .*Missing", refused)
+
+
+class Panic(BaseException):
+    """What the fault of a library in Rust is in Python: no Exception."""
+
+
+def test_what_makes_the_fast_engine_fail_is_left_to_the_reference() -> None:
+    """And the instance that failed is not used again."""
+    made = []
+
+    def make_fast() -> Encode:
+        made.append(True)
+
+        def encode(texts: pa.LargeStringArray) -> Tokens:
+            if "bad" in texts.to_pylist():
+                raise Panic("poisoned")
+            return tokenizer.reference(texts)
+
+        return encode
+
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    engine = Engine(dataclasses.replace(tokenizer, digest="panics", make_fast=make_fast), fast=True)
+    texts = large_string_array("a", "bad", "b")
+    with pytest.raises(UnencodableError, match="Panic: poisoned"):
+        engine(texts)
+    taken = [tokens for tokens in engine.one_by_one(texts) if isinstance(tokens, Tokens)]
+    assert [tokens.ids.tolist() for tokens in taken] == [[98], [99, 98, 101], [99]]
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_is_no_fault_of_the_text_is_not_taken_for_one(error: type[BaseException]) -> None:
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        raise error
+
+    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), reference=encode)
+    with pytest.raises(error):
+        Engine(tokenizer, fast=False)(large_string_array("a"))
+
+
+@pytest.mark.slow
+def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fast_one(vocabularies: Path) -> None:
+    """As far as the reference engine can tell, which takes shorter runs, the tokens are right."""
+    tokenizer = load_tokenizer(TokenizerConfig(name="o200k_base"))
+    texts = large_string_array(" " * 1_000_000, "a" * 1_000_000, "ok")
+    ids, offsets = Engine(tokenizer, fast=True)(texts)
+    assert tokenizer.decode(ids[: offsets[1]].tolist()) == " " * 1_000_000
+    spaces, letters, ok = Engine(tokenizer, fast=False).one_by_one(texts)
+    assert isinstance(spaces, str)
+    assert "Max stack size exceeded" in spaces
+    assert isinstance(letters, Tokens)
+    assert isinstance(ok, Tokens)
+    assert np.array_equal(ids[offsets[1] :], np.concatenate([letters.ids, ok.ids]))
+
+
+def test_loading_again_is_for_nothing(tmp_path: Path) -> None:
+    config = TokenizerConfig(name=str(DEMO))
+    assert load_tokenizer(config) is load_tokenizer(TokenizerConfig(name=str(DEMO)))
