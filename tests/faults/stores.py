@@ -41,9 +41,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
     for client in ("s3fs.core", "gcsfs.retry", "gcsfs.core", "aiobotocore.endpoint"):
         monkeypatch.setattr(importlib.import_module(client), "asyncio", _QuickAsyncio())
-    monkeypatch.setattr(flat_tokens.patience, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.patience, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
     for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
         monkeypatch.setattr(logging.getLogger(server), "disabled", True)
 

@@ -36,12 +36,12 @@ SEEDS = range(6)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
     quick = types.SimpleNamespace(sleep=lambda seconds: None)
-    monkeypatch.setattr(tasks.sources, "time", quick)
-    monkeypatch.setattr(tasks.hub, "time", quick)
-    for module in (tasks.sources, tasks.download):
+    monkeypatch.setattr(tasks.download.sources, "time", quick)
+    monkeypatch.setattr(tasks.download.hub, "time", quick)
+    for module in (tasks.download.sources, tasks.download.fetch):
         monkeypatch.setattr(module, "TIMEOUT", (10, 1.5))
-    monkeypatch.setattr(flat_tokens.patience, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
 
 
 @pytest.fixture

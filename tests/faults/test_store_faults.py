@@ -138,7 +138,7 @@ def test_builds_on_a_spoiled_store_are_those_on_a_disk(
 @pytest.mark.slow
 def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They go up in parts, of which each may be lost, and the last acknowledgement too."""
-    monkeypatch.setattr(flat_tokens.storage, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)  # the least that S3 takes
     store = Store.at(f"{bucket.url}/large", staging=str(tmp_path / "staging"))
     data = np.random.default_rng(0).bytes(12_000_000)
     for seed in range(3):
@@ -154,7 +154,7 @@ def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: 
 
 def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked again, the store knows of no such upload any more; begun anew, it becomes the same object."""
-    monkeypatch.setattr(flat_tokens.storage, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)
     store, data = Store.at(f"{bucket.url}/parts"), np.random.default_rng(1).bytes(11_000_000)
     parts, lost = [], []
 
@@ -213,7 +213,7 @@ def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
 @pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call hangs. The error names the object, and is one of those that another try may mend."""
-    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: "stall"
@@ -224,7 +224,7 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
 
 
 def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_tokens.storage, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store, faults = Store.at(f"{bucket.url}/out"), ["stall", "stall", "stall"]
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: faults.pop() if faults else None

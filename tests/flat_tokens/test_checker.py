@@ -276,7 +276,7 @@ def test_every_batch_passes_wherever_blocks_end(
     batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets") / "dataset"
     publish(root, in_small_objects(name), batch.encoded_tokens.tolist(), batch.seq_starts.tolist(), batch.max_token_id)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.manifest, "BLOCK_TOKENS", block)
+        patch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)
         verify(root, "full")
 
 
@@ -297,7 +297,7 @@ def test_every_single_change_is_found_wherever_blocks_end(
         starts[i] = entry
     publish(root, in_small_objects("mmap"), encoded, starts, batch.max_token_id)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.manifest, "BLOCK_TOKENS", block)
+        patch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)
         refused(root)
 
 

@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(flat_tokens.patience, "time", clock)
+    monkeypatch.setattr(flat_tokens.stores.retry, "time", clock)
     return clock
 
 

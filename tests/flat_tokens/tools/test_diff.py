@@ -214,8 +214,8 @@ def test_counts_are_those_of_multisets(
     """Documents without ids: what one has more often than the other. In however many parts they are compared."""
     a, b = open_corpus(dataset("a", a_train, a_validation)), open_corpus(dataset("b", b_train, b_validation))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.diff, "DOCUMENTS_AT_ONCE", at_once)
-        patch.setattr(flat_tokens.diff, "KEYS_AT_A_TIME", 2)
+        patch.setattr(flat_tokens.tools.diff, "DOCUMENTS_AT_ONCE", at_once)
+        patch.setattr(flat_tokens.tools.diff, "KEYS_AT_A_TIME", 2)
         found = compare_documents(a, b, 100)
     in_a, in_b = Counter(map(tuple, a_train + a_validation)), Counter(map(tuple, b_train + b_validation))
     assert (found["came"], found["went"], found["changed"]) == ((in_b - in_a).total(), (in_a - in_b).total(), 0)
@@ -239,7 +239,7 @@ def test_digests_are_the_formulas_and_do_not_depend_on_windows(sequences: list[l
 
     split = open_corpus(dataset("digests", sequences)).splits["train"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.diff, "windows", in_small_windows)
+        patch.setattr(flat_tokens.tools.diff, "windows", in_small_windows)
         found = [int(one) for block in token_digests(split) for one in block]
     assert found == [digest(sequence) for sequence in sequences]
 

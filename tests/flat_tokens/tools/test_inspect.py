@@ -52,7 +52,7 @@ def split_of(sequences: list[list[int]]) -> Any:
 @contextlib.contextmanager
 def in_windows_of(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.inspection, "windows", partial(windows, max_tokens=size))
+        patch.setattr(flat_tokens.tools.inspect, "windows", partial(windows, max_tokens=size))
         yield
 
 
@@ -212,7 +212,7 @@ def test_a_character_that_windows_cut_is_whole(tmp_path: Path, capsys: pytest.Ca
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text.encode()]])])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.inspection, "WINDOW_TOKENS", 4)
+        patch.setattr(flat_tokens.tools.inspect, "WINDOW_TOKENS", 4)
         assert main(show) == 0
         assert capsys.readouterr().out == text
         assert main([*show, "--color", "always"]) == 0

@@ -111,7 +111,7 @@ def test_every_document_is_read_again_as_the_build_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_bytes: int
 ) -> None:
     """Same key, same tokens, whichever way the file holds its rows."""
-    monkeypatch.setattr(flat_tokens.documents, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(flat_tokens.tools.sources, "BLOCK_BYTES", block_bytes)
     write, settings = FILES[name]
     write(tmp_path / name)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
@@ -165,7 +165,7 @@ def test_any_rows_of_a_text_file_are_what_stands_between_separators(
     if not pieces[-1]:
         pieces.pop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.documents, "BLOCK_BYTES", block_bytes)
+        patch.setattr(flat_tokens.tools.sources, "BLOCK_BYTES", block_bytes)
         file, source = file_and_source("pieces.txt", text.encode(), document_separator=separator)
         rows = read_rows(str(path), file, source, wanted)
     assert {i: row.text for i, row in rows.items()} == {i: pieces[i] for i in wanted if i < len(pieces)}

@@ -63,8 +63,8 @@ def counts_of(values: list[int]) -> Counts:
 @example([[2**31 - 1], [], [0, 2**31 - 1]], 1)
 def test_ids_and_lengths_are_counted_whatever_they_are(sequences: list[list[int]], window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.statistics, "COUNT_TOKENS", window)
-        patch.setattr(flat_tokens.statistics, "DENSE_VALUES", 2**12)
+        patch.setattr(flat_tokens.tools.stats, "COUNT_TOKENS", window)
+        patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", 2**12)
         counted = count(corpus_of(sequences), "train")
     ids = Counter(i for sequence in sequences for i in sequence)
     lengths = Counter(map(len, sequences))
@@ -78,8 +78,8 @@ def test_ids_and_lengths_are_counted_whatever_they_are(sequences: list[list[int]
 def test_a_tally_of_many_blocks_is_that_of_all_together(blocks: list[list[int]], dense: int, distinct: int) -> None:
     """Values above the dense ones are told apart up to a number of different ones; the rest is counted together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.statistics, "DENSE_VALUES", dense)
-        patch.setattr(flat_tokens.statistics, "DISTINCT_VALUES", distinct)
+        patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", dense)
+        patch.setattr(flat_tokens.tools.stats, "DISTINCT_VALUES", distinct)
         tally = Tally()
         for block in blocks:
             tally.add(np.array(block, np.int64))

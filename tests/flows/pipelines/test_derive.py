@@ -56,15 +56,15 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
-    monkeypatch.setattr(tasks.split, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.split, "SPAN_DOCUMENTS", 4)
-    monkeypatch.setattr(tasks.pieces, "PIECE_TOKENS", 24)
-    monkeypatch.setattr(tasks.pieces, "PIECE_DOCUMENTS", 5)
-    monkeypatch.setattr(tasks.pieces, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.shuffling, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.shuffling, "BUCKET_TOKENS", 16)
-    monkeypatch.setattr(tasks.shuffling, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr(tasks.shuffling, "GATHERED_TOKENS", 10)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 4)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_TOKENS", 24)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 5)
+    monkeypatch.setattr(tasks.derive.pieces, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(tasks.derive.shuffle, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
+    monkeypatch.setattr(tasks.derive.shuffle, "GATHERED_TOKENS", 10)
 
 
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +395,7 @@ def test_a_subset_is_what_the_filters_let_through(
 
 def test_a_smaller_sample_is_within_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_parts(monkeypatch)
-    monkeypatch.setattr(tasks.pieces, "PIECE_DOCUMENTS", 70)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 70)
     docs = [Doc((i,), (i * 0x9E3779B97F4A7C15) % 2**64, 0, i) for i in range(200)]
     publish_docs(tmp_path / "a", docs)
 
@@ -498,10 +498,10 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.Mo
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
     publish_docs(tmp_path / "a", docs, docs)
     first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)
-    monkeypatch.setattr(tasks.pieces, "PIECE_TOKENS", 500)
-    monkeypatch.setattr(tasks.pieces, "PIECE_DOCUMENTS", 70)
-    monkeypatch.setattr(tasks.shuffling, "BUCKET_TOKENS", 90)
-    monkeypatch.setattr(tasks.shuffling, "BUCKET_DOCUMENTS", 31)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_TOKENS", 500)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 70)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
     second = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "second", workers=4)
     assert digests(Path(first.path)) == digests(Path(second.path))
 

@@ -35,7 +35,7 @@ _numbers = itertools.count()
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a few bytes, and no waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(tasks.imports, "PART_BYTES", 40)
+    monkeypatch.setattr(tasks.derive.imports, "PART_BYTES", 40)
 
 
 def made(path: Path, train: list[list[int]], validation: list[list[int]] | None = None) -> Path:
@@ -149,7 +149,7 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
         other.replace(path)
         return real(*arguments)
 
-    monkeypatch.setattr(tasks.imports, "_make_shard", change)
+    monkeypatch.setattr(tasks.derive.imports, "_make_shard", change)
     with pytest.raises(ValueError, match=r"web: was changed while it was read"):
         imported(tmp_path / "web", tmp_path / "back")
     assert not (tmp_path / "back" / "latest.json").exists()

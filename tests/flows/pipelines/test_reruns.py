@@ -51,7 +51,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         names.append(part.file.name)
         return real(part, recipe)
 
-    monkeypatch.setattr(tasks.shards, "tokenize_slice", tokenize)
+    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
     return names
 
 

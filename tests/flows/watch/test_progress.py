@@ -222,7 +222,7 @@ def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
     (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:Seen_By.People", "tokenizer:gpt2"]}}, limit=2)
     assert run["id"] == str(run_ids[0])
     monkeypatch.setattr("flows.watch.progress.get_client", refuse)
-    with caplog.at_level(logging.WARNING, "flows.watching"):
+    with caplog.at_level(logging.WARNING, "flows.watch.progress"):
         assert seen() == "done"
     assert "The tags could not be shown: nobody answers" in caplog.text
 
@@ -242,7 +242,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
             raise error
         return write_shard(*arguments)
 
-    monkeypatch.setattr(flows.stages, "write_shard", once_broken)
+    monkeypatch.setattr(flows.runners.prefect_tasks, "write_shard", once_broken)
     notes = config(tmp_path / "out", name=f"tries-{tries}", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
     if tries > 1:
         assert build_dataset(notes).totals["documents"]["written"] == 1

@@ -30,7 +30,7 @@ def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(
 ) -> None:
     """Whoever chooses documents by the name of their source would look for it in vain."""
     a, b = made(tmp_path, "a", "web"), made(tmp_path, "b", "books", "web")
-    with caplog.at_level(logging.WARNING, "tasks.derivations"):
+    with caplog.at_level(logging.WARNING, "tasks.derive.provenance"):
         sources = merge(a, b).sources
     assert [source["name"] for source in sources] == ["web", "books", "web-2"]
     assert [source.get("renamed_from") for source in sources] == [None, None, "web"]

@@ -45,7 +45,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(found.name)
         return real(found, sources, scratch, hub_cache=hub_cache)
 
-    monkeypatch.setattr(tasks.cuts, "fetch_file", fetch)
+    monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
     return names
 
 
@@ -222,7 +222,7 @@ def test_an_end_of_any_length_is_read(
     monkeypatch: pytest.MonkeyPatch,
     end_bytes: int,
 ) -> None:
-    monkeypatch.setattr(tasks.download, "END_BYTES", end_bytes)
+    monkeypatch.setattr(tasks.download.fetch, "END_BYTES", end_bytes)
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     assert look_into(found, sources, SLICE_BYTES, place).file.location == ""
 
@@ -267,7 +267,7 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
     tmp_path: Path, place: Place, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once, and those that are here not at all; a file that cannot be had is an error for whoever wants it."""
-    monkeypatch.setattr(tasks.cuts, "FETCHERS", 1)
+    monkeypatch.setattr(tasks.download.cut, "FETCHERS", 1)
     parts: list[Slice] = []
     for name in ("c", "a", "b", "gone", "here"):
         found, sources = write_file(tmp_path, name)

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 import tasks.finalize.seal
+import tasks.finalize.totals
 import tasks.shards.write
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import SPLITS
@@ -393,7 +394,9 @@ def test_files_of_equal_content_share_their_shards(tmp_path: Path, monkeypatch: 
     """Tokenized once, placed twice, each under its own number; and counted as repeated."""
     tokenized = []
     real = tasks.shards.write.tokenize_slice
-    monkeypatch.setattr(tasks.shards, "tokenize_slice", lambda part, recipe: tokenized.append(part.label) or real(part, recipe))
+    monkeypatch.setattr(
+        tasks.shards.write, "tokenize_slice", lambda part, recipe: tokenized.append(part.label) or real(part, recipe)
+    )
     for name in ("a", "c"):
         write_lines(tmp_path / "in" / f"{name}.jsonl", *(f"same {i}" for i in range(10)))
     write_lines(tmp_path / "in" / "b.jsonl", "other")
@@ -611,7 +614,7 @@ def test_repeated_keys_are_counted_in_any_number_of_parts(keys: list[int], cuts:
     """The first of equal keys is none of an earlier one, the others are."""
     stored = np.array(keys, np.uint64) * np.uint64(2**58)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as staging:
-        patch.setattr(tasks.finalize, "KEYS_AT_ONCE", at_once)
+        patch.setattr(tasks.finalize.totals, "KEYS_AT_ONCE", at_once)
         found = count_repeated(np.split(stored, sorted(cuts)), len(keys), Path(staging))
         assert os.listdir(staging) == []
     assert found == len(keys) - len(set(keys))

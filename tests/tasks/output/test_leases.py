@@ -54,7 +54,7 @@ def test_a_collection_knows_of_every_build(root: Store, scratch: Path) -> None:
 
 
 def test_a_build_begins_when_the_collection_has_ended(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.leases, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(tasks.output.leases, "WAIT_SECONDS", 0.01)
     order: list[str] = []
     waiting = threading.Event()
     monkeypatch.setattr(tasks.output.leases.logger, "info", lambda *_: waiting.set())
@@ -119,7 +119,7 @@ def test_a_lease_that_cannot_be_read_is_respected() -> None:
 
 
 def test_a_lease_is_renewed_while_the_build_runs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.leases, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(tasks.output.leases, "RENEW_SECONDS", 0.01)
     root = Store.at(f"memory://{uuid.uuid4().hex}")
     renewed = threading.Event()
     real, writes = Store.put, []

@@ -79,7 +79,7 @@ def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(ro
 def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(
     root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.known, "WHOLE_BYTES", 8)
+    monkeypatch.setattr(tasks.shards.known_objects, "WHOLE_BYTES", 8)
     (root / "shard").put("unknown", b"unknown")
     small, large = fresh("")[:8], fresh("large")
     store = known(root, (root / "shard").put("small", small), (root / "shard").put("large", large))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.shards.receipts
+import tasks.shards.recipe
 from flat_tokens.stores.store import Store
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.models import Slice, SourceFile, TokenShard, digest_of
@@ -67,7 +68,7 @@ def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(part: Slic
 
 def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch) -> None:
     before = RECIPE.key(PART)
-    monkeypatch.setattr(tasks.caching, "FORMAT_SEMANTICS", "next")
+    monkeypatch.setattr(tasks.shards.recipe, "FORMAT_SEMANTICS", "next")
     assert RECIPE.key(PART) != before
 
 
@@ -192,7 +193,7 @@ def test_the_same_holds_on_an_object_store() -> None:
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_shards_without_receipts_are_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(tasks.caching, "RECEIPTS_AT_ONCE", 3)
+    monkeypatch.setattr(tasks.shards.receipts, "RECEIPTS_AT_ONCE", 3)
     root = Store.at(tmp_path if kind == "disk" else "memory://test-without-receipts")
     keys = [digest_of(i) for i in range(10)]
     try:
@@ -217,7 +218,7 @@ def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path: Path, m
         path.write_bytes(b"tokens")
         return real(root)
 
-    monkeypatch.setattr(tasks.caching, "repairing", mended_meanwhile)
+    monkeypatch.setattr(tasks.shards.receipts, "repairing", mended_meanwhile)
     assert load_shard(Store.at(tmp_path), shard.key) == shard
     assert path.read_bytes() == b"tokens"
 

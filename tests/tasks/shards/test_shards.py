@@ -41,7 +41,7 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents make many stored objects; and without waiting for the disk, which other tests look at."""
-    monkeypatch.setattr(tasks.shards, "SHARD_LAYOUT", SMALL)
+    monkeypatch.setattr(tasks.shards.read, "SHARD_LAYOUT", SMALL)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 

@@ -229,11 +229,11 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.split, "FROM_STORE", Reads(block, sparse))
-        patch.setattr(tasks.known, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.split, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.split.write, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.shards.known_objects, "WHOLE_BYTES", small_bytes)
+        patch.setattr(tasks.split.write, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
         spans = laid_out(store_shards(shards, place), rule, layout, place)
         written = write_all(spans, rule, layout, place)
     rows = model(shards, rule)
@@ -325,8 +325,8 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
             yield ShardPlace(shard=shard, file=number, first_row=0, all_in=None), one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
         spans = [(span, fed) for span in lay_out(feed(), layout)]
 
     for split, of_tokens in itertools.product(SPLITS, (True, False)):

@@ -829,7 +829,7 @@ def two_seconds() -> float:
     seconds of a usual processor.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", "import flows.order, tiktoken, tokenizers"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", "import flows.pipelines.build, tiktoken, tokenizers"], cwd=ROOT, check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return 4 * (used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime)
 

@@ -105,8 +105,8 @@ def blocks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Read files in blocks of so many bytes."""
 
     def set_size(size: int) -> None:
-        monkeypatch.setattr(tasks.documents, "BATCH_BYTES", size)
-        monkeypatch.setattr(tasks.slices, "LOOK_BYTES", size)
+        monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", size)
+        monkeypatch.setattr(tasks.text.slices, "LOOK_BYTES", size)
 
     return set_size
 

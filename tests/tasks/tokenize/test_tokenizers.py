@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tasks.tokenize.engines
 import tasks.tokenize.tokenizers
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
@@ -318,12 +319,12 @@ def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPa
     made: list[int] = []
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("x" * 1000)
-    monkeypatch.setattr(tasks.tokenizers, "RENEW_AFTER_BYTES", 3500)
-    monkeypatch.setattr(tasks.tokenizers, "RESIDENT_LIMIT", 0)
+    monkeypatch.setattr(tasks.tokenize.engines, "RENEW_AFTER_BYTES", 3500)
+    monkeypatch.setattr(tasks.tokenize.engines, "RESIDENT_LIMIT", 0)
     for _ in range(8):
         engine(texts)
     assert len(made) == 2
-    monkeypatch.setattr(tasks.tokenizers, "RESIDENT_LIMIT", 1 << 60)
+    monkeypatch.setattr(tasks.tokenize.engines, "RESIDENT_LIMIT", 1 << 60)
     for _ in range(8):
         engine(texts)
     assert len(made) == 2
