@@ -31,6 +31,14 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist a file's tests run in one process, as do all that use the Prefect server: it starts once."""
+    for item in items:
+        group = "prefect" if "prefect_server" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def _shared(part: str) -> Path:
     path = SHARED / part
     if not path.exists():
