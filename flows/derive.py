@@ -16,7 +16,7 @@ from flows.watch.progress import dataset_name, watched
 from flows.watch.summaries import show_derived
 from tasks.derive.inputs import examine
 from tasks.derive.pieces import count_hashes, count_piece, make_keys
-from tasks.derive.request import Derivation, Merge, Relayout, Shuffle, Subset
+from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import scatter
 from tasks.derive.write import write_stretch
 from tasks.locations import Location, Output
@@ -42,13 +42,13 @@ Workers = Annotated[int, Field(ge=1, le=256)] | None
 Level = Literal["quick", "full"]
 
 
-def run(order: Derivation) -> DerivedResult:
+def run(request: DeriveRequest) -> DerivedResult:
     with credentials():
-        inputs = [dataset_name(path) for path in order.inputs]
-        name = order.name or inputs[0]
-        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(order.workers, TASKS) as runner:
-            result = derive(order, runner)
-        show_derived(order, result)
+        inputs = [dataset_name(path) for path in request.inputs]
+        name = request.name or inputs[0]
+        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(request.workers, TASKS) as runner:
+            result = derive(request, runner)
+        show_derived(request, result)
     return result
 
 
@@ -70,7 +70,7 @@ def merge_datasets(
     """
     operation = Merge(allow_different_tokenizers=allow_different_tokenizers)
     return run(
-        Derivation(
+        DeriveRequest(
             operation=operation,
             inputs=tuple(datasets),
             output=output,
@@ -96,7 +96,7 @@ def subset_dataset(
 ) -> DerivedResult:
     """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
     return run(
-        Derivation(
+        DeriveRequest(
             operation=filters,
             inputs=(dataset,),
             output=output,
@@ -126,7 +126,7 @@ def shuffle_dataset(
     split: shuffle this one alone.
     """
     return run(
-        Derivation(
+        DeriveRequest(
             operation=Shuffle(seed=seed, split=split),
             inputs=(dataset,),
             output=output,
@@ -151,7 +151,7 @@ def relayout_dataset(
 ) -> DerivedResult:
     """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""
     return run(
-        Derivation(
+        DeriveRequest(
             operation=Relayout(),
             inputs=(dataset,),
             output=output,

@@ -50,7 +50,7 @@ def export_dataset(
     with credentials():
         name = dataset_name(dataset)
         with watched(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers, TASKS) as runner:
-            order = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
-            result = export(order, output, runner)
-        show_export(name, order, result)
+            request = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
+            result = export(request, output, runner)
+        show_export(name, request, result)
     return result

@@ -14,7 +14,7 @@ from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import dataset_name, short, watched
 from flows.watch.summaries import show_import
 from tasks.derive.imports import digest_file, import_part
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.split.write import write_span
 
 TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
@@ -25,13 +25,13 @@ TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
 }
 
 
-@flow(name="import-dataset", flow_run_name="import {order.path}", persist_result=False)
-def import_dataset(order: Import) -> ImportResult:
+@flow(name="import-dataset", flow_run_name="import {request.path}", persist_result=False)
+def import_dataset(request: ImportRequest) -> ImportResult:
     """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
-    name = order.name or dataset_name(order.path)
-    tags = [f"dataset:{name}", *([f"tokenizer:{short(order.tokenizer.name)}"] if order.tokenizer else [])]
+    name = request.name or dataset_name(request.path)
+    tags = [f"dataset:{name}", *([f"tokenizer:{short(request.tokenizer.name)}"] if request.tokenizer else [])]
     with credentials():
-        with watched(name, tags), PrefectTasks(order.workers, TASKS) as runner:
-            result = import_files(order, runner)
-        show_import(order, result)
+        with watched(name, tags), PrefectTasks(request.workers, TASKS) as runner:
+            result = import_files(request, runner)
+        show_import(request, result)
     return result

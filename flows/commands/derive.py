@@ -20,7 +20,7 @@ from flows.commands.server import watched
 
 if TYPE_CHECKING:
     from flows.pipelines.derive import DerivedResult
-    from tasks.derive.request import Derivation
+    from tasks.derive.request import DeriveRequest
 
 
 REASONS = {
@@ -170,10 +170,10 @@ def run_relayout(options: argparse.Namespace) -> int:
 
 def derive(options: argparse.Namespace, operation: str, inputs: list[str], output: str, **settings: Any) -> int:
     """Run an operation and say what it came to."""
-    from tasks.derive.request import Derivation
+    from tasks.derive.request import DeriveRequest
 
-    order = checked(
-        Derivation,
+    request = checked(
+        DeriveRequest,
         operation={"operation": operation, **settings},
         inputs=inputs,
         output=output,
@@ -185,24 +185,24 @@ def derive(options: argparse.Namespace, operation: str, inputs: list[str], outpu
         from flows.pipelines.derive import derive
         from flows.runners.threads import Threads
 
-        with Threads(order.workers) as runner:
-            return derive(order, runner)
+        with Threads(request.workers) as runner:
+            return derive(request, runner)
 
-    result = watched(options, alone, lambda: as_flow(order))
+    result = watched(options, alone, lambda: as_flow(request))
     print(result.model_dump_json(indent=2) if options.json else derived_text(result))
     return 0
 
 
-def as_flow(order: Derivation) -> DerivedResult:
+def as_flow(request: DeriveRequest) -> DerivedResult:
     """Run an operation as the Prefect flow that there is for it."""
     from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
     from tasks.derive.request import Merge, Shuffle, Subset
 
-    told: dict[str, Any] = order.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
-    operation, first = order.operation, order.inputs[0]
+    told: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
+    operation, first = request.operation, request.inputs[0]
     if isinstance(operation, Merge):
         merged: DerivedResult = merge_datasets(
-            list(order.inputs), allow_different_tokenizers=operation.allow_different_tokenizers, **told
+            list(request.inputs), allow_different_tokenizers=operation.allow_different_tokenizers, **told
         )
         return merged
     if isinstance(operation, Subset):

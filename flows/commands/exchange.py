@@ -27,14 +27,14 @@ def run_export(options: argparse.Namespace) -> int:
 
     splits = SPLITS if options.split is None else (options.split,)
     dataset, output = plain_location(options.dataset), plain_location(options.output)
-    order = export_of(dataset, options.to, given_options(options), splits)
+    request = export_of(dataset, options.to, given_options(options), splits)
 
     def alone() -> ExportResult:
         from flows.pipelines.exchange import export
         from flows.runners.threads import Threads
 
         with Threads(options.workers) as runner:
-            return export(order, output, runner)
+            return export(request, output, runner)
 
     def with_server() -> ExportResult:
         from flows.export import export_dataset
@@ -57,10 +57,10 @@ def exported_text(result: ExportResult) -> str:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    from tasks.derive.request import Import
+    from tasks.derive.request import ImportRequest
 
-    order = checked(
-        Import,
+    request = checked(
+        ImportRequest,
         path=options.path,
         output=options.output,
         format=options.format,
@@ -76,18 +76,18 @@ def run_import(options: argparse.Namespace) -> int:
         from flows.pipelines.exchange import import_files
         from flows.runners.threads import Threads
 
-        with Threads(order.workers) as runner:
-            return import_files(order, runner)
+        with Threads(request.workers) as runner:
+            return import_files(request, runner)
 
     def with_server() -> ImportResult:
         from flows.import_dataset import import_dataset
 
-        result: ImportResult = import_dataset(order)
+        result: ImportResult = import_dataset(request)
         return result
 
     result = watched(options, alone, with_server)
     print(result.model_dump_json(indent=2) if options.json else imported_text(result))
-    if hint := lost_bounds(result.format, order.options):
+    if hint := lost_bounds(result.format, request.options):
         print(f"import: {hint}", file=sys.stderr)
     return 0
 

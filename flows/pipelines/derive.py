@@ -33,7 +33,7 @@ from tasks.derive.pieces import (
     make_keys,
 )
 from tasks.derive.provenance import Derived, card, derived
-from tasks.derive.request import Derivation, Relayout, Shuffle, Subset
+from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import Bucket, scatter, shuffling_of
 from tasks.derive.write import Stretch, lay_out, place_parts, write_stretch
 from tasks.finalize.seal import is_published, seal
@@ -67,82 +67,82 @@ class DerivedResult(Model):
     seconds: dict[str, float]
 
 
-def derive(order: Derivation, runner: Runner) -> DerivedResult:
+def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
     """Make a version of other datasets, publish it, and let ``latest`` point at it. What is there already is left as it is."""
     meter.reset()
     seconds: dict[str, float] = {}
-    check_apart(order)
-    root = check_output(order)
+    check_apart(request)
+    root = check_output(request)
     since = read_pointer(root).sequence
-    with building(root, scratch_of(order)):
+    with building(root, scratch_of(request)):
         with stage("examine", seconds):
-            listed = listed_in(order)
-            inputs: list[Input] = list(in_order(runner, examine, order.inputs))
-            made_of = derived(order, inputs, settings_of(order, listed))
-            layout = layout_of(order, inputs[0])
+            listed = listed_in(request)
+            inputs: list[Input] = list(in_order(runner, examine, request.inputs))
+            made_of = derived(request, inputs, settings_of(request, listed))
+            layout = layout_of(request, inputs[0])
             version = made_of.version(layout)
         if done := done_before(root, made_of, inputs[0], layout):
             if root.is_local:
                 sweep(Path(root.path(STAGING)))  # of an attempt that died behind its publication
             # Not recorded: its inputs were others then.
-            return result_of(order, root, done, since, seconds, was_published=True)
+            return result_of(request, root, done, since, seconds, was_published=True)
         if is_published(root, version, layout):
             with stage("finalize", seconds):
                 verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
                 sequence = publish(root, version, since)
-            return finish(order, inputs, root, version, sequence, seconds, was_published=True)
+            return finish(request, inputs, root, version, sequence, seconds, was_published=True)
 
-        with attempt(order.output, scratch_of(order), version) as place:
+        with attempt(request.output, scratch_of(request), version) as place:
             with stage("count", seconds):
-                plan = plan_of(order, inputs, listed, runner, place)
+                plan = plan_of(request, inputs, listed, runner, place)
                 not_found = count_unfound(place) if listed else None
             parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
-            if isinstance(order.operation, Shuffle):
+            if isinstance(request.operation, Shuffle):
                 with stage("shuffle", seconds):
-                    parts |= shuffled(order.operation, plan, runner, place)
+                    parts |= shuffled(request.operation, plan, runner, place)
             with stage("split", seconds):
                 meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
                 stretches = lay_out(parts, layout)
                 writing = in_order(runner, write_stretch, stretches, plan.selection, layout, place, version)
                 written: list[Written] = list(writing)
             with stage("finalize", seconds):
-                documents = document_totals(made_of, order, inputs, plan)
+                documents = document_totals(made_of, request, inputs, plan)
                 runner.start(
-                    conclude, made_of, layout, stretches, written, documents, place, version, order.verify_level
+                    conclude, made_of, layout, stretches, written, documents, place, version, request.verify_level
                 ).result()
                 sequence = publish(root, version, since)
-    return finish(order, inputs, root, version, sequence, seconds, was_published=False, not_found=not_found)
+    return finish(request, inputs, root, version, sequence, seconds, was_published=False, not_found=not_found)
 
 
-def listed_in(order: Derivation) -> Listed | None:
+def listed_in(request: DeriveRequest) -> Listed | None:
     """The documents that a subset's list names, None where it has none."""
-    if not isinstance(order.operation, Subset):
+    if not isinstance(request.operation, Subset):
         return None
-    if order.operation.key_list is not None:
-        return read_keys(order.operation.key_list)
-    return None if order.operation.id_list is None else read_ids(order.operation.id_list)
+    if request.operation.key_list is not None:
+        return read_keys(request.operation.key_list)
+    return None if request.operation.id_list is None else read_ids(request.operation.id_list)
 
 
-def settings_of(order: Derivation, listed: Listed | None) -> dict[str, Any]:
+def settings_of(request: DeriveRequest, listed: Listed | None) -> dict[str, Any]:
     """The settings of an operation that its result depends on: instead of a list's place, its content."""
-    settings = order.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
-    return {"operation": order.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
+    settings = request.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
+    return {"operation": request.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
 
 
-def check_apart(order: Derivation) -> None:
+def check_apart(request: DeriveRequest) -> None:
     """Refuse an output within an input: versions are not changed once they are published."""
-    root = Store.at(order.output)
+    root = Store.at(request.output)
     output = os.path.realpath(root.root) if root.is_local else root.url
-    for path in order.inputs:
+    for path in request.inputs:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
             if f"{output}/".startswith(f"{version_at(path).url}/"):
-                raise ValueError(f"the output {order.output} lies within the dataset {path}. Keep them apart.")
+                raise ValueError(f"the output {request.output} lies within the dataset {path}. Keep them apart.")
 
 
-def layout_of(order: Derivation, first: Input) -> LayoutName:
-    if order.layout != "auto":
-        return order.layout
-    return first.layout or ("mmap" if Store.at(order.output).is_local else "compact")
+def layout_of(request: DeriveRequest, first: Input) -> LayoutName:
+    if request.layout != "auto":
+        return request.layout
+    return first.layout or ("mmap" if Store.at(request.output).is_local else "compact")
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
@@ -171,28 +171,28 @@ class Plan(NamedTuple):
     counted: list[tuple[Piece, Counted]]
 
 
-def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, runner: Runner, place: Place) -> Plan:
+def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, runner: Runner, place: Place) -> Plan:
     """Cut the inputs, choose, count, and place what is taken one behind the other."""
     wanted, selection = None, Selection()
     if listed:
         listed.save(Path(place.staging) / LISTED)
-    if isinstance(order.operation, Subset):
-        wanted = order.operation.sources
+    if isinstance(request.operation, Subset):
+        wanted = request.operation.sources
         selection = Selection(
-            splits=order.operation.filtered,
-            dropped=order.operation.drop,
-            min_tokens=order.operation.min_tokens,
-            max_tokens=order.operation.max_tokens,
+            splits=request.operation.filtered,
+            dropped=request.operation.drop,
+            min_tokens=request.operation.min_tokens,
+            max_tokens=request.operation.max_tokens,
             listed=LISTED if listed else None,
-            seed=order.operation.seed,
+            seed=request.operation.seed,
         )
     pieces = cut(inputs, wanted)
-    meter.begin("count", bytes_to_count(order, inputs, pieces))
+    meter.begin("count", bytes_to_count(request, inputs, pieces))
     made = in_order(runner, make_keys, [piece for piece in pieces if piece.made_keys is not None], place)
     for _ in made:
         pass
-    if isinstance(order.operation, Subset):
-        selection, pieces = sampled(order.operation, selection, pieces, runner, place)
+    if isinstance(request.operation, Subset):
+        selection, pieces = sampled(request.operation, selection, pieces, runner, place)
     counted = list(zip(pieces, in_order(runner, count_piece, pieces, selection, place), strict=True))
     placed: dict[Split, list[Piece]] = {split: [] for split in SPLITS}
     for piece, count in counted:
@@ -201,31 +201,31 @@ def plan_of(order: Derivation, inputs: Sequence[Input], listed: Listed | None, r
     return Plan({split: place_parts(placed[split]) for split in SPLITS}, selection, counted)
 
 
-def bytes_to_count(order: Derivation, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
+def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
     """What is read to count documents: once, for a sample of so many a few times more; tokens where keys are made of them."""
-    by_count = isinstance(order.operation, Subset) and order.operation.count is not None
+    by_count = isinstance(request.operation, Subset) and request.operation.count is not None
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
     times = HASH_DIGITS + 2 if by_count else 1
     return times * DOCUMENT_BYTES * sum(piece.stop - piece.start for piece in pieces) + TOKEN_BYTES * tokens
 
 
 def sampled(
-    order: Subset, selection: Selection, pieces: list[Piece], runner: Runner, place: Place
+    request: Subset, selection: Selection, pieces: list[Piece], runner: Runner, place: Place
 ) -> tuple[Selection, list[Piece]]:
     """The selection with its sample, and the pieces with their shares of the documents whose hash is the last one in it."""
-    if order.fraction is not None:
-        share = dict.fromkeys(selection.splits, int(order.fraction * 2**64))
+    if request.fraction is not None:
+        share = dict.fromkeys(selection.splits, int(request.fraction * 2**64))
         return selection.model_copy(update={"below": share}), pieces
-    if order.count is None:
+    if request.count is None:
         return selection, pieces
     mine = [piece for piece in pieces if piece.split in selection.splits]
-    prefix, missing = dict.fromkeys(selection.splits, 0), dict.fromkeys(selection.splits, order.count)
+    prefix, missing = dict.fromkeys(selection.splits, 0), dict.fromkeys(selection.splits, request.count)
     below: dict[Split, int] = {}
     # The hash of the count-th document, sixteen bits at a time.
     for digits in range(HASH_DIGITS):
         for split, counts in _histograms(mine, runner, selection, place, prefix, digits).items():
-            if split not in below and (order.count == 0 or counts.sum() < missing[split]):
-                below[split] = (1 << 64) if order.count else 0
+            if split not in below and (request.count == 0 or counts.sum() < missing[split]):
+                below[split] = (1 << 64) if request.count else 0
             if split in below:
                 continue
             value = int(np.searchsorted(np.cumsum(counts), missing[split]))
@@ -258,10 +258,12 @@ def count_unfound(place: Place) -> int:
     return len(found) - int(found.sum())
 
 
-def shuffled(order: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
+def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
     """What is written of the splits that are shuffled: buckets of their documents."""
     parts: dict[Split, list[Piece | Bucket]] = {}
-    shufflings = {split: shuffling_of(split, order.seed, plan.pieces[split]) for split in order.shuffled if plan.pieces[split]}
+    shufflings = {
+        split: shuffling_of(split, request.seed, plan.pieces[split]) for split in request.shuffled if plan.pieces[split]
+    }
     pieces = [piece for split in shufflings for piece in plan.pieces[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
     scattered = zip(pieces, in_order(runner, scatter, pieces, shufflings, place), strict=True)
@@ -287,7 +289,7 @@ def shuffled(order: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[S
     return parts
 
 
-def document_totals(made_of: Derived, order: Derivation, inputs: Sequence[Input], plan: Plan) -> dict[str, Any]:
+def document_totals(made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: Plan) -> dict[str, Any]:
     """What a manifest says of the documents, but for repeated keys."""
     skipped: Counter[str] = Counter()
     by_source = np.zeros((len(made_of.sources), 2), np.int64)
@@ -295,7 +297,7 @@ def document_totals(made_of: Derived, order: Derivation, inputs: Sequence[Input]
         skipped.update(count.skipped)
         by_source[piece.source : piece.source + len(count.sources)] += np.array(count.sources)
     texts = [one.text_bytes for one in inputs]
-    known = sum(filter(None, texts)) if None not in texts and not isinstance(order.operation, Subset) else None
+    known = sum(filter(None, texts)) if None not in texts and not isinstance(request.operation, Subset) else None
     read, written = sum(sum(one.seq_counts.values()) for one in inputs), int(by_source[:, 0].sum())
     if read != written + skipped.total():
         raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
@@ -332,7 +334,7 @@ def conclude(
 
 
 def finish(
-    order: Derivation,
+    request: DeriveRequest,
     inputs: Sequence[Input],
     root: Store,
     version: str,
@@ -343,13 +345,13 @@ def finish(
     not_found: int | None = None,
 ) -> DerivedResult:
     """The result, and a record of the run beside the versions: when, where, how long, and where the sources once lay."""
-    result = result_of(order, root, version, sequence, seconds, was_published=was_published, not_found=not_found)
-    record_run(root, version, {**order.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
+    result = result_of(request, root, version, sequence, seconds, was_published=was_published, not_found=not_found)
+    record_run(root, version, {**request.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
     return result
 
 
 def result_of(
-    order: Derivation,
+    request: DeriveRequest,
     root: Store,
     version: str,
     sequence: int,
@@ -360,7 +362,7 @@ def result_of(
 ) -> DerivedResult:
     manifest = read_manifest(root / VERSIONS / version)
     return DerivedResult(
-        operation=order.operation.operation,
+        operation=request.operation.operation,
         path=f"{root.url}/{VERSIONS}/{version}",
         version=version,
         sequence=sequence,

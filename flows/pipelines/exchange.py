@@ -15,7 +15,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.export import Export, Exported, Written, done_before, finish, target, write_part, writing
 from flows.pipelines.build import Runner, check_output, count_in_order, in_order, record_run, scratch_of, stage
 from tasks.derive.imports import ImportPart, digest_file, import_part, open_import, parts_of, provenance, stamps
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published, seal
@@ -48,18 +48,18 @@ class ExportResult(Model):
     seconds: dict[str, float]
 
 
-def export(order: Export, output: str, runner: Runner) -> ExportResult:
+def export(request: Export, output: str, runner: Runner) -> ExportResult:
     """Write a dataset's files in a format, those that an earlier run has not written, and the record of them."""
     meter.reset()
     seconds: dict[str, float] = {}
     store = target(output)
-    if done := done_before(order, store):
+    if done := done_before(request, store):
         return export_result(done, seconds)
-    parts = FORMATS[order.format].plan(order.source(), order.options)
-    with writing(order, store), stage("export", seconds):
-        meter.begin("export", TOKEN_BYTES * order.token_count)
-        written: list[Written] = list(in_order(runner, write_part, parts, order, output, count_exported))
-        done = runner.start(finish, order, written, output).result()
+    parts = FORMATS[request.format].plan(request.source(), request.options)
+    with writing(request, store), stage("export", seconds):
+        meter.begin("export", TOKEN_BYTES * request.token_count)
+        written: list[Written] = list(in_order(runner, write_part, parts, request, output, count_exported))
+        done = runner.start(finish, request, written, output).result()
     meter.begin("done")
     return export_result(done, seconds)
 
@@ -88,88 +88,88 @@ class ImportResult(Model):
     seconds: dict[str, float]
 
 
-def import_files(order: Import, runner: Runner) -> ImportResult:
+def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
     """Publish what files in a format hold as a version, and let ``latest`` point at it. A version that is there is left."""
     meter.reset()
     seconds: dict[str, float] = {}
-    root = check_output(order)
-    check_apart(order, root)
+    root = check_output(request)
+    check_apart(request, root)
     since = read_pointer(root).sequence
-    with building(root, scratch_of(order)):
+    with building(root, scratch_of(request)):
         with stage("examine", seconds):
-            tokenizer = load_tokenizer(order.tokenizer) if order.tokenizer else None
-            opened = open_import(order.path, order.format, order.options)
-            files = Files.at(order.path)
+            tokenizer = load_tokenizer(request.tokenizer) if request.tokenizer else None
+            opened = open_import(request.path, request.format, request.options)
+            files = Files.at(request.path)
             before = stamps(files.store, files.keys)
             meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, digest_file, files.keys, files.store.url))
-            layout = layout_of(order, root)
-            made_of = provenance(order, opened, stored, tokenizer)
+            layout = layout_of(request, root)
+            made_of = provenance(request, opened, stored, tokenizer)
             version = build_id(made_of, layout)
         if is_published(root, version, layout):
             with stage("finalize", seconds):
                 verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
                 sequence = publish(root, version, since)
-            return import_result(order, opened.format, root, version, sequence, seconds, None)
+            return import_result(request, opened.format, root, version, sequence, seconds, None)
 
-        with attempt(order.output, scratch_of(order), version) as place:
+        with attempt(request.output, scratch_of(request), version) as place:
             with stage("import", seconds):
-                parts = parts_of(order, opened, stored, tokenizer.digest if tokenizer else None)
+                parts = parts_of(request, opened, stored, tokenizer.digest if tokenizer else None)
                 reused = len(parts) - len(without_receipt(root, [digest_of(part.inputs()) for part in parts]))
                 meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in opened.splits.values()))
                 places: list[ShardPlace] = []
-                rule = SplitRule(fraction=order.validation_fraction or 0.0, seed=order.split_seed)
+                rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
                 shards = in_order(runner, import_part, parts, place)
-                counted = count_in_order(place_parts(order, parts, shards), places, rule, place.root)
+                counted = count_in_order(place_parts(request, parts, shards), places, rule, place.root)
                 spans = list(lay_out(counted, layout))
-                check_unchanged(order, files, before)
-                check_vocabulary(order, tokenizer, places)
+                check_unchanged(request, files, before)
+                check_vocabulary(request, tokenizer, places)
             with stage("split", seconds):
                 meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at in places))
                 written: list[WrittenSpan] = list(in_order(runner, write_span, spans, rule, layout, place, version))
             with stage("finalize", seconds):
                 runner.start(
-                    conclude_import, made_of, layout, spans, written, places, place, version, order.verify_level
+                    conclude_import, made_of, layout, spans, written, places, place, version, request.verify_level
                 ).result()
                 sequence = publish(root, version, since)
-    return import_result(order, opened.format, root, version, sequence, seconds, (len(parts), reused))
+    return import_result(request, opened.format, root, version, sequence, seconds, (len(parts), reused))
 
 
-def check_apart(order: Import, root: Store) -> None:
+def check_apart(request: ImportRequest, root: Store) -> None:
     """Refuse an output among the files: the next import would read what this one wrote."""
-    files = Store.at(order.path)
+    files = Store.at(request.path)
     if not root.is_local or not files.is_local:
         return
     output, path = os.path.realpath(root.root), os.path.realpath(files.root)
     if os.path.commonpath([output, path]) in (output, path):
-        raise ValueError(f"the output {order.output} and {order.path} lie within each other. Keep them apart.")
+        raise ValueError(f"the output {request.output} and {request.path} lie within each other. Keep them apart.")
 
 
-def layout_of(order: Import, root: Store) -> LayoutName:
-    if order.layout != "auto":
-        return order.layout
+def layout_of(request: ImportRequest, root: Store) -> LayoutName:
+    if request.layout != "auto":
+        return request.layout
     return "mmap" if root.is_local else "compact"
 
 
-def place_parts(order: Import, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPlace]:
+def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPlace]:
     """Each part's shard, in order, with the number of its split among those there are, and its first row of it."""
     numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
     for part, shard in zip(parts, shards, strict=True):
-        all_in = part.split if order.validation_fraction is None else None
+        all_in = part.split if request.validation_fraction is None else None
         yield ShardPlace(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
 
 
-def check_unchanged(order: Import, files: Files, before: list[tuple[int, ...]]) -> None:
+def check_unchanged(request: ImportRequest, files: Files, before: list[tuple[int, ...]]) -> None:
     if stamps(files.store, files.keys) != before:
-        raise ValueError(f"{order.path}: was changed while it was read. Import it again when nobody writes to it.")
+        raise ValueError(f"{request.path}: was changed while it was read. Import it again when nobody writes to it.")
 
 
-def check_vocabulary(order: Import, tokenizer: Tokenizer | None, places: list[ShardPlace]) -> None:
+def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, places: list[ShardPlace]) -> None:
     """Refuse tokens that the tokenizer that is said to have made them does not have."""
     largest = max((at.shard.max_token_id for at in places), default=0)
     if tokenizer is not None and largest > tokenizer.highest_id:
         raise ValueError(
-            f"{order.path}: holds token id {largest}, but those of {tokenizer.name} end at {tokenizer.highest_id}. Name the "
+            f"{request.path}: holds token id {largest}, but those of {tokenizer.name} end at {tokenizer.highest_id}. Name the "
             "tokenizer that made the tokens, or none."
         )
 
@@ -197,7 +197,7 @@ def conclude_import(
 
 
 def import_result(
-    order: Import,
+    request: ImportRequest,
     format: str,
     root: Store,
     version: str,
@@ -220,5 +220,5 @@ def import_result(
         parts_reused=parts[1] if parts else 0,
         seconds=seconds,
     )
-    record_run(root, version, order.model_dump(mode="json"), result)
+    record_run(root, version, request.model_dump(mode="json"), result)
     return result

@@ -26,7 +26,7 @@ from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.watch.progress import dataset_name, short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.inputs import version_at
-from tasks.derive.request import Derivation, Import
+from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.output.paths import VERSIONS
 from tasks.progress import Progress
 
@@ -57,14 +57,14 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
         )
 
 
-def show_derived(order: Derivation, result: DerivedResult) -> None:
+def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
     """Leave a summary of what was made of datasets, and it as an asset that was made of these."""
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
-        name, inputs = made_of["name"], {path: dataset_name(path) for path in order.inputs}
+        name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
         leave(f"{name}-{result.operation}-summary", derived(made_of, result), _counted(result.totals, result.path))
         materialize(
-            Store.at(order.output).url,
+            Store.at(request.output).url,
             name,
             f"{result.operation.capitalize()} of {', '.join(inputs.values())}",
             {output_of(path): of for path, of in inputs.items()},
@@ -73,31 +73,31 @@ def show_derived(order: Derivation, result: DerivedResult) -> None:
         )
 
 
-def show_import(order: Import, result: ImportResult) -> None:
+def show_import(request: ImportRequest, result: ImportResult) -> None:
     """Leave a summary of an import, and the dataset as an asset that was made of the files."""
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
-        leave(f"{made_of['name']}-import-summary", imported(order, made_of, result), _counted(result.totals, result.path))
+        leave(f"{made_of['name']}-import-summary", imported(request, made_of, result), _counted(result.totals, result.path))
         materialize(
-            Store.at(order.output).url,
+            Store.at(request.output).url,
             made_of["name"],
             f"Tokens of {result.format} files",
-            {Store.at(order.path).url: made_of["name"]},
+            {Store.at(request.path).url: made_of["name"]},
             {"version": result.version, "path": result.path, "layout": result.layout, "format": result.format}
             | _facts(result.totals, result.byte_count),
         )
 
 
-def show_export(name: str, order: Export, result: ExportResult) -> None:
+def show_export(name: str, request: Export, result: ExportResult) -> None:
     """Leave a summary of the export of a dataset of that name, and the files as an asset that was made of it."""
     with tolerated("summary"):
-        leave(f"{name}-export-summary", exported(name, order, result), f"{_amount(result.objects)}: {result.path}")
+        leave(f"{name}-export-summary", exported(name, request, result), f"{_amount(result.objects)}: {result.path}")
     with tolerated("asset"):
         materialize(
             result.path,
             f"{name} as {result.format}",
             f"{result.format} files of {name}",
-            {output_of(order.location): name},
+            {output_of(request.location): name},
             {"path": result.path, "format": result.format, "files": len(result.objects), "bytes": result.byte_count},
         )
 
@@ -239,7 +239,7 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
     return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
 
 
-def imported(order: Import, made_of: dict[str, Any], result: ImportResult) -> str:
+def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResult) -> str:
     """An import in Markdown. *made_of*: the manifest's provenance."""
     files = [StoredObject(**part) for file in made_of["sources"][0]["files"] for part in file["parts"]]
     tokenizer = made_of["tokenizer"].get("name")
@@ -250,7 +250,7 @@ def imported(order: Import, made_of: dict[str, Any], result: ImportResult) -> st
         "",
         *_splits(result.totals),
         "",
-        f"Of {result.format} files, {_amount(files)}: {link(Store.at(order.path).url)}",
+        f"Of {result.format} files, {_amount(files)}: {link(Store.at(request.path).url)}",
         "",
         *_files(files),
         "",
@@ -261,17 +261,17 @@ def imported(order: Import, made_of: dict[str, Any], result: ImportResult) -> st
     return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
 
 
-def exported(name: str, order: Export, result: ExportResult) -> str:
+def exported(name: str, request: Export, result: ExportResult) -> str:
     """An export in Markdown: what was read, and which files were written."""
     reused = "There was nothing to do: an earlier run had written all of it."
     if not result.was_done:
         reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
     took = result.seconds.get("export", 0.0)
-    source = order.source()
+    source = request.source()
     lines = [
         f"# {name} as {result.format}",
         "",
-        f"{link(result.path)}: {_amount(result.objects)}, of {link(order.location)}.",
+        f"{link(result.path)}: {_amount(result.objects)}, of {link(request.location)}.",
         "",
         reused,
         "",
@@ -284,7 +284,7 @@ def exported(name: str, order: Export, result: ExportResult) -> str:
         *_seconds(result.seconds),
     ]
     if took:
-        lines += ["", f"{4 * order.token_count / max(took, 0.1) / 1e6:,.1f} MB of tokens a second."]
+        lines += ["", f"{4 * request.token_count / max(took, 0.1) / 1e6:,.1f} MB of tokens a second."]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,7 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import options_of
 from flat_tokens.writer import FlatTokensWriter
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
@@ -91,7 +91,7 @@ def digest_file(key: str, url: str) -> StoredObject:
     return Store.at(url).digest(key, functools.partial(meter.add, "examine"))
 
 
-def parts_of(order: Import, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
+def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
     """Runs of about as many sequences each, so many that a part comes to about ``PART_BYTES``."""
     content = digest_of(*map(list, stored))
     parts = []
@@ -103,9 +103,9 @@ def parts_of(order: Import, opened: Opened, stored: Sequence[StoredObject], toke
         for i in range(cuts):
             parts.append(
                 ImportPart(
-                    path=order.path,
+                    path=request.path,
                     format=opened.format,
-                    options=order.options,
+                    options=request.options,
                     content=content,
                     tokenizer=tokenizer,
                     split=split,
@@ -166,7 +166,7 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -
     )
 
 
-def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
+def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
     """What an import's version is made of. Each split is a file of its one source, and each sequence a row of it: which of the
     real files holds a sequence is for the format to say, and may be several.
     """
@@ -176,13 +176,13 @@ def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], to
         name, sha256 = (mine[0].key, mine[0].sha256) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
         parts = [one._asdict() for one in mine]
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
-    name = order.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(order.path.rstrip("/"))).strip(".-") or "import"
+    name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
     source = {
         "name": name,
         "from": f"{opened.format} files",
         "revision": None,
         "format": opened.format,
-        "options": order.options,
+        "options": request.options,
         "files": files,
     }
     known = tokenizer and {
@@ -196,7 +196,7 @@ def provenance(order: Import, opened: Opened, stored: Sequence[StoredObject], to
         sources=(source,),
         tokenizer=known or {"digest": None},
         documents={},
-        split={"validation_fraction": order.validation_fraction or 0.0, "seed": order.split_seed},
+        split={"validation_fraction": request.validation_fraction or 0.0, "seed": request.split_seed},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import SPLITS
 from tasks.derive.inputs import Input
-from tasks.derive.request import Derivation, Merge, Relayout, Shuffle, Subset
+from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
 from tasks.models import FORMAT_SEMANTICS, Model, digest_of
 
@@ -32,13 +32,13 @@ class Derived(Model):
         return digest_of(self.model_dump(), layout)[:16]
 
 
-def derived(order: Derivation, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
+def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
     """What a version made of some inputs is; sources that get another name in it are logged.
 
     ValueError where tokenizers differ, or a source has a name that there is none of.
     """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
-    if isinstance(order.operation, Subset) and (unknown := sorted(set(order.operation.sources or ()) - set(names))):
+    if isinstance(request.operation, Subset) and (unknown := sorted(set(request.operation.sources or ()) - set(names))):
         raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
     sources = merged_sources(inputs)
     of_inputs = [(one, source["name"]) for one in inputs for source in one.sources]
@@ -48,9 +48,9 @@ def derived(order: Derivation, inputs: Sequence[Input], operation: dict[str, Any
                 "The source %r of %s is called %r here: another source has its name", before, one.label, source["name"]
             )
     return Derived(
-        name=order.name or inputs[0].name,
+        name=request.name or inputs[0].name,
         sources=tuple(sources),
-        tokenizer=common_tokenizer(inputs, order.operation),
+        tokenizer=common_tokenizer(inputs, request.operation),
         documents=_common([one.documents for one in inputs]),
         split=_common([one.split for one in inputs]),
         operation=operation,

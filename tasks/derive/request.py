@@ -79,7 +79,7 @@ class Relayout(Model):
     operation: Literal["relayout"] = "relayout"
 
 
-class Derivation(Model):
+class DeriveRequest(Model):
     """Everything that an operation on datasets is told."""
 
     operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
@@ -100,7 +100,7 @@ class Derivation(Model):
         return self
 
 
-class Import(Model):
+class ImportRequest(Model):
     """Everything that an import is told."""
 
     path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")

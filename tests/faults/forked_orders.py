@@ -19,7 +19,7 @@ from flat_tokens.tools.export import export_of
 from flows.pipelines.derive import derive
 from flows.pipelines.exchange import export, import_files
 from flows.runners.threads import Threads
-from tasks.derive.request import Derivation, Import
+from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.forked import Child, die_at
 from tests.faults.support import digests, staged
 
@@ -29,9 +29,9 @@ Order = dict[str, Any]
 def carry_out(kind: str, order: Order) -> dict[str, Any]:
     with Threads(1) as runner:
         if kind == "derive":
-            return derive(Derivation.model_validate(order), runner).model_dump(mode="json")
+            return derive(DeriveRequest.model_validate(order), runner).model_dump(mode="json")
         if kind == "import":
-            return import_files(Import.model_validate(order), runner).model_dump(mode="json")
+            return import_files(ImportRequest.model_validate(order), runner).model_dump(mode="json")
         told = export_of(order["dataset"], order["format"], order["options"])
         return export(told, order["output"], runner).model_dump(mode="json")
 

@@ -13,7 +13,7 @@ from flows.commands.main import main
 from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
 from flows.export import export_dataset
 from flows.import_dataset import import_dataset
-from tasks.derive.request import Import, Subset
+from tasks.derive.request import ImportRequest, Subset
 from tests.faults.support import digests
 from tests.flows.test_build import task_runs
 from tests.made import docs_of, publish_docs, read_docs
@@ -50,7 +50,9 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
 
     exported = export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99})
     assert export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99}).objects == exported.objects
-    imported = import_dataset(Import(path=str(tmp_path / "files"), output=str(tmp_path / "back"), options={"end_of_text": 99}))
+    imported = import_dataset(
+        ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "back"), options={"end_of_text": 99})
+    )
     assert [doc.ids for doc in read_docs(imported.path)["train"]] == [(1, 2), (3,), (5, 6, 7), ()]
 
 

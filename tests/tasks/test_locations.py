@@ -14,7 +14,7 @@ from flows.groups import tokenize_group
 from flows.retokenize import retokenize_dataset
 from flows.verify import verify_dataset
 from tasks.config import BuildConfig
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS, Location, Output
 
 READ, WRITE = TypeAdapter(Location).validate_python, TypeAdapter(Output).validate_python
@@ -117,7 +117,7 @@ def test_every_deployment_is_bound(roots: Path) -> None:
         with pytest.raises(Exception, match=r"may not be (read|written) here"):
             flow.validate_parameters(parameters)
     with pytest.raises(ValidationError, match="may not be read here"):
-        Import.model_validate({"path": outside, "output": inside})
+        ImportRequest.model_validate({"path": outside, "output": inside})
 
 
 def test_without_roots_there_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:

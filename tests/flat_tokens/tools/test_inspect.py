@@ -26,7 +26,7 @@ from flat_tokens.tools.inspect import find_ids, find_text, stretches
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
 from flows.runners.threads import Threads
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tests.flat_tokens.demo import build_demo
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
@@ -114,7 +114,7 @@ def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, 
     write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
     assert main(["export", str(tmp_path / "dataset"), str(tmp_path / "files"), "--to", "megatron"]) == 0
     with Threads(1) as runner:
-        import_files(Import(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
+        import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
     assert main(["inspect", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^  text +3 documents read$", said, re.M)

@@ -30,7 +30,7 @@ from flat_tokens.tools.sources import Locator, places_of
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.threads import Threads
 from tasks.derive.pieces import sample_hashes
-from tasks.derive.request import Derivation
+from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions
 from tasks.split.rule import SplitRule
@@ -77,7 +77,7 @@ def run(
     operation: dict[str, Any] | str, inputs: Sequence[Path], output: Path, workers: int = 2, **settings: Any
 ) -> DerivedResult:
     told = {"operation": operation} if isinstance(operation, str) else operation
-    order = Derivation.model_validate({"operation": told, "inputs": list(map(str, inputs)), "output": str(output), **settings})
+    order = DeriveRequest.model_validate({"operation": told, "inputs": list(map(str, inputs)), "output": str(output), **settings})
     with Threads(workers) as runner:
         return derive(order, runner)
 

@@ -21,7 +21,7 @@ from flat_tokens.keys import token_keys
 from flat_tokens.tools.export import export_of
 from flows.pipelines.exchange import ExportResult, ImportResult, export, import_files
 from flows.runners.threads import Threads
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.split.rule import SplitRule
 from tests.faults.support import digests
 from tests.made import read_docs
@@ -50,7 +50,7 @@ def exported(dataset: Path, out: Path, format: str = "megatron", workers: int = 
 
 def imported(path: Path, output: Path, workers: int = 2, **settings: Any) -> ImportResult:
     with Threads(workers) as runner:
-        return import_files(Import(path=str(path), output=str(output), **settings), runner)
+        return import_files(ImportRequest(path=str(path), output=str(output), **settings), runner)
 
 
 def keys(sequences: list[list[int]]) -> list[int]:

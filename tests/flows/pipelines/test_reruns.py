@@ -23,7 +23,7 @@ from flows.pipelines.refresh import RefreshResult, refresh
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, TokenizerConfig
-from tasks.derive.request import Derivation
+from tasks.derive.request import DeriveRequest
 from tasks.garbage import Policy
 from tasks.output.leases import sharing
 from tasks.output.pointer import read_pointer
@@ -391,7 +391,7 @@ def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings: Sett
     refresh_here(settings)
     both = {"operation": {"operation": "merge"}, "inputs": [settings["output"]] * 2, "output": str(tmp_path / "both")}
     with Threads(1) as runner:
-        derive(Derivation.model_validate(both), runner)
+        derive(DeriveRequest.model_validate(both), runner)
     with pytest.raises(ValueError, match=r"was made of the datasets dataset, dataset, not of text. Retokenize each of them"):
         retokenize_here(str(tmp_path / "both"), "bytes")
 

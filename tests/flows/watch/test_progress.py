@@ -29,7 +29,7 @@ from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from flows.watch.progress import _Shown, counted, dataset_name, describe, flow_run, logged, percent, slug, tags_of, watched
 from tasks.config import BuildConfig
-from tasks.derive.request import Derivation
+from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Progress, meter
 from tasks.shards.write import write_shard
 from tests.made import docs_of, publish_docs
@@ -359,7 +359,7 @@ def test_names_that_prefect_accepts() -> None:
     assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
 
 
-def stages_of(order: Derivation) -> dict[str, Progress]:
+def stages_of(order: DeriveRequest) -> dict[str, Progress]:
     with Threads(2) as runner:
         derive(order, runner)
     return {one.stage: one for one in meter.stages()}
@@ -373,7 +373,7 @@ def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
     (tmp_path / "plain/manifest.json").unlink()
     stored = sum(path.stat().st_size for split in SPLITS for path in (tmp_path / "plain" / split).rglob("*") if path.is_file())
     order = {"inputs": [str(tmp_path / "plain")], "output": str(tmp_path / "out"), "verify_level": "full"}
-    stages = stages_of(Derivation.model_validate({**order, "operation": {"operation": "shuffle"}}))
+    stages = stages_of(DeriveRequest.model_validate({**order, "operation": {"operation": "shuffle"}}))
     assert {name: (one.total, one.done) for name, one in stages.items() if name in ("examine", "count", "shuffle", "split")} == {
         "examine": (6 * 8 + 7 * 4 + stored, Done(6 * 8 + 7 * 4 + stored)),
         "count": (4 * 32 + 7 * 4, Done(4 * 32 + 7 * 4, 4)),
@@ -381,6 +381,6 @@ def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
         "split": (7 * 4, Done(7 * 4)),
     }
     assert stages["verify"].done.bytes == stages["verify"].total > stored
-    sampled = stages_of(Derivation.model_validate({**order, "operation": {"operation": "subset", "count": 1}}))
+    sampled = stages_of(DeriveRequest.model_validate({**order, "operation": {"operation": "subset", "count": 1}}))
     assert sampled["count"].done.bytes <= sampled["count"].total
     assert "shuffle" not in sampled

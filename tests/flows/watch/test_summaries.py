@@ -24,7 +24,7 @@ from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.verify import verify_dataset
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, link, origin, output_of, summary
 from tasks.config import BuildConfig, Source
-from tasks.derive.request import Import
+from tasks.derive.request import ImportRequest
 from tasks.progress import Done, Progress
 from tests.made import docs_of, publish_docs
 
@@ -172,7 +172,7 @@ def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
     )
     parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
     made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
-    lines = imported(Import(path=str(tmp_path), output="/out"), made_of, result).splitlines()
+    lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
     assert lines[2].endswith(
         "by a tokenizer that is not recorded. Its card and manifest lie there: `README.md`, `manifest.json`."
     )
@@ -297,7 +297,7 @@ def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp
     assert "| train | 2 | 3 |" in seen.texts["a-texts-export-summary"]
     assert made_of(files) == [f"file://{a}"]
 
-    import_dataset(Import(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
+    import_dataset(ImportRequest(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
     seen = Seen(f"import {files}", "dataset:again", "tokenizer:bytes")
     assert {key: done for key, (done, _) in seen.progress.items()} == dict.fromkeys(
         ["again-examine", "again-import", "again-split"], 100.0

@@ -9,12 +9,12 @@ import pytest
 
 from tasks.derive.inputs import examine
 from tasks.derive.provenance import Derived, derived
-from tasks.derive.request import Derivation
+from tasks.derive.request import DeriveRequest
 from tests.made import docs_of, publish_docs
 
 
 def merge(*inputs: Path) -> Derived:
-    order = Derivation.model_validate(
+    order = DeriveRequest.model_validate(
         {"operation": {"operation": "merge"}, "inputs": list(map(str, inputs)), "output": str(inputs[0].parent / "out")}
     )
     return derived(order, [examine(str(path)) for path in inputs], {"operation": "merge"})
