@@ -9,6 +9,7 @@ from typing import Any
 
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
+from flat_tokens.tools.flags import whole
 from flat_tokens.vocabulary import Vocabulary
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
@@ -94,11 +95,7 @@ def at_least(least: int) -> Any:
     """A type of arguments: whole numbers from *least* up."""
 
     def parse(text: str) -> int:
-        try:
-            value = int(text.replace("_", "").replace(",", ""))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
+        if (value := whole(text)) < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
         return value
 

@@ -18,6 +18,7 @@ from flat_tokens.tools import inspect as inspection
 from flat_tokens.tools import stats as statistics
 from flat_tokens.tools import verify as audit
 from flat_tokens.tools.arguments import TROUBLE
+from flat_tokens.tools.terminal import one_line
 
 COMMANDS: dict[str, ModuleType] = {
     "inspect": inspection,
@@ -57,14 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # whatever a store's driver raises is one line too
         if os.environ.get("FLAT_TOKENS_DEBUG"):
             raise
-        print(f"flat-tokens {options.command}: {one_line(error)}", file=sys.stderr)
+        print(f"flat-tokens {options.command}: {_said(error)}", file=sys.stderr)
         return TROUBLE
 
 
-def one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split())
-    known = isinstance(error, OSError | ValueError | LookupError | MemoryError | ImportError) and not isinstance(error, KeyError)
-    return said if said and known else f"{type(error).__name__}: {said}"
+def _said(error: BaseException) -> str:
+    """An error in one line: with its type's name, unless its message is enough."""
+    name, message = type(error).__name__, one_line(error)
+    enough = isinstance(error, OSError | ValueError | LookupError | MemoryError | ImportError) and not isinstance(error, KeyError)
+    return message if enough or message == name else f"{name}: {message}"
 
 
 def parser() -> argparse.ArgumentParser:

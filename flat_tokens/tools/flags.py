@@ -64,10 +64,11 @@ def _typed(kind: type[Any], option: str) -> dict[str, Any]:
     if get_origin(of) is Literal:
         choices = get_args(of)
         return {"choices": choices, "type": type(choices[0])}
-    return {"type": _whole, "metavar": "N"} if of is int else {"metavar": "TEXT"}
+    return {"type": whole, "metavar": "N"} if of is int else {"metavar": "TEXT"}
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """A whole number, whose digits may be grouped: ``1_000`` or ``1,000``."""
     try:
         return int(text.replace("_", "").replace(",", ""))
     except ValueError:

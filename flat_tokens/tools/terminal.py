@@ -11,9 +11,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from flat_tokens.checker import Checked
+if TYPE_CHECKING:
+    from flat_tokens.checker import Checked
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RESET = "\x1b[0m"
@@ -113,12 +114,11 @@ def width(most: int = 110) -> int:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+    """Bytes for people, such as ``12 B`` or ``1.5 GB``."""
+    power = 0
+    while count >= 1000 and power < 4:
+        count, power = count / 1000, power + 1
+    return f"{count:,.1f} {' kMGT'[power]}B" if power else f"{count:,.0f} B"
 
 
 def duration(seconds: float) -> str:
@@ -179,3 +179,8 @@ def percent(share: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line, or its type's name where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
