@@ -47,6 +47,12 @@ def read_manifest(store: Store) -> dict[str, Any]:
 
 
 POINTER = "latest.json"
+VERSIONS = "versions"
+CACHE = "_cache"
+RUNS = "runs"
+"""Below a build's output: its latest version by name, all versions, token shards and fetched files, records of runs."""
+
 MANIFEST = "manifest.json"
+RECEIPT = "receipt.json"
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")

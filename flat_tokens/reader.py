@@ -23,7 +23,7 @@ from flat_tokens.stores.store import Store
 if TYPE_CHECKING:
     from flat_tokens.rows.packing import PackedDocumentsView
 
-from flat_tokens.manifest import MANIFEST, POINTER, SPLITS
+from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, VERSIONS
 
 STARTS_AT_A_TIME = 1 << 20
 
@@ -217,7 +217,7 @@ def resolve(store: Store) -> Store:
         return store
     if not isinstance(version, str) or {"/", "\0"} & set(version) or version in ("", ".", ".."):
         raise ValueError(f"{store.path(POINTER)}: {reprlib.repr(version)} is not the name of a version")
-    return store / "versions" / version
+    return store / VERSIONS / version
 
 
 def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:

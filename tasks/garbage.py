@@ -22,7 +22,23 @@ from flat_tokens.stores.local import make_directory, sync_directory
 from flat_tokens.stores.store import Store
 from tasks.models import Model, digest_of
 from tasks.output.leases import collecting, expired_leases, in_use
-from tasks.output.paths import CACHE, FILES, GROUPS, ORIGINS, PINS, QUARANTINE, RECEIPT, RUNS, STAGING, VERSIONS
+from tasks.output.paths import (
+    CACHE,
+    FILES,
+    GROUPS,
+    ORIGINS,
+    QUARANTINE,
+    RECEIPT,
+    RUNS,
+    STAGING,
+    VERSIONS,
+    origin_key,
+    pin_key,
+    receipt_key,
+    shard_key,
+    version_key,
+    version_store,
+)
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.staging import sweep
 from tasks.output.versions import Version, changed_at, list_versions, names_of, read_origin
@@ -109,7 +125,7 @@ def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list
 
 def _garbage(version: Version, policy: Policy) -> Garbage:
     why = f"not among the last {policy.keep_versions}, not in use since {version.last_used:%Y-%m-%d}"
-    return Garbage(kind="version", name=f"{VERSIONS}/{version.version}", byte_count=version.byte_count, why=why)
+    return Garbage(kind="version", name=version_key(version.version), byte_count=version.byte_count, why=why)
 
 
 def _limit(policy: Policy) -> datetime:
@@ -133,7 +149,7 @@ def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garb
 
 def _remove_version(root: Store, version: str) -> bool:
     """Remove a version, unless somebody has just made it the latest or pinned it. It is gone for readers at once."""
-    directory = f"{VERSIONS}/{version}"
+    directory = version_key(version)
     if root.is_local:
         with pointer_lock(root):
             if _is_wanted(root, version):
@@ -153,12 +169,12 @@ def _remove_version(root: Store, version: str) -> bool:
                 root.put(f"{directory}/{marker}", data)
             return False
         _remove_prefix(root, directory)
-    root.remove(f"{ORIGINS}/{version}.json")
+    root.remove(origin_key(version))
     return True
 
 
 def _is_wanted(root: Store, version: str) -> bool:
-    return read_pointer(root).version == version or root.exists(f"{PINS}/{version}.json")
+    return read_pointer(root).version == version or root.exists(pin_key(version))
 
 
 def _throw_away(root: Store, key: str) -> Path:
@@ -266,7 +282,7 @@ class Needs(NamedTuple):
 def needs_of(root: Store, kept: list[Version]) -> Needs:
     shards, files, converted = set(), set(), set()
     for version in kept:
-        made_of = read_manifest(root / VERSIONS / version.version)["provenance"]
+        made_of = read_manifest(version_store(root, version.version))["provenance"]
         decides = (made_of.get("tokenizer", {}).get("digest"), made_of.get("documents"), made_of.get("semantics"))
         for source in made_of.get("sources", ()):
             reading = [source.get("text_column"), source.get("id_column"), source.get("document_separator")]
@@ -281,7 +297,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
 def _unfinished_versions(root: Store, limit: datetime) -> Iterator[Garbage]:
     for version in names_of(root, VERSIONS):
         if not is_dataset(root, version):
-            name = f"{VERSIONS}/{version}"
+            name = version_key(version)
             size, newest = _size(root, name)
             if newest is None or newest < limit:
                 yield Garbage(kind="unfinished version", name=name, byte_count=size, why="never finished")
@@ -289,13 +305,13 @@ def _unfinished_versions(root: Store, limit: datetime) -> Iterator[Garbage]:
 
 def _unneeded_shards(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
     def judge(key: str) -> Garbage | None:
-        name = f"{CACHE}/{key}"
+        name = shard_key(key)
         try:
-            data = root.read(f"{name}/{RECEIPT}")
+            data = root.read(receipt_key(key))
             receipt = read_receipt(data)
             inputs = receipt.inputs
             parts = (inputs["file"][0], *(inputs[part] for part in ("reading", "tokenizer", "documents", "semantics")))
-            if digest_of(*parts) in needs.shards or not _is_before(root, f"{name}/{RECEIPT}", limit):
+            if digest_of(*parts) in needs.shards or not _is_before(root, receipt_key(key), limit):
                 return None
             return Garbage(kind="shard", name=name, byte_count=receipt.byte_count + len(data), why="no kept version needs it")
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, IndexError):

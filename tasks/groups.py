@@ -19,7 +19,7 @@ from tasks.config import Source
 from tasks.cores import available_cores
 from tasks.download.cut import CutFile
 from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, TokenShard, digest_of
-from tasks.output.paths import CACHE, GROUPS, RECEIPT, VERSIONS
+from tasks.output.paths import GROUPS, receipt_key, version_key
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
 from tasks.progress import Done, meter
@@ -174,9 +174,9 @@ def read_report(root: Store, digest: str, run: str) -> Report | None:
 
 def is_kept(root: Store, group: Group, report: Report) -> bool:
     """Whether the store has what a report says was made: garbage may have been collected since."""
-    keys = [f"{CACHE}/{shard.key}/{RECEIPT}" for shard in report.shards or ()]
+    keys = [receipt_key(shard.key) for shard in report.shards or ()]
     if isinstance(group.work, Spans):
-        keys += [f"{VERSIONS}/{group.work.version}/{stored.key}" for one in report.written or () for stored in one.objects]
+        keys += [f"{version_key(group.work.version)}/{stored.key}" for one in report.written or () for stored in one.objects]
     with ThreadPoolExecutor(READERS) as readers:
         return all(readers.map(root.exists, keys))
 

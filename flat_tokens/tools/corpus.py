@@ -16,12 +16,11 @@ from flat_tokens.arrays.opening import MAX_METADATA_BYTES, open_array, read_meta
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, open_any
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, read_manifest
+from flat_tokens.manifest import CACHE, MANIFEST, POINTER, RECEIPT, RUNS, SPLITS, VERSIONS, read_manifest
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.stores.store import Store
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 
-RECEIPT = "receipt.json"
 WINDOW_TOKENS = 1 << 17
 """Tokens looked at together: what is made of them stays in the processor's cache."""
 
@@ -170,7 +169,7 @@ def _is_prefix(root: Store) -> bool:
 
 def _refuse_unpublished(root: Store) -> None:
     """Name the versions where a path holds some, but nothing that says which of them is meant."""
-    versions = root if posixpath.basename(root.root) == "versions" else root / "versions"
+    versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
     if root.exists(POINTER) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
         return
     names = sorted(posixpath.basename(path.rstrip("/")) for path in versions.ask("ls", detail=False))
@@ -183,11 +182,11 @@ def _flat_tokens(root: Store, splits: dict[Any, Readable]) -> Corpus:
     parent, name = posixpath.split(store.root)
     above = Store(parent or "/", store.fs)
     if "max_token_id" not in read_metadata(store, "group")["attributes"]:
-        output = root if root != store else _output(above, "versions")
+        output = root if root != store else _output(above, VERSIONS)
         return Corpus(store.url, FLAT_TOKENS, "flat-tokens dataset", splits, store, manifest_of(store), output=output)
     (split,) = splits.values()
     if store.exists(RECEIPT):
-        output = _output(above, "_cache")
+        output = _output(above, CACHE)
         receipt = _read_receipt(store)
         return Corpus(
             store.url, FLAT_TOKENS, "token shard", {"shard": split}, store, _manifest_of_shard(output, receipt), receipt, output
@@ -195,7 +194,7 @@ def _flat_tokens(root: Store, splits: dict[Any, Readable]) -> Corpus:
     if name in SPLITS and (manifest := manifest_of(above)):
         grand = Store(posixpath.dirname(above.root) or "/", above.fs)
         kind = f"{name} split of a flat-tokens dataset"
-        return Corpus(store.url, FLAT_TOKENS, kind, {name: split}, above, manifest, output=_output(grand, "versions"))
+        return Corpus(store.url, FLAT_TOKENS, kind, {name: split}, above, manifest, output=_output(grand, VERSIONS))
     return Corpus(store.url, FLAT_TOKENS, "flat-tokens array", {name if name in SPLITS else "array": split}, store)
 
 
@@ -225,11 +224,11 @@ def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict
     """As much of a manifest as holds for a token shard too: its tokenizer, of which the shard knows the digest alone, from a
     version of the same output that has it.
     """
-    if output is None or not output.exists("versions"):
+    if output is None or not output.exists(VERSIONS):
         return {}
-    for path in sorted(output.ask("ls", "versions", detail=False)):
+    for path in sorted(output.ask("ls", VERSIONS, detail=False)):
         try:
-            provenance = manifest_of(output / "versions" / posixpath.basename(path.rstrip("/"))).get("provenance") or {}
+            provenance = manifest_of(output / VERSIONS / posixpath.basename(path.rstrip("/"))).get("provenance") or {}
             tokenizer = provenance.get("tokenizer") or {}
             if tokenizer.get("digest") == receipt["inputs"]["tokenizer"]:
                 return {"provenance": {"tokenizer": tokenizer}}
@@ -274,7 +273,7 @@ def run_of(corpus: Corpus) -> Run:
     nothing = Run((), None, None, None)
     if corpus.output is None:
         return nothing
-    runs, version = corpus.output / "runs", posixpath.basename(corpus.store.root)
+    runs, version = corpus.output / RUNS, posixpath.basename(corpus.store.root)
     try:
         names = [posixpath.basename(path) for path in runs.ask("ls", detail=False)]
         # A token shard is of no one version.
@@ -287,7 +286,7 @@ def run_of(corpus: Corpus) -> Run:
             tuple(source.get("path") for source in config["sources"]),
             tokenizer.get("name"),
             tokenizer.get("pattern"),
-            posixpath.join(scratch or corpus.output.path("_cache"), "files"),
+            posixpath.join(scratch or corpus.output.path(CACHE), "files"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return nothing

@@ -15,11 +15,11 @@ from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import MAX_PROBLEMS, Checked, adding_up, bytes_to_check, check_objects, check_published, check_split
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import POINTER
+from flat_tokens.manifest import POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import RECEIPT, Corpus, SourceFile, open_corpus, windows
+from flat_tokens.tools.corpus import Corpus, SourceFile, open_corpus, windows
 from flat_tokens.tools.sources import Locator, Place, digest_is, nameless, places_of, read_rows
 from flat_tokens.vocabulary import Vocabulary
 

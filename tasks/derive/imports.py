@@ -28,6 +28,7 @@ from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
+from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
@@ -137,7 +138,7 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -
     count = part.stop - part.start
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
-        columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
+        columns = [stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in DocumentArrays._fields]
 
         def written() -> Iterator[TokenBatch]:
             for batch in ahead(sequences.batches(part.start, part.stop)):

@@ -20,6 +20,7 @@ from flat_tokens.reader import FlatTokens, open_split, resolve
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import open_corpus, run_of, sources_of
 from tasks.models import Model, Split, digest_of
+from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.progress import meter
 from tasks.split.write import DOCUMENT_ARRAYS
 
@@ -112,7 +113,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens]) -> dict[str, Any
     has_documents = bool(sources_of(made_of, store.path(MANIFEST))) and _has_documents(store, splits)
     return {
         "name": name,
-        "version": version if above.rpartition("/")[2] == "versions" else None,
+        "version": version if above.rpartition("/")[2] == VERSIONS else None,
         "manifest_sha256": digest,
         "digest": digest,
         "layout": manifest.get("layout") if manifest.get("layout") in get_args(LayoutName) else None,
@@ -156,7 +157,7 @@ def _has_documents(store: Store, splits: dict[Split, FlatTokens]) -> bool:
     for name, split in splits.items():
         for column in DOCUMENT_ARRAYS:
             try:
-                array = open_array(store / f"documents/{name}/{column}", "uint64")
+                array = open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64")
             except FileNotFoundError:
                 return False
             if array.length != split.seq_count:

@@ -21,6 +21,7 @@ from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.stores.store import Store
 from tasks.derive.inputs import Input
 from tasks.models import Model, Split
+from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.split.write import DOCUMENT_ARRAYS
@@ -170,7 +171,7 @@ def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
         rows = np.arange(piece.start, piece.stop, dtype=np.uint64)
         number = np.full(len(rows), SPLITS.index(piece.split), np.uint64)
         return Facts(starts, np.load(Path(place.staging) / piece.made_keys), number, rows)
-    documents = Store.at(piece.location) / f"documents/{piece.split}"
+    documents = Store.at(piece.location) / f"{DOCUMENTS}/{piece.split}"
     arrays = (open_array(documents / name, "uint64") for name in DOCUMENT_ARRAYS)
     facts = Facts(starts, *(array.read(piece.start, piece.stop) for array in arrays))
     if len(facts.file) and (largest := int(facts.file.max())) >= piece.source_stops[-1]:

@@ -27,6 +27,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter
 from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, open_piece, read_runs, taken_of
 from tasks.models import Model, Split
+from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, document_spec
@@ -110,7 +111,7 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
             writer.append(TokenBatch(block, np.append(0, np.cumsum(lengths)).astype(np.uint64), 0))
             meter.add("shuffle", block.nbytes, len(lengths), len(block))
     for name, column in columns.items():
-        with ArrayWriter(store / "documents", name, spec) as column_writer:
+        with ArrayWriter(store / DOCUMENTS, name, spec) as column_writer:
             column_writer.append(column)
     sums = np.append(0, np.cumsum(taken.lengths[order]))
     return tuple(np.diff(sums[bounds]).tolist())
@@ -150,7 +151,7 @@ class Scattered(NamedTuple):
 def _open_scattered(path: str) -> Scattered:
     """Staging has a name of its own for each attempt, so what is open under it is what was written."""
     store = Store.at(path, read_once=True)
-    columns = (open_array(store / f"documents/{name}", "uint64") for name in Scattered._fields[1:])
+    columns = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in Scattered._fields[1:])
     return Scattered(open_split(store), *columns)
 
 

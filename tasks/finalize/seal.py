@@ -18,6 +18,7 @@ from flat_tokens.writer import commit
 from tasks.finalize.card import CARD, card
 from tasks.finalize.provenance import Provenance
 from tasks.finalize.totals import document_totals, repeated_keys, source_totals, split_totals
+from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec
@@ -28,7 +29,7 @@ from tasks.split.write import DOCUMENT_ARRAYS, Written
 def is_published(root: Store, version: str, layout: LayoutName) -> bool:
     """Whether the version is there: its root group's metadata is written when all else is."""
     marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
-    return root.exists(f"versions/{version}/{marker}")
+    return version_store(root, version).exists(marker)
 
 
 def write_version(
@@ -42,7 +43,7 @@ def write_version(
     verify_level: str,
 ) -> dict[str, Any]:
     """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
-    store = place.root / "versions" / version
+    store = version_store(place.root, version)
     totals: dict[str, Any] = split_totals(spans, written)
     repeated = repeated_keys(store, layout, totals, Path(place.staging))
     totals["documents"] = {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}
@@ -77,7 +78,7 @@ def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, 
     arrays = {
         f"{split}/encoded_tokens": (layout.encoded_tokens, totals["token_count"]),
         f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
-        **{f"documents/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in DOCUMENT_ARRAYS},
+        **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in DOCUMENT_ARRAYS},
     }
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
     attributes = {"max_token_id": totals["max_token_id"]}

@@ -19,6 +19,7 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.finalize.provenance import Provenance
 from tasks.models import TokenShard
+from tasks.output.paths import DOCUMENTS
 from tasks.shards.read import document_spec
 from tasks.split.spans import Extent, ShardPlace
 from tasks.split.write import Written
@@ -80,7 +81,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], stag
     written for the version, whose objects are larger and fewer than those of its shards.
     """
     spec = document_spec(LAYOUTS[layout])
-    columns = [StoredArray(store / f"documents/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
+    columns = [StoredArray(store / f"{DOCUMENTS}/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
 
     keys = (
         column.read(start, min(start + spec.object_length, column.length))

@@ -18,7 +18,7 @@ from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import MANIFEST, POINTER
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.store import Store
-from tasks.output.paths import STAGING
+from tasks.output.paths import STAGING, version_key, version_store
 from tasks.output.staging import sweep
 
 FORMER_KEPT = 100
@@ -147,7 +147,7 @@ def publish(root: Store, version: str, since: int) -> int:
 
 
 def manifest_digest(root: Store, version: str) -> str:
-    return hashlib.sha256(root.read(f"versions/{version}/{MANIFEST}")).hexdigest()
+    return hashlib.sha256(version_store(root, version).read(MANIFEST)).hexdigest()
 
 
 def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
@@ -175,7 +175,7 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
 
 def is_dataset(root: Store, version: str) -> bool:
     """Whether a version is there for readers, of whatever layout."""
-    return any(root.exists(f"versions/{version}/{marker}") for marker in MARKERS)
+    return any(version_store(root, version).exists(marker) for marker in MARKERS)
 
 
 @contextlib.contextmanager
@@ -283,7 +283,7 @@ def _link_latest(root: Store, version: str) -> None:
     """On a local disk, a symbolic link for people and for readers that know nothing of the pointer."""
     if not root.is_local:
         return
-    link, target = Path(root.path("latest")), f"versions/{version}"
+    link, target = Path(root.path("latest")), version_key(version)
     if link.is_symlink() and os.readlink(link) == target:
         return
     fresh = link.with_name(".latest.fresh")

@@ -15,7 +15,7 @@ from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.models import Model, PinnedSource, SourceFile
-from tasks.output.paths import ORIGINS, PINS, VERSIONS
+from tasks.output.paths import PINS, VERSIONS, origin_key, pin_key, version_store
 from tasks.output.pointer import MARKERS, Pointer, is_dataset, is_name, manifest_digest, move, pointer_lock, read_pointer
 
 
@@ -70,7 +70,7 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
 
 
 def describe(root: Store, version: str, pointer: Pointer) -> Version:
-    manifest = read_manifest(root / VERSIONS / version)
+    manifest = read_manifest(version_store(root, version))
     totals = manifest["totals"]
     until = {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
     state, since = ("latest", None) if version == pointer.version else until.get(version, ("other", None))
@@ -91,10 +91,10 @@ def describe(root: Store, version: str, pointer: Pointer) -> Version:
 
 def made_at(root: Store, version: str) -> datetime | None:
     """When a version was committed, by the store's clock."""
+    store = version_store(root, version)
     for marker in MARKERS:
-        key = f"{VERSIONS}/{version}/{marker}"
-        if root.exists(key):
-            return changed_at(root.info(key))
+        if store.exists(marker):
+            return changed_at(store.info(marker))
     return None
 
 
@@ -146,7 +146,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     version = before[-1] if name is None else find_version(root, name)
     if version == seen.version:
         raise ValueError(f"{root.url}: {version} is the latest version already")
-    verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
+    verify(version_store(root, version).url)
 
     def after(pointer: Pointer) -> Pointer:
         if pointer != seen:
@@ -165,9 +165,9 @@ def pin(root: Store, name: str, note: str = "") -> str:
     version = find_version(root, name)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     with pointer_lock(root):
-        root.put(f"{PINS}/{version}.json", (json.dumps({"at": at, "note": note}) + "\n").encode())
+        root.put(pin_key(version), (json.dumps({"at": at, "note": note}) + "\n").encode())
         if not is_dataset(root, version):
-            root.remove(f"{PINS}/{version}.json")
+            root.remove(pin_key(version))
             raise ValueError(f"{root.url}: version {version} has just been removed")
     return version
 
@@ -179,14 +179,14 @@ def unpin(root: Store, name: str) -> str:
     matching = [version for version in pinned if version.startswith(name)]
     if len(matching) != 1:
         raise ValueError(f"{root.url}: {name!r} is not pinned; pinned are: {', '.join(pinned) or 'none'}")
-    root.remove(f"{PINS}/{matching[0]}.json")
+    root.remove(pin_key(matching[0]))
     return matching[0]
 
 
 def pin_note(root: Store, version: str) -> str | None:
     """The note of a version's pin, None where it has none. A pin that cannot be read is a pin."""
     try:
-        note = json.loads(root.read(f"{PINS}/{version}.json")).get("note")
+        note = json.loads(root.read(pin_key(version))).get("note")
     except FileNotFoundError:
         return None
     except (ValueError, AttributeError):
@@ -206,13 +206,13 @@ def remember_origin(
         files=tuple(file.model_copy(update={"found": None}) for file in files),
     )
     if origin != known:
-        root.put(f"{ORIGINS}/{version}.json", (origin.model_dump_json() + "\n").encode())
+        root.put(origin_key(version), (origin.model_dump_json() + "\n").encode())
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
     """Where a version came from; None where it is not known, which costs time at most."""
     try:
-        return Origin.model_validate_json(root.read(f"{ORIGINS}/{version}.json"))
+        return Origin.model_validate_json(root.read(origin_key(version)))
     except (FileNotFoundError, ValueError):
         return None
 

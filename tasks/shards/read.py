@@ -12,7 +12,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
-from tasks.output.paths import CACHE
+from tasks.output.paths import DOCUMENTS, shard_key
 from tasks.shards.known_objects import KnownStore
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
@@ -33,8 +33,8 @@ class DocumentArrays(NamedTuple):
 
 
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
-    store = root / CACHE / shard.key
-    key, row = (open_array(store / f"documents/{name}", "uint64") for name in DocumentArrays._fields)
+    store = root / shard_key(shard.key)
+    key, row = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in DocumentArrays._fields)
     return open_split(store), DocumentArrays(key, row)
 
 
@@ -42,7 +42,7 @@ def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens
     """A shard of which the arrays *names* are about to be read. No store is asked for what the receipt tells."""
     if root.is_local:
         return open_shard(root, shard)
-    directory = f"{CACHE}/{shard.key}"
+    directory = shard_key(shard.key)
     store = KnownStore.of(root, directory, shard.objects, _metadata_of(shard))
     store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(names))
     return open_shard(store, shard)

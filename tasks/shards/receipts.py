@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flat_tokens.stores.store import Store
 from tasks.models import TokenShard, digest_of
-from tasks.output.paths import CACHE, QUARANTINE, RECEIPT
+from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
 from tasks.shards.known_objects import digest_all
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
     asked, missing = list(keys), list[str]()
     for first in range(0, len(asked), RECEIPTS_AT_ONCE):
         some = asked[first : first + RECEIPTS_AT_ONCE]
-        names = [f"{CACHE}/{key}/{RECEIPT}" for key in some]
+        names = [receipt_key(key) for key in some]
         if root.is_local:
             missing += [key for key, name in zip(some, names, strict=True) if not root.exists(name)]
             continue
@@ -75,7 +75,7 @@ def load_shard(root: Store, key: str) -> TokenShard | None:
 
 def _read_shard(root: Store, key: str) -> TokenShard | None:
     """The shard of *key*, None where it has no receipt. ValueError where it is not what was written."""
-    store = root / CACHE / key
+    store = root / shard_key(key)
     try:
         receipt = store.read(RECEIPT)
     except FileNotFoundError:
@@ -118,10 +118,9 @@ def put_aside(root: Store, key: str) -> None:
     """Move what lies under a shard's name out of the way, the receipt first, so that no half of it is ever trusted.
     To be called while ``repairing``.
     """
-    cache = root / CACHE
     if root.is_local:
         with contextlib.suppress(FileNotFoundError):
-            os.replace(cache.path(key), root.path(f"{QUARANTINE}/{key}-{uuid.uuid4().hex[:8]}"))
+            os.replace(root.path(shard_key(key)), root.path(f"{QUARANTINE}/{key}-{uuid.uuid4().hex[:8]}"))
         return
-    cache.remove(f"{key}/{RECEIPT}")
-    cache.remove(key)
+    root.remove(receipt_key(key))
+    root.remove(shard_key(key))

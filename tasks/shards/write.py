@@ -21,7 +21,7 @@ from flat_tokens.writer import FlatTokensWriter
 from tasks.download.cut import at_hand
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard
-from tasks.output.paths import CACHE, RECEIPT
+from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
@@ -55,7 +55,7 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
     tally, before = Tally(), 0
     with naming(recipe.sources, part.file.source), contextlib.ExitStack() as stack:
         writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
-        columns = [stack.enter_context(ArrayWriter(store, f"documents/{name}", spec)) for name in DocumentArrays._fields]
+        columns = [stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in DocumentArrays._fields]
         documents = read_documents(part, recipe.source(part), recipe.documents, tally)
         for batch, beside in token_batches(documents, engine, part, recipe, tally):
             writer.append(batch)
@@ -115,7 +115,7 @@ def _writable(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 def write_shard(draft: TokenShard, place: Place) -> TokenShard:
     """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same bytes."""
     root = place.root
-    staged, target = Path(place.staging) / draft.key, root / CACHE / draft.key
+    staged, target = Path(place.staging) / draft.key, root / shard_key(draft.key)
     if root.is_local:
         _move(root, staged, Path(target.root), draft)
     else:
@@ -138,10 +138,10 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
             sync_directory(target.parent)
             return
         # Without a receipt: left by a dead process, or being written by another one at this moment.
-        if _is_whole(root / CACHE / draft.key, draft):
+        if _is_whole(root / shard_key(draft.key), draft):
             return
         with repairing(root):
-            if not _is_whole(root / CACHE / draft.key, draft):
+            if not _is_whole(root / shard_key(draft.key), draft):
                 put_aside(root, draft.key)
     raise OSError(f"{target}: something else keeps writing there. Run the build again.")
 

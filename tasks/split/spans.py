@@ -12,6 +12,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Split, TokenShard
+from tasks.output.paths import DOCUMENTS
 from tasks.shards.read import open_arrays
 from tasks.split.rule import SplitRule
 
@@ -67,7 +68,7 @@ class Counts(NamedTuple):
 
 def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
     """How many sequences and tokens of each split a shard holds, from its keys and starts."""
-    tokens, documents = open_arrays(root, at.shard, "seq_starts", "documents/key")
+    tokens, documents = open_arrays(root, at.shard, "seq_starts", f"{DOCUMENTS}/key")
     here = (tokens.seq_count, tokens.token_count)
     if at.all_in is not None or rule.fraction == 0:
         return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)

@@ -14,6 +14,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import StoredObject
+from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec, open_arrays
@@ -68,7 +69,7 @@ def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, ve
 def store_tokens(at: Extent, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str) -> Written:
     """Write the objects of an extent of tokens: *tokens*, one array behind the other."""
     spec = LAYOUTS[layout].encoded_tokens
-    store = place.root / "versions" / version / at.split
+    store = version_store(place.root, version) / at.split
     largest = 0
     first = at.start // spec.object_length
     with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False) as writer:
@@ -83,11 +84,11 @@ def store_tokens(at: Extent, tokens: Iterable[npt.NDArray[np.uint32]], layout: L
 def store_documents(at: Extent, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
     """Write the objects of an extent of documents: seq_starts and, beside the arrays of the format, key, file and row."""
     spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
-    store = place.root / "versions" / version
+    store = version_store(place.root, version)
     first = at.start // spec.object_length
     starts = ArrayWriter(store / at.split, "seq_starts", spec, first_object=first, write_metadata=False)
     columns = {
-        name: ArrayWriter(store / f"documents/{at.split}", name, beside, first_object=first, write_metadata=False)
+        name: ArrayWriter(store / f"{DOCUMENTS}/{at.split}", name, beside, first_object=first, write_metadata=False)
         for name in DOCUMENT_ARRAYS
     }
     with starts, columns["key"], columns["file"], columns["row"]:
@@ -100,14 +101,14 @@ def store_documents(at: Extent, entries: Iterable[Entries], layout: LayoutName, 
             starts.append(np.array([at.last_entry], np.uint64))
     beside_objects = [stored for name in DOCUMENT_ARRAYS for stored in columns[name].objects]
     return Written(
-        (*_named(at.split, starts.objects), *_named(f"documents/{at.split}", beside_objects)),
+        (*_named(at.split, starts.objects), *_named(f"{DOCUMENTS}/{at.split}", beside_objects)),
         0,
     )
 
 
 def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
     """The span's tokens that come from one shard, in order."""
-    source, documents = open_arrays(place.root, at.shard, "seq_starts", "documents/key", "encoded_tokens")
+    source, documents = open_arrays(place.root, at.shard, "seq_starts", f"{DOCUMENTS}/key", "encoded_tokens")
     keep = chosen(span.split, at.all_in, rule, documents.key.read(0, source.seq_count))
     starts = source.seq_starts.read(0, source.seq_count + 1).astype(np.int64)
     # Kept documents that stand side by side make one run of tokens.
@@ -183,7 +184,7 @@ def _of_piece(
 
 def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Entries:
     """The span's documents that come from one shard."""
-    source, documents = open_arrays(place.root, at.shard, "seq_starts", "documents/key", "documents/row")
+    source, documents = open_arrays(place.root, at.shard, "seq_starts", f"{DOCUMENTS}/key", f"{DOCUMENTS}/row")
     keys = documents.key.read(0, source.seq_count)
     keep = np.flatnonzero(chosen(span.split, at.all_in, rule, keys))
     lengths = np.diff(source.seq_starts.read(0, source.seq_count + 1))[keep]
