@@ -29,6 +29,10 @@ Whole = Annotated[int, BeforeValidator(number)]
 Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
 
 
+READING = ("text_column", "id_column", "document_separator")
+"""The settings of a source that are part of the keys of its token shards."""
+
+
 class HubDataset(Model):
     """A dataset on the Hugging Face hub, or anything else that datasets.load_dataset takes by these names."""
 
@@ -78,7 +82,7 @@ class Source(Model):
 
     def reading(self) -> tuple[Any, ...]:
         """The settings that decide which documents a file holds."""
-        return (self.text_column, self.id_column, self.document_separator)
+        return tuple(getattr(self, setting) for setting in READING)
 
 
 class TokenizerConfig(Model):

@@ -43,6 +43,7 @@ from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.staging import sweep
 from tasks.output.versions import Version, changed_at, list_versions, names_of, read_origin
 from tasks.shards.receipts import read_receipt
+from tasks.shards.recipe import ingredients_needed, ingredients_of
 
 COLLECTED = "collected"
 """Below the staging: what is on its way out. The next build would sweep it, too."""
@@ -270,9 +271,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
 
 
 class Needs(NamedTuple):
-    """What kept versions would take from the cache: digests of what decides a shard besides its range; digests of files, and
-    of what ``datasets`` converted.
-    """
+    """Digests of what kept versions were made of: ingredients of shards, files, and what ``datasets`` converted."""
 
     shards: frozenset[str]
     files: frozenset[str]
@@ -283,12 +282,8 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
     shards, files, converted = set(), set(), set()
     for version in kept:
         made_of = read_manifest(version_store(root, version.version))["provenance"]
-        decides = (made_of.get("tokenizer", {}).get("digest"), made_of.get("documents"), made_of.get("semantics"))
-        for source in made_of.get("sources", ()):
-            reading = [source.get("text_column"), source.get("id_column"), source.get("document_separator")]
-            for file in source.get("files", ()):
-                files.add(file["sha256"])
-                shards.add(digest_of(file["sha256"], reading, *decides))
+        shards |= {ingredients.digest for ingredients in ingredients_needed(made_of)}
+        files |= {file["sha256"] for source in made_of.get("sources", ()) for file in source.get("files", ())}
         if origin := read_origin(root, version.version):
             converted |= {digest_of("converted", found.uri) for source in origin.pinned for found in source.files}
     return Needs(frozenset(shards), frozenset(files), frozenset(converted))
@@ -309,9 +304,7 @@ def _unneeded_shards(root: Store, needs: Needs, limit: datetime) -> Iterator[Gar
         try:
             data = root.read(receipt_key(key))
             receipt = read_receipt(data)
-            inputs = receipt.inputs
-            parts = (inputs["file"][0], *(inputs[part] for part in ("reading", "tokenizer", "documents", "semantics")))
-            if digest_of(*parts) in needs.shards or not _is_before(root, receipt_key(key), limit):
+            if ingredients_of(receipt.inputs).digest in needs.shards or not _is_before(root, receipt_key(key), limit):
                 return None
             return Garbage(kind="shard", name=name, byte_count=receipt.byte_count + len(data), why="no kept version needs it")
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, IndexError):

@@ -33,6 +33,7 @@ from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
 from tasks.shards.receipts import load_shard
+from tasks.shards.recipe import imported_content
 from tasks.shards.write import write_shard
 from tasks.tokenize.engines import Tokenizer
 
@@ -94,7 +95,7 @@ def digest_file(key: str, url: str) -> StoredObject:
 
 def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
     """Runs of about as many sequences each, so many that a part comes to about ``PART_BYTES``."""
-    content = digest_of(*map(list, stored))
+    content = imported_content(stored)
     parts = []
     for split in SPLITS:
         if split not in opened.splits:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
 from pydantic import Field
 
-from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from flat_tokens.stores.store import StoredObject
+from tasks.config import READING, DocumentPolicy, Source, TokenizerConfig
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
 from tasks.output.staging import Place
 
@@ -39,3 +43,46 @@ class Recipe(Model):
 
     def key(self, part: Slice) -> str:
         return digest_of(self.key_inputs(part))
+
+
+class Ingredients(NamedTuple):
+    """What the bytes of a token shard depend on besides its range: the same for all shards of a file, however it is sliced.
+    Values are as JSON has them, so that those of receipts and of manifests compare.
+    """
+
+    content: str
+    reading: list[Any]
+    tokenizer: str | None
+    documents: dict[str, Any] | None
+    semantics: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(*self)
+
+
+def ingredients_of(inputs: Mapping[str, Any]) -> Ingredients:
+    """The ingredients of a shard that was built or imported, from its receipt. LookupError where they are neither's."""
+    if "content" in inputs:
+        content, reading, documents = inputs["content"], [inputs["format"], inputs["options"]], None
+    else:
+        content, reading, documents = inputs["file"][0], inputs["reading"], inputs["documents"]
+    return Ingredients(content, reading, inputs["tokenizer"], documents, inputs["semantics"])
+
+
+def ingredients_needed(made_of: Mapping[str, Any]) -> Iterator[Ingredients]:
+    """The ingredients of all shards that a version with this provenance is written from, and maybe more."""
+    tokenizer, semantics = made_of.get("tokenizer", {}).get("digest"), made_of.get("semantics", "")
+    for source in made_of.get("sources", ()):
+        files = source.get("files", ())
+        if stored := [StoredObject(**part) for file in files for part in file.get("parts", ())]:
+            reading = [source.get("format"), source.get("options")]
+            yield Ingredients(imported_content(stored), reading, tokenizer or "", None, semantics)
+        for file in files:
+            reading = [source.get(setting) for setting in READING]
+            yield Ingredients(file["sha256"], reading, tokenizer, made_of.get("documents"), semantics)
+
+
+def imported_content(stored: Sequence[StoredObject]) -> str:
+    """The digest of all files of an import, whatever the order in which they are listed."""
+    return digest_of(*map(list, sorted(stored)))

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
+from flat_tokens import TokenBatch
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.export import export_of
+from flows.pipelines.exchange import export, import_files
+from flows.runners.threads import Threads
+from tasks.config import READING
+from tasks.derive.request import ImportRequest
 from tasks.garbage import Collected, Policy, collect
 from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
@@ -98,6 +104,46 @@ def test_shards_of_other_tokens_or_policies_go(output: str, tmp_path: Path, voca
     assert shards(root) == 1
     roll = build_files(output, tmp_path, "a", **changed, split_seed=1)
     assert read_pointer(root).version == roll
+
+
+@pytest.mark.parametrize("setting", READING)
+def test_shards_of_every_way_to_read_a_file_are_told_apart(output: str, tmp_path: Path, setting: str) -> None:
+    """The shards of the kept version stay; those of the other one, which differs in one setting, go."""
+    (tmp_path / "a.txt").write_text("one\n--\ntwo\n")
+    write_notes(tmp_path / "a.jsonl", 2)
+    name = "a.txt" if setting == "document_separator" else "a.jsonl"
+    other = {"text_column": "id", "id_column": "id", "document_separator": "--\n"}[setting]
+    root, keys = Store.at(output), []
+    for settings in ({}, {setting: other}):
+        source = {"path": str(tmp_path / name), **settings}
+        build_here({"output": output, "source": source, "tokenizer": "bytes", "scratch": str(tmp_path / "scratch")})
+        keys.append({key for key in names_of(root, "_cache") if key != "files"})
+    assert [item.name for item in collect(root, NOW, delete=True).garbage if item.kind == "shard"] == [f"_cache/{keys[0].pop()}"]
+    assert collect(root, NOW, delete=True).garbage == ()
+    assert shards(root) == 1
+
+
+@pytest.mark.parametrize("tokenizer", [None, {"name": "bytes"}], ids=["unknown", "known"])
+def test_shards_of_imports_stay_as_long_as_a_version_was_made_of_them(
+    output: str, tmp_path: Path, tokenizer: dict[str, str] | None
+) -> None:
+    """Of files of one split and of two, with options and without."""
+    root = Store.at(output)
+    for number, (train, validation, options) in enumerate(
+        (([[1, 2], [3]], [], {}), ([[4, 5]], [[6]], {}), ([[7]], [[8]], {"end_of_text": 99}))
+    ):
+        dataset, files = tmp_path / f"dataset-{number}", str(tmp_path / f"files-{number}")
+        flat_tokens.write_dataset(dataset, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+        format = "nanogpt" if options else "megatron"
+        with Threads(1) as runner:
+            export(export_of(str(dataset), format, options), files, runner)
+            request = {"path": files, "output": output, "format": format, "options": options, "tokenizer": tokenizer}
+            import_files(ImportRequest.model_validate({**request, "scratch": str(tmp_path / "scratch")}), runner)
+        before = shards(root)
+        gone = [item for item in collect(root, NOW, delete=True).garbage if item.kind == "shard"]
+        assert before == shards(root) + len(gone)
+        assert shards(root) == (2 if validation else 1)
+        assert {item.why for item in gone} == ({"no kept version needs it"} if number else set())
 
 
 def test_shards_of_any_slicing_of_a_kept_version_stay(tmp_path: Path) -> None:
