@@ -17,3 +17,13 @@ def extra(name: str, purpose: str) -> Any:
         raise ModuleNotFoundError(
             f"{purpose} needs the package {package!r}. Install it: pip install {package}", name=name
         ) from error
+
+
+class Later:
+    """An optional package, imported at the first use of one of its names."""
+
+    def __init__(self, name: str, purpose: str) -> None:
+        self._name, self._purpose = name, purpose
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(extra(self._name, self._purpose), attribute)

@@ -14,8 +14,9 @@ from pydantic import (
 )
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.text.formats import FileFormat
 from tasks.locations import Location, Output, local_path, place_of, readable
-from tasks.models import FileFormat, Model
+from tasks.models import Model
 
 
 def number(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import (
     BaseModel,
@@ -15,12 +15,12 @@ from pydantic import (
 
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import StoredObject
+from flat_tokens.text.formats import FileFormat
 
 FORMAT_SEMANTICS = "1"
 """Raised when the same input would give other bytes: it is part of every shard's key and every build's id."""
 
 Split = SplitName
-FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv"]
 
 
 def digest_of(*parts: Any) -> str:

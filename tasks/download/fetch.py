@@ -4,33 +4,28 @@ are compressed, read in place otherwise.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import errno
 import fcntl
-import gzip
 import hashlib
 import json
 import logging
-import lzma
 import os
 import uuid
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
+from flat_tokens.text.compression import compression_of, unpacked
+from flat_tokens.text.formats import HEAD_BYTES, detect_format
 from tasks.config import Source
 from tasks.download.sources import TIMEOUT, naming, pause, version_of
 from tasks.models import FoundFile, SourceFile, digest_of
 from tasks.text.documents import stamp
-from tasks.text.slices import COMPRESSIONS, detect_format
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES = 4 << 20
 RECEIVED_BYTES = 1 << 18
 """Bytes of a response that are lost, at most, when its connection breaks."""
 
@@ -40,9 +35,6 @@ UNKNOWN_BYTES = 1_000_000_000
 PARQUET = b"PAR1"
 END_BYTES = 1 << 20
 """Of a Parquet file: in most cases all that stands behind its data."""
-
-PACKED_BYTES = 1 << 10
-"""Compressed bytes unpacked at a time: few, for each may stand for 32 kB."""
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
@@ -60,21 +52,21 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
         raise ValueError(f"{found.name} cannot be read: {os.strerror(errno.EACCES)}. Get the right to read {path}.")
     before = stamp(os.fspath(path))
     sha256 = Store.at(path.parent).digest(path.name).sha256
-    unpacked, packed = path, _compression(path)
-    if packed:
-        unpacked = _unpack(path, found.name, packed, files / sha256)
+    here, ending = path, compression_of(_head(path))
+    if ending:
+        here = _unpack(path, found.name, ending, files / sha256)
     if stamp(os.fspath(path)) != before:
         raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
-    kind = detect_format(unpacked, found.name, source.format)
+    kind = detect_format(_head(here), found.name, source.format)
     return SourceFile(
         source=found.source,
         name=found.name,
-        location=os.fspath(unpacked.absolute()),
-        size=unpacked.stat().st_size,
+        location=os.fspath(here.absolute()),
+        size=here.stat().st_size,
         sha256=sha256,
         format=kind,
         split=found.split,
-        stamp=before if unpacked == path else stamp(os.fspath(unpacked)),
+        stamp=before if here == path else stamp(os.fspath(here)),
         found=found,
     )
 
@@ -268,13 +260,12 @@ def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
                 start += len(block)
 
 
-def _compression(path: Path) -> str | None:
+def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        head = file.read(10)
-    return next((suffix for suffix, magic in COMPRESSIONS.items() if magic.match(head)), None)
+        return file.read(HEAD_BYTES)
 
 
-def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
+def _unpack(path: Path, name: str, ending: str, target: Path) -> Path:
     """The unpacked file, so that it can be cut into slices; what is damaged is found before any of it is used."""
     note = target.with_suffix(".json")
     try:
@@ -285,50 +276,8 @@ def _unpack(path: Path, name: str, compression: str, target: Path) -> Path:
         pass
     store, temporary = Store.at(target.parent), target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     with path.open("rb") as file, store.create(temporary.name) as writer:
-        try:
-            for block in UNPACKERS[compression](file):
-                writer.write(block)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk, not the file
-            raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
+        for block in unpacked(file, ending, name):
+            writer.write(block)
     _settle(temporary, target, writer.stored.sha256)
     store.put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
     return target
-
-
-def _gunzip(file: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=file) as packed:
-        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
-
-
-def _bunzip2(file: BinaryIO) -> Iterator[bytes]:
-    with bz2.BZ2File(file) as packed:
-        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
-
-
-def _unxz(file: BinaryIO) -> Iterator[bytes]:
-    with lzma.LZMAFile(file) as packed:
-        yield from iter(lambda: packed.read(BLOCK_BYTES), b"")
-
-
-def _unzstd(file: BinaryIO) -> Iterator[bytes]:
-    import zstandard
-
-    decompressor: Any = None
-    while data := file.read(PACKED_BYTES):
-        while data:
-            if decompressor is None:
-                decompressor = zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield decompressor.decompress(data)
-            except zstandard.ZstdError as error:
-                raise ValueError(str(error)) from error
-            data = b""
-            if decompressor.eof:
-                data, decompressor = decompressor.unused_data, None
-    if decompressor is not None:
-        raise EOFError("the file ends within a compressed frame")
-
-
-UNPACKERS = {".gz": _gunzip, ".bz2": _bunzip2, ".xz": _unxz, ".zst": _unzstd}

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.text.rows import text_buffers
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,13 +41,6 @@ class Tokenizer:
     make_fast: Callable[[], Encode] | None
     decode: Callable[[list[int]], str]
     revision: str | None = None
-
-
-def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The bytes and offsets of an Arrow array of texts without nulls: uint8[n], int64[m + 1]. No copy."""
-    _, offsets, data = texts.buffers()
-    window = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else np.zeros(1, np.int64)
-    return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), window
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:

@@ -21,8 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.text.rows import text_buffers
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, awkward_texts, concatenate, gigatoken_encode, text_buffers
+from tasks.tokenize.engines import Encode, Tokenizer, Tokens, awkward_texts, concatenate, gigatoken_encode
 
 R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 CL100K = (

@@ -88,7 +88,7 @@ def test_what_is_not_text_is_not_reckoned_as_text(tmp_path: Path, name: str, sli
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
 def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_BYTES", 1000)
-    monkeypatch.setattr("tasks.text.documents.BATCH_BYTES", 2000)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 2000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
     check_estimate(plan(config), built(config), 0.1)
 

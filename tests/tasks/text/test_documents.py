@@ -18,10 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import tasks.text.documents
+from flat_tokens.text import jsonl, limits, parquet
+from flat_tokens.text.formats import FileFormat
+from flat_tokens.text.parquet import Room
 from tasks.config import DocumentPolicy, Source
-from tasks.models import FileFormat, Slice, SourceFile
-from tasks.text.documents import Room, Tally, read_documents, stamp
+from tasks.models import Slice, SourceFile
+from tasks.text.documents import Tally, read_documents, stamp
 from tasks.text.slices import plan_slices
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +83,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From then on, JSON lines are looked at one by one."""
 
     def switch() -> None:
-        monkeypatch.setattr(tasks.text.documents, "_parse_fast", lambda block, source, limit, tally, id_type: (None, id_type))
+        monkeypatch.setattr(jsonl, "_parse_fast", lambda *arguments: (None, arguments[-1]))
 
     return switch
 
@@ -181,7 +183,7 @@ def test_the_fast_parser_reads_what_the_slow_one_reads(
 
 
 def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.text.documents, "_parse_lines", None)
+    monkeypatch.setattr(jsonl, "_parse_lines", None)
     data = b'{"text":"a","more":null}\r\n{"text":"} or null","more":[{"x":1}]}\n{"more":1,"text":"\\n"}'
     assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == ["a", "} or null", "\n"]
 
@@ -316,10 +318,10 @@ IN_LITTLE_MEMORY = """
 import json, sys
 from pathlib import Path
 import pyarrow as pa
-import tasks.text.documents
+from flat_tokens.text import limits
 from tests.tasks.text.test_documents import plan_slices, read_documents, source_file, DocumentPolicy, Source, Tally
 
-tasks.text.documents.BATCH_BYTES, tasks.text.documents.LARGEST_BATCH = 1 << 20, 8 << 20
+limits.BATCH_BYTES, limits.LARGEST_BATCH = 1 << 20, 8 << 20
 path = Path(sys.argv[1])
 source = Source(path="x", id_column=sys.argv[2] or None)
 before, documents, size, largest = pa.total_allocated_bytes(), 0, 0, 0
@@ -395,7 +397,7 @@ def test_a_small_file_that_stands_for_much_text_takes_little_memory(
 
 def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["x" * 1000] * 1000, use_dictionary=False, compression="zstd")
-    monkeypatch.setattr(tasks.text.documents, "LARGEST_PAGE", 1 << 19)
+    monkeypatch.setattr(limits, "LARGEST_PAGE", 1 << 19)
     with pytest.raises(
         ValueError,
         match=r"^a.parquet: a page of column 'text' has 1,00\d,\d+ bytes when it is unpacked; 524,288 are allowed. Write the "
@@ -419,8 +421,8 @@ def test_headers_of_pages_that_cannot_be_read_make_batches_small_not_wrong(
         raise ValueError
 
     path = write_parquet(tmp_path / "a.parquet", [f"text {i}" for i in range(1000)], row_group_size=300)
-    monkeypatch.setattr(tasks.text.documents, "pages_of", unreadable)
-    monkeypatch.setattr(tasks.text.documents, "LARGEST_BATCH", 10_000)
+    monkeypatch.setattr(parquet, "pages_of", unreadable)
+    monkeypatch.setattr(limits, "LARGEST_BATCH", 10_000)
     assert read_all_of(path, DocumentPolicy()) == 1000
 
 
@@ -482,8 +484,8 @@ def test_what_is_not_unicode_becomes_one_replacement_character_a_fault(tmp_path:
 
 @pytest.mark.parametrize("data", [b'{"text":"%s"}\n', b"%s"], ids=["jsonl", "text"])
 def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", 1 << 16)
-    monkeypatch.setattr(tasks.text.documents, "LONGEST_LINE", 1 << 18)
+    monkeypatch.setattr(limits, "BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr(limits, "LONGEST_LINE", 1 << 18)
     kind: FileFormat = "jsonl" if b"{" in data else "text"
     path = tmp_path / "a"
     path.write_bytes(data % (b"x" * (32 << 20)) + b"#" * 3 + data % b"last")
@@ -506,8 +508,8 @@ def test_whether_a_document_is_too_long_does_not_depend_on_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """The text decides, up to lines of twice the cap; longer ones are not looked into."""
-    monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", block)
-    monkeypatch.setattr(tasks.text.documents, "LONGEST_LINE", 0)
+    monkeypatch.setattr(limits, "BATCH_BYTES", block)
+    monkeypatch.setattr(limits, "LONGEST_LINE", 0)
     lines = [
         b'{"text":"%s"}' % (b"x" * 40),  # 51 bytes: the text is as long as allowed
         b'{"text":"%s"}' % (b"x" * 41),
@@ -525,7 +527,7 @@ def test_whether_a_document_is_too_long_does_not_depend_on_blocks(
 def test_texts_between_separators_are_too_long_by_their_own_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", block)
+    monkeypatch.setattr(limits, "BATCH_BYTES", block)
     data = b"a" + b"##" + b"x" * 20 + b"##" + b"y" * 21 + b"##" + b"" + b"##" + b"z" * 50
     settings: dict[str, Any] = {"document_separator": "##", "documents": {"max_bytes": 20}}
     outcome = read_bytes(tmp_path / "a.txt", data, "text", "skip", **settings)
@@ -546,7 +548,7 @@ def change(path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileFormat, meddle: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", 64)
+    monkeypatch.setattr(limits, "BATCH_BYTES", 64)
     path = tmp_path / "a"
     if kind == "parquet":
         pq.write_table(pa.table({"text": [f"text {i}" for i in range(100)]}), path, use_dictionary=False)

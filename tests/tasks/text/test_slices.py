@@ -16,13 +16,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import tasks.text.documents
-import tasks.text.slices
 from flat_tokens.keys import document_keys
+from flat_tokens.text import limits
+from flat_tokens.text.formats import FileFormat, detect_format
+from flat_tokens.text.parquet import MAX_CUTS_OF_A_ROW_GROUP
 from tasks.config import DocumentPolicy, Source
-from tasks.models import FileFormat, Slice, SourceFile
+from tasks.models import Slice, SourceFile
 from tasks.text.documents import Tally, read_documents
-from tasks.text.slices import MAX_CUTS_OF_A_ROW_GROUP, detect_format, plan_slices
+from tasks.text.slices import plan_slices
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -105,8 +106,8 @@ def blocks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Read files in blocks of so many bytes."""
 
     def set_size(size: int) -> None:
-        monkeypatch.setattr(tasks.text.documents, "BATCH_BYTES", size)
-        monkeypatch.setattr(tasks.text.slices, "LOOK_BYTES", size)
+        monkeypatch.setattr(limits, "BATCH_BYTES", size)
+        monkeypatch.setattr(limits, "LOOK_BYTES", size)
 
     return set_size
 
@@ -133,7 +134,6 @@ def test_every_document_comes_once_in_order_with_its_row_and_key(
     rows_at_a_time: int,
 ) -> None:
     format_, write = WRITERS[kind]
-    path = tmp_path / "file"
     ids = [f"id {i // 2}" for i in range(len(texts))]
     write(path, pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), rows_at_a_time)
     source = Source(path="x", id_column="id" if with_ids else None)
@@ -224,11 +224,9 @@ def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> N
     ],
 )
 def test_formats_are_told_by_content_then_setting_then_name(
-    tmp_path: Path, head: bytes, name: str, wanted: Any, expected: FileFormat
+    head: bytes, name: str, wanted: Any, expected: FileFormat
 ) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(head)
-    assert detect_format(path, name, wanted) == expected
+    assert detect_format(head, name, wanted) == expected
 
 
 def bad_row_files(tmp_path: Path) -> dict[str, tuple[Path, FileFormat, Source]]:

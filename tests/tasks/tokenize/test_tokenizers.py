@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import tasks.tokenize.engines
 import tasks.tokenize.tokenizers
+from flat_tokens.text.rows import text_buffers
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
     Encode,
@@ -34,7 +35,6 @@ from tasks.tokenize.engines import (
     first_difference,
     large_string_array,
     may_use_fast_engine,
-    text_buffers,
 )
 from tasks.tokenize.tokenizers import load_tokenizer
 

@@ -1,0 +1,1 @@
+"""Source text: the formats of source files, and the only reader of each."""

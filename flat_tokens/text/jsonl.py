@@ -1,0 +1,197 @@
+"""JSON lines: a block at a time by Arrow's parser; a block that it does not take, line by line."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import Later
+from flat_tokens.text import limits
+from flat_tokens.text.blocks import BOM, blocks, byte_ranges
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, too_long
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.json as pj
+else:
+    # Optional and slow to import: at first use.
+    pa, pj = Later("pyarrow", "reading JSON lines"), Later("pyarrow.json", "reading JSON lines")
+
+MAX_BRACKETS = 1000
+"""Lines with more brackets go through the parser that survives deep nesting."""
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+NULL_BESIDE_OBJECT = re.compile(rb"\}[ \t\r]*null")
+
+codecs.register_error("lone-surrogate", lambda error: ("\ud800", error.end))  # type: ignore[attr-defined]
+
+
+def read(file: TextFile, part: Range) -> Iterator[Rows]:
+    start = seen = 0
+    id_type, limit = None, limits.longest_line(file.max_bytes)
+    for block, whole in blocks(file, part, b"\n", limit):
+        seen += len(block)
+        rows: Rows | None = None
+        if whole:
+            rows, id_type = _parse_fast(block, file, limit, start, seen, id_type)
+            rows = rows or _parse_lines(block, file, limit, start, seen)
+        else:
+            rows = Rows.of_lists(file, [], [], [], [_too_long(file, start)], end=start + 1, seen=seen)
+        yield rows
+        start = rows.end
+
+
+def _too_long(file: TextFile, row: int) -> tuple[int, str, str]:
+    return row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)
+
+
+def _parse_fast(
+    block: bytes, file: TextFile, limit: int, start: int, seen: int, id_type: pa.DataType | None
+) -> tuple[Rows | None, pa.DataType | None]:
+    """The lines of a block by Arrow's parser, and the type of their ids, which is tried first for the next block; None
+    where the parser does not take a line, so that each is looked at alone.
+    """
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(block))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    if (ends - starts).max() > limit or not _one_object_a_line(block, data, starts, ends) or _deeply_nested(data, starts):
+        return None, id_type
+    has_own_id = file.id_column not in (None, file.text_column)
+    types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != (id_type or pa.string()))
+    for kind in types if has_own_id else types[:1]:
+        fields = {file.text_column: pa.string(), **({file.id_column: kind} if has_own_id else {})}
+        try:
+            table = pj.read_json(
+                pa.BufferReader(block),
+                pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                pj.ParseOptions(pa.schema(fields), newlines_in_values=False, unexpected_field_behavior="ignore"),
+            )
+            columns = {name: table.column(name).combine_chunks() for name in fields}
+            for column in columns.values():
+                column.validate(full=True)
+        except pa.ArrowException:
+            continue
+        if table.num_rows != len(ends):  # several objects on a line
+            return None, id_type
+        end = start + len(ends)
+        ids = columns[file.id_column] if file.id_column else None
+        return Rows(columns[file.text_column], ids, np.arange(start, end), end, seen), kind
+    return None, id_type
+
+
+def _one_object_a_line(
+    block: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> bool:
+    """Whether each line begins and ends with an object, and no null follows an object. Arrow's parser does not see lines: it
+    takes blank ones and values that run over them, and a null between objects ends the process.
+    """
+    last = ends - 1
+    last = last - (data[last] == ord("\r"))
+    whole = (data[starts] == ord("{")).all() and (data[last] == ord("}")).all()
+    return bool(whole) and not (b"null" in block and NULL_BESIDE_OBJECT.search(block))
+
+
+def _deeply_nested(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> bool:
+    """Whether a line has so many brackets that it could exhaust the stack of Arrow's parser."""
+    brackets = (data | 0x20) == ord("{")  # '[' and '{' differ in this bit
+    if np.count_nonzero(brackets) <= MAX_BRACKETS:
+        return False
+    return bool(np.add.reduceat(brackets, starts, dtype=np.int64).max() > MAX_BRACKETS)
+
+
+def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:
+    """The lines of a block one by one, with what is wrong with each. Blank lines are no documents, but they are rows."""
+    texts: list[bytes | None] = []
+    ids: list[bytes | None] = []
+    rows: list[int] = []
+    faults: list[tuple[int, str, str]] = []
+    lines = block.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    for row, line in enumerate(lines, start):
+        if not line.strip():
+            continue
+        if len(line) > limit:
+            faults.append(_too_long(file, row))
+            continue
+        text, identity, fault = _parse_line(line, file)
+        if fault is not None:
+            faults.append((row, *fault))
+            continue
+        texts.append(text)
+        ids.append(identity)
+        rows.append(row)
+    return Rows.of_lists(file, texts, ids, rows, faults, end=start + len(lines), seen=seen)
+
+
+def _parse_line(line: bytes, file: TextFile) -> tuple[bytes | None, bytes | None, tuple[str, str] | None]:
+    """Text and id of one line, or what is wrong with it: (reason, detail)."""
+    try:
+        value = json.loads(line.decode("utf-8", "lone-surrogate"))
+    except RecursionError:
+        return None, None, ("malformed", "the line is JSON nested too deep")
+    except ValueError as error:
+        return None, None, ("malformed", f"the line is not JSON ({error})")
+    if not isinstance(value, dict):
+        return None, None, ("wrong_type", f"the line is a JSON {_json_type(value)}, not an object")
+    text = value.get(file.text_column)
+    if text is not None and not isinstance(text, str):
+        return None, None, ("wrong_type", f"{file.text_column!r} is a JSON {_json_type(text)}, not a string")
+    identity = value.get(file.id_column) if file.id_column else None
+    if isinstance(identity, bool | float | dict | list):
+        return None, None, ("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer")
+    if isinstance(identity, str) and SURROGATE.search(identity):
+        return None, None, ("invalid_unicode", f"{file.id_column!r} is not valid UTF-8")
+    return None if text is None else _to_bytes(text), None if identity is None else str(identity).encode(), None
+
+
+def _to_bytes(text: str) -> bytes:
+    """UTF-8 of a string, in which each lone surrogate becomes a byte that no UTF-8 has, to be seen later."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return SURROGATE.sub("\udcff", text).encode("utf-8", "surrogateescape")
+
+
+def _json_type(value: Any) -> str:
+    names: Iterable[tuple[type, str]] = ((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (list, "array"))
+    return next((name for kind, name in names if isinstance(value, kind)), "object" if value is not None else "null")
+
+
+def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
+    _check_keys(file)
+    yield from byte_ranges(file, b"\n", range_bytes)
+
+
+def _check_keys(file: TextFile) -> None:
+    """Check the keys of the first lines. Lines that are not JSON objects are left to the policy for documents."""
+    keys: dict[str, None] = {}
+    with file.open() as opened:
+        head = opened.read(limits.LOOK_BYTES).removeprefix(BOM)
+        whole = head if file.size <= limits.LOOK_BYTES else head[: head.rfind(b"\n") + 1]
+    for line in whole.splitlines()[:1000]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            keys.update(dict.fromkeys(value))
+    if keys:
+        check_columns(file, pa.schema([(key, pa.string()) for key in keys]))
+
+
+def rows_before(file: TextFile, part: Range) -> int:
+    with file.open() as opened:
+        starts = range(0, part.start, limits.BATCH_BYTES)
+        return sum(opened.read(min(limits.BATCH_BYTES, part.start - start)).count(b"\n") for start in starts)
+
+
+JSONL = SourceFormat((".jsonl", ".ndjson", ".json"), ranges, read, rows_before)

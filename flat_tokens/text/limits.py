@@ -1,0 +1,23 @@
+"""Limits that bound the memory of reading. Readers look them up here at each use, so that tests can set them."""
+
+BATCH_BYTES = 4 << 20
+"""Text read at a time: enough for the engines, small enough that its buffers are used again and again."""
+
+BATCH_ROWS = 1 << 16
+
+LARGEST_BATCH = 1 << 27
+"""Bytes of rows that are read together where a file says little about the size of its pages' values."""
+
+LARGEST_PAGE = 1 << 29
+"""Bytes that a page of a Parquet file may always have; a page may also have twice the bytes of a document."""
+
+LONGEST_LINE = 8 << 20
+"""Bytes that a line of JSON or a row of CSV may always have; it may also have twice the bytes of a document."""
+
+LOOK_BYTES = 1 << 20
+"""Bytes that planning reads of a file at a time."""
+
+
+def longest_line(max_bytes: int) -> int:
+    """Bytes of the longest line that is parsed: a line has more than the document, which may have *max_bytes*."""
+    return max(2 * max_bytes, LONGEST_LINE)

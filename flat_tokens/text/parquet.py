@@ -1,0 +1,218 @@
+"""Parquet files: row groups, read in batches whose size the headers of their pages tell."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from flat_tokens.extras import Later
+from flat_tokens.text import limits
+from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, cut, neighbours
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    # Optional and slow to import: at first use.
+    pa, pq = Later("pyarrow", "reading Parquet files"), Later("pyarrow.parquet", "reading Parquet files")
+
+MAX_CUTS_OF_A_ROW_GROUP = 8
+
+
+def read(file: TextFile, part: Range) -> Iterator[Rows]:
+    with _opened(file) as parquet:
+        columns = _pages_of_columns(parquet, file, part)
+        largest = max((page.most_bytes for pages in columns for page in pages), default=0)
+        groups = range(part.start, part.stop)
+        first, last = part.rows or (0, sum(parquet.metadata.row_group(i).num_rows for i in groups))
+        start = 0
+        with _room_for_pages.taken(largest):
+            for batch in _even(_batches(parquet, list(groups), file.columns, first, last, columns)):
+                seen = part.text_bytes * (start + len(batch)) // (last - first)
+                yield Rows.of_batch(file, batch, start, seen)
+                start += len(batch)
+
+
+@contextlib.contextmanager
+def _opened(file: TextFile) -> Iterator[pq.ParquetFile]:
+    """A file read in small pieces, its page checksums checked where it has them."""
+    with contextlib.ExitStack() as stack:
+        opened = file.path if file.is_local else stack.enter_context(file.open())
+        settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
+        yield stack.enter_context(pq.ParquetFile(opened, **settings))
+
+
+def _batches(
+    parquet: pq.ParquetFile, groups: list[int], names: list[str], first: int, last: int, columns: list[list[Page]]
+) -> Iterator[pa.RecordBatch]:
+    """Rows *first* to *last* of row groups, as many at a time as are sure to fit in memory."""
+    at = 0  # rows of the row groups -> rows of the range
+    batches: Iterator[pa.RecordBatch] | None = None
+    most = (limits.BATCH_BYTES, limits.LARGEST_BATCH, limits.BATCH_ROWS)
+    for length in common_lengths([batch_lengths(pages, *most) for pages in columns]):
+        if batches is None:
+            batches = parquet.iter_batches(length, groups, names, use_threads=False)
+        parquet.reader.set_batch_size(length)
+        batch = next(batches, None)
+        if batch is None:
+            break
+        low, high = max(first - at, 0), min(last - at, len(batch))
+        at += len(batch)
+        if low < high:
+            yield batch.slice(low, high - low)
+        if at >= last:
+            return
+    if at < last:
+        raise OSError(f"it ends after {at} of {last} rows")
+
+
+def _pages_of_columns(parquet: pq.ParquetFile, file: TextFile, part: Range) -> list[list[Page]]:
+    """The pages of each column of a range. ValueError where one is larger than any document makes it."""
+    metadata = parquet.metadata
+    leaf = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    limit = max(limits.LARGEST_PAGE, 2 * file.max_bytes)
+    columns: list[list[Page]] = []
+    with file.open() as opened:
+        for name in file.columns:
+            chunks = [metadata.row_group(i).column(leaf[name]) for i in range(part.start, part.stop)]
+            rows = [metadata.row_group(i).num_rows for i in range(part.start, part.stop)]
+            columns.append([page for chunk, count in zip(chunks, rows, strict=True) for page in _pages(opened, chunk, count)])
+            if (largest := max((page.most_bytes for page in columns[-1]), default=0)) > limit:
+                raise ValueError(
+                    f"{file.name}: a page of column {name!r} has {largest:,} bytes when it is unpacked; {limit:,} are "
+                    "allowed. Write the file with smaller pages, or raise documents.max_bytes."
+                )
+    return columns
+
+
+def _pages(opened: BinaryIO, chunk: pq.ColumnChunkMetaData, rows: int) -> list[Page]:
+    """The pages of a column chunk."""
+    if chunk.physical_type != "BYTE_ARRAY":
+        return [Page(rows, 0, 8, for_each_row=True)]
+    try:
+        return list(pages_of(opened, min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))), rows))
+    except ValueError:
+        # The library decides whether the pages can be read; no value is longer than all of them together.
+        size = chunk.total_uncompressed_size
+        return [Page(rows, size, size, for_each_row=True)]
+
+
+class Room:
+    """Memory that threads share. A thread that wants more than is left waits for the others, at last until it is alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._size)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+_room_for_pages = Room(limits.LARGEST_PAGE)
+
+
+def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about BATCH_BYTES: small ones are joined, large ones cut."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.nbytes > 2 * limits.BATCH_BYTES or any(pa.types.is_dictionary(column.type) for column in batch.columns):
+            yield from _joined(held)
+            held, size = [], 0
+            yield from cut(batch)
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= limits.BATCH_BYTES // 2 or sum(map(len, held)) >= limits.BATCH_ROWS:
+            yield from _joined(held)
+            held, size = [], 0
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if batches:
+        yield batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+class Footer:
+    """An open file that cannot be read any more once it is ``sealed``: further reads raise _Unread."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sealed = file, False
+
+    def read(self, size: int = -1) -> bytes:
+        if self.sealed:
+            raise _Unread
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Unread(Exception):  # noqa: N818  nothing is wrong
+    pass
+
+
+@contextlib.contextmanager
+def _metadata(file: TextFile) -> Iterator[pq.FileMetaData]:
+    """The metadata of a file that has the columns and whose footer is sound."""
+    with file.open() as opened:
+        footer = Footer(opened)
+        with pq.ParquetFile(footer, pre_buffer=True) as parquet:
+            check_columns(file, parquet.schema_arrow)
+            # A damaged footer is refused before a column chunk's metadata is asked for: the library raises an error when it is
+            # about to read all of them, but ends the process when it is asked for one.
+            footer.sealed = True
+            with contextlib.suppress(_Unread):
+                next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), file.columns, use_threads=False), None)
+            yield parquet.metadata
+
+
+def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
+    with _metadata(file) as metadata:
+        leaf = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(file.text_column)
+        sizes = [metadata.row_group(i).column(leaf).total_uncompressed_size for i in range(metadata.num_row_groups)]
+        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        if sum(rows) != metadata.num_rows:
+            raise OSError(f"its row groups have {sum(rows)} rows, but it says {metadata.num_rows}")
+    for start, stop in neighbours(sizes, range_bytes):
+        size = sum(sizes[start:stop])
+        cuts = min(-(-size // range_bytes), MAX_CUTS_OF_A_ROW_GROUP, rows[start]) if stop == start + 1 else 1
+        if cuts <= 1:
+            yield Range(start, stop, None, size)
+            continue
+        # Every range of a row group decodes what stands before it, so a giant one is cut a few times only.
+        for i in range(cuts):
+            yield Range(start, stop, (rows[start] * i // cuts, rows[start] * (i + 1) // cuts), size // cuts)
+
+
+def rows_before(file: TextFile, part: Range) -> int:
+    with _opened(file) as parquet:
+        before: int = sum(parquet.metadata.row_group(i).num_rows for i in range(part.start))
+    return before + (part.rows[0] if part.rows else 0)
+
+
+def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
+    """The row groups that hold any of *rows*."""
+    with _metadata(file) as metadata:
+        counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    first = 0
+    for group, count in enumerate(counts):
+        if any(first <= row < first + count for row in rows):
+            yield Range(group, group + 1, None, 0), first
+        first += count
+
+
+PARQUET = SourceFormat((".parquet",), ranges, read, rows_before, begins=(b"PAR1",), holding=holding)
