@@ -191,11 +191,14 @@ def as_unicode(values: pa.Array) -> tuple[pa.LargeStringArray, list[int]]:
     return pa.array(mended, pa.large_string()), wrong
 
 
+def ids_as_text(ids: pa.Array) -> pa.LargeStringArray:
+    """Ids as text, integers by their digits."""
+    return to_large(ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids)
+
+
 def keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> npt.NDArray[np.uint64]:
-    """Keys of documents without nulls, uint64[n]: of their ids, integers by their digits, or else of their texts."""
-    if ids is not None:
-        texts = to_large(ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids)
-    return document_keys(*text_buffers(texts))
+    """Keys of documents without nulls, uint64[n]: of their ids, or else of their texts."""
+    return document_keys(*text_buffers(texts if ids is None else ids_as_text(ids)))
 
 
 def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens.tools.sources
+from flat_tokens.text import limits
 from flat_tokens.tools.corpus import Source, SourceFile, open_corpus
 from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
@@ -59,10 +61,19 @@ def jsonl_gz(path: Path) -> None:
     path.write_bytes(gzip.compress(lines()))
 
 
-def jsonl_zst(path: Path) -> None:
-    """Two frames, as appending makes them."""
-    half = len(lines()) // 2
-    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(part) for part in (lines()[:half], lines()[half:])))
+def text_file(path: Path) -> None:
+    path.write_bytes("--".join(TEXTS).encode())
+
+
+def packed(compress: Callable[[bytes], bytes], write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """A file of another kind, compressed in two halves, as appending makes them."""
+
+    def write_packed(path: Path) -> None:
+        write(path)
+        data = path.read_bytes()
+        path.write_bytes(compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :]))
+
+    return write_packed
 
 
 def table_of_values(delimiter: str) -> Callable[[Path], None]:
@@ -81,10 +92,6 @@ def table_of_values(delimiter: str) -> Callable[[Path], None]:
     return write
 
 
-def text_file(path: Path) -> None:
-    path.write_bytes("--".join(TEXTS).encode())
-
-
 def whole_file(path: Path) -> None:
     path.write_text(TEXTS[2])
 
@@ -97,7 +104,12 @@ FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "x.jsonl": (jsonl, {"id_column": "id"}),
     "y.jsonl": (jsonl, {}),
     "x.jsonl.gz": (jsonl_gz, {"id_column": "id"}),
-    "x.jsonl.zst": (jsonl_zst, {"id_column": "id"}),
+    "x.jsonl.zst": (packed(zstandard.ZstdCompressor().compress, jsonl), {"id_column": "id"}),
+    "x.jsonl.bz2": (packed(bz2.compress, jsonl), {"id_column": "id"}),
+    "x.txt.xz": (packed(lzma.compress, text_file), {"document_separator": "--"}),
+    "x.csv.bz2": (packed(bz2.compress, table_of_values(",")), {"id_column": "id"}),
+    "x.tsv.xz": (packed(lzma.compress, table_of_values("\t")), {}),
+    "x.parquet.gz": (packed(gzip.compress, parquet), {}),
     "x.csv": (table_of_values(","), {"id_column": "id"}),
     "x.tsv": (table_of_values("\t"), {}),
     "x.txt": (text_file, {"document_separator": "--"}),
@@ -111,7 +123,7 @@ def test_every_document_is_read_again_as_the_build_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_bytes: int
 ) -> None:
     """Same key, same tokens, whichever way the file holds its rows."""
-    monkeypatch.setattr(flat_tokens.tools.sources, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(limits, "BATCH_BYTES", block_bytes)
     write, settings = FILES[name]
     write(tmp_path / name)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
@@ -155,7 +167,12 @@ def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[SourceF
     return file, Source("source", "local files", None, {"format": "auto", "text_column": "text", **settings}, (file,))
 
 
-@given(st.text("ab-\n", max_size=40), st.sets(st.integers(0, 45)), st.integers(1, 9), st.sampled_from(["-", "--", "a-", "\n"]))
+@given(
+    st.text("ab-\n", min_size=1, max_size=40),
+    st.sets(st.integers(0, 45)),
+    st.integers(1, 9),
+    st.sampled_from(["-", "--", "a-", "\n"]),
+)
 def test_any_rows_of_a_text_file_are_what_stands_between_separators(
     tmp_path_factory: pytest.TempPathFactory, text: str, wanted: set[int], block_bytes: int, separator: str
 ) -> None:
@@ -165,7 +182,7 @@ def test_any_rows_of_a_text_file_are_what_stands_between_separators(
     if not pieces[-1]:
         pieces.pop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.tools.sources, "BLOCK_BYTES", block_bytes)
+        patch.setattr(limits, "BATCH_BYTES", block_bytes)
         file, source = file_and_source("pieces.txt", text.encode(), document_separator=separator)
         rows = read_rows(str(path), file, source, wanted)
     assert {i: row.text for i, row in rows.items()} == {i: pieces[i] for i in wanted if i < len(pieces)}
@@ -182,7 +199,7 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path: Path) -> None:
 def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
     FILES[name][0](tmp_path / name)
     file, source = file_and_source(name, b"", text_column="content")
-    with pytest.raises(ValueError, match=rf"{name} has .*id, text"):
+    with pytest.raises(ValueError, match=rf"{name} has .*'id', 'text'"):
         read_rows(str(tmp_path / name), file, source, [0])
 
 
@@ -194,8 +211,17 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "x.parquet"), file, source, [0])
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines() * 50)[:200])
     file, source = file_and_source("x.jsonl.gz", b"")
-    with pytest.raises(ValueError, match=r"x\.jsonl\.gz: cannot be read as jsonl"):
+    with pytest.raises(ValueError, match=r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"):
         read_rows(str(tmp_path / "x.jsonl.gz"), file, source, [10_000])
+
+
+def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path: Path) -> None:
+    content = b'text\n"a\nb"\n"c'
+    (tmp_path / "x.csv").write_bytes(content)
+    file, source = file_and_source("x.csv", content)
+    assert read_rows(str(tmp_path / "x.csv"), file, source, []) == {}
+    with pytest.raises(ValueError, match=r"x\.csv: cannot be read as csv: x\.csv, row 1: a quote is not closed"):
+        read_rows(str(tmp_path / "x.csv"), file, source, [0])
 
 
 @pytest.fixture

@@ -373,8 +373,7 @@ def test_packed_files_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert Path(file.location).read_bytes() == BODY
     assert (file.size, file.format) == (len(BODY), "jsonl")
     assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr("tasks.download.fetch._gunzip", None)
-    monkeypatch.setattr("tasks.download.fetch._unzstd", None)
+    monkeypatch.setattr("tasks.download.fetch.unpacked", None)
     assert fetch(local(path), tmp_path / "scratch") == file
 
 

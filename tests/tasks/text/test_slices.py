@@ -134,6 +134,7 @@ def test_every_document_comes_once_in_order_with_its_row_and_key(
     rows_at_a_time: int,
 ) -> None:
     format_, write = WRITERS[kind]
+    path = tmp_path / "file"
     ids = [f"id {i // 2}" for i in range(len(texts))]
     write(path, pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), rows_at_a_time)
     source = Source(path="x", id_column="id" if with_ids else None)
@@ -223,9 +224,7 @@ def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> N
         (b"[not json]", "a.txt", "auto", "text"),
     ],
 )
-def test_formats_are_told_by_content_then_setting_then_name(
-    head: bytes, name: str, wanted: Any, expected: FileFormat
-) -> None:
+def test_formats_are_told_by_content_then_setting_then_name(head: bytes, name: str, wanted: Any, expected: FileFormat) -> None:
     assert detect_format(head, name, wanted) == expected
 
 
