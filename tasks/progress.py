@@ -1,9 +1,11 @@
-"""How far the work of this process has come: counted by the tasks, shown by whoever watches."""
+"""How far the work of this process has come, as its tasks count it; and calls that are repeated while it goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 
@@ -99,3 +101,23 @@ class Meter:
 
 
 meter = Meter()
+
+
+@contextlib.contextmanager
+def repeating(seconds: float, call: Callable[[], object], name: str, patience: float | None = None) -> Iterator[None]:
+    """Call *call* every so many seconds in a thread of that name until the block ends, and wait for its last call, at most
+    *patience* seconds. *call* handles its own errors.
+    """
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(patience)

@@ -1,21 +1,22 @@
-"""Asking a store again what it may answer later: which errors pass, how long one waits, and when one gives up."""
+"""The one loop that retries: which errors are transient, how long it waits, and when it gives up."""
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 180.0
-"""No try begins later than this after the first one failed."""
+"""No try of a store begins later than this after the first one failed."""
 FIRST_WAIT = 0.25
 LONGEST_WAIT = 20.0
 SILENCE_SECONDS = 30.0
@@ -41,35 +42,83 @@ PASSING = frozenset(
 """Errors of the clients of stores: their package and their name, or that of a class above theirs."""
 
 
-def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS) -> T:
-    """What *call* returns, asked again while its errors are such as pass, for *patience* seconds at most.
-
-    *call* must do no harm when it is done twice: an answer may have been lost, not the question. TimeoutError, naming *what*,
-    where the store never answered; other errors as they are, at once.
+class Tries(NamedTuple):
+    """How long an answer is waited for. The waits double from the first one to the longest, each cut short at random by up to a
+    half. It is given up after so many *attempts*, and *patience* seconds after the first failure.
     """
-    failures, deadline = 0, 0.0
+
+    first_wait: float
+    longest_wait: float
+    attempts: int | None = None
+    patience: float | None = None
+
+
+def retry(
+    call: Callable[[], T],
+    tries: Tries,
+    tell: Callable[[Exception, float], None],
+    *,
+    passes: Callable[[Exception], bool] | None = None,
+    give_up: Callable[[Exception, int], Exception] = lambda error, failures: error,
+    asked_wait: Callable[[Exception], float] = lambda error: 0.0,
+    progress: Callable[[], int] = int,
+) -> T:
+    """Call *call* and return its result. Retry after errors that pass, by default those of ``may_pass``.
+
+    *call* must do no harm when it is done twice: an answer may have been lost, not the question. Each failure is handed to
+    *tell*, with the seconds until the next try. *give_up* makes the error that is raised of the last one and the number of
+    failures. *asked_wait*: how long the server wants us to wait. *progress*: a number whose growth makes the failures before it
+    count no more.
+    """
+    failures, reached, deadline = 0, progress(), 0.0
     while True:
         try:
             return call()
         except Exception as error:
-            if not may_pass(error):
-                raise
-            now = time.monotonic()
-            deadline = deadline or now + patience
+            now, before, reached = time.monotonic(), reached, progress()
+            if reached > before or not failures:
+                failures, deadline = 0, now + (math.inf if tries.patience is None else tries.patience)
             # At random, or all that were refused together would come back together.
-            wait = min(LONGEST_WAIT, FIRST_WAIT * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
+            wait = min(tries.longest_wait, tries.first_wait * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
+            wait = min(tries.longest_wait, max(wait, asked_wait(error)))
             failures += 1
-            if now + wait > deadline:
-                raise TimeoutError(
-                    f"{what}: no answer in {failures} tries ({brief(error)}). Run the same command again when the store answers."
-                ) from error
-            logger.warning("%s: %s; trying again in %.1f s", what, brief(error), wait)
+            if failures == tries.attempts or now + wait > deadline or not (passes or may_pass)(error):
+                if (final := give_up(error, failures)) is error:
+                    raise
+                raise final from error
+            tell(error, wait)
             time.sleep(wait)
 
 
+def teller(log: logging.Logger, what: str, describe: Callable[[Exception], str]) -> Callable[[Exception, float], None]:
+    """Warns of each failure of *what* in a line."""
+
+    def tell(error: Exception, wait: float) -> None:
+        log.warning("%s: %s; trying again in %s s", what, describe(error), f"{wait:.1f}".removesuffix(".0"))
+
+    return tell
+
+
+def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS) -> T:
+    """Call *call* and return its result. Retry transient errors of a store for up to *patience* seconds.
+
+    TimeoutError, naming *what*, where the store never answered; other errors as they are, at once.
+    """
+
+    def give_up(error: Exception, failures: int) -> Exception:
+        if not may_pass(error):
+            return error
+        return TimeoutError(
+            f"{what}: no answer in {failures} tries ({brief(error)}). Run the same command again when the store answers."
+        )
+
+    tries = Tries(FIRST_WAIT, LONGEST_WAIT, patience=patience)
+    return retry(call, tries, teller(logger, what, brief), give_up=give_up)
+
+
 def may_pass(error: BaseException) -> bool:
-    """Whether the same question may be answered later: busy servers, broken and silent connections. What is forbidden or not
-    there, and what is wrong with a name or a certificate, stays so; but for fsspec, what a web server does not tell is not there.
+    """Whether an error is transient: of a busy server, or a broken or silent connection. What is forbidden or missing, and a
+    wrong name or certificate, stays so. A FileNotFoundError that fsspec made of a transient error passes too.
     """
     if (status := status_of(error)) is not None:
         return status in RETRIED_STATUS
@@ -86,33 +135,45 @@ def may_pass(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error came from, as far as its client tells it."""
-    for cause in causes(error):
-        response: Any = getattr(cause, "response", None)
-        if isinstance(response, dict):  # of botocore
-            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:
-            # Others than gcsfs call a code what their parser thinks of half an answer.
-            code = getattr(cause, "code", None) if type(cause).__module__.startswith("gcsfs.") else None
-            found = getattr(response, "status_code", None) or getattr(cause, "status", None) or code
-        if isinstance(found, int | str) and str(found).isdigit() and 100 <= int(found) < 600:
-            return int(found)
-    return None
+    return next((status for cause in causes(error) if (status := own_status(cause)) is not None), None)
+
+
+def own_status(error: BaseException) -> int | None:
+    """The HTTP status that an error tells itself, whatever led to it."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # of botocore
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        # Others than gcsfs call a code what their parser thinks of half an answer.
+        code = getattr(error, "code", None) if type(error).__module__.startswith("gcsfs.") else None
+        found = getattr(response, "status_code", None) or getattr(error, "status", None) or code
+    return int(found) if isinstance(found, int | str) and str(found).isdigit() and 100 <= int(found) < 600 else None
+
+
+def retry_after(error: BaseException) -> float:
+    """Seconds that a server wants us to wait, by the ``Retry-After`` of its answer; 0 where it names none, or a date."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    asked = str(headers.get("Retry-After", "")).strip()
+    return float(asked) if asked.isdigit() else 0.0
 
 
 def brief(error: BaseException) -> str:
-    """What an error of a store or the network comes down to, in one line."""
+    """The first cause of an error, in one line."""
     cause = list(causes(error))[-1]
     said = getattr(cause, "strerror", None) if isinstance(cause, OSError) else None
     return " ".join(str(said or cause).split()) or type(cause).__name__
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what led to it, from the outermost to the first."""
+def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An error and what led to it, from the outermost to the first. *hidden*: also the errors that were handled when another
+    one was raised.
+    """
     seen: set[int] = set()
-    cause: Any = error
-    while isinstance(cause, BaseException) and id(cause) not in seen:
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         yield cause
-        # What the library for connections raises has its reason within.
+        # The library for connections puts the reason into its errors' arguments.
         inner = cause.args[0] if cause.args else None
-        cause = inner if isinstance(inner, BaseException) else getattr(cause, "reason", None) or cause.__cause__
+        links = (inner, getattr(cause, "reason", None), cause.__cause__, cause.__context__ if hidden else None)
+        cause = next((link for link in links if isinstance(link, BaseException)), None)

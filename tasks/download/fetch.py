@@ -20,7 +20,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text.compression import compression_of, unpacked
 from flat_tokens.text.formats import HEAD_BYTES, detect_format
 from tasks.config import Source
-from tasks.download.sources import TIMEOUT, naming, pause, version_of
+from tasks.download.sources import TIMEOUT, fetching, naming, version_of
 from tasks.models import FoundFile, SourceFile, digest_of
 from tasks.text.documents import stamp
 
@@ -185,29 +185,26 @@ def _fetched_before(note: Path, files: Path) -> Path | None:
 
 def _fetch(found: FoundFile, target: Path) -> str:
     """Fetch a file, going on where a connection broke; its sha256."""
-    failures = size = furthest = 0
+    size = furthest = 0
     sha256 = hashlib.sha256()
     state: dict[str, str] = {}
+
+    def go_on() -> None:
+        nonlocal size, furthest, sha256
+        for start, block in _blocks(found, size, state):
+            if start < size:
+                file.seek(start)
+                file.truncate()
+                sha256, size = hashlib.sha256(), start
+            file.write(block)
+            sha256.update(block)
+            size += len(block)
+            furthest = max(furthest, size)
+        if found.size is not None and size < found.size:
+            raise ConnectionError(f"ended after {size} of {found.size} bytes")
+
     with target.open("wb") as file:
-        while True:
-            try:
-                for start, block in _blocks(found, size, state):
-                    if start < size:
-                        file.seek(start)
-                        file.truncate()
-                        sha256, size = hashlib.sha256(), start
-                    file.write(block)
-                    sha256.update(block)
-                    size += len(block)
-                    if size > furthest:
-                        furthest, failures = size, 0
-                if found.size is not None and size < found.size:
-                    raise ConnectionError(f"ended after {size} of {found.size} bytes")
-            except Exception as error:  # noqa: BLE001  # every file system has errors of its own; pause() raises again
-                failures += 1
-                pause(error, failures, found.uri)
-            else:
-                break
+        fetching(go_on, found.uri, lambda: furthest)
         if found.size is not None and size != found.size:
             raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
         file.flush()

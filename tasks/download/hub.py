@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import random
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
@@ -24,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flat_tokens.stores.local import sync_directory
+from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
 from tasks.config import HubDataset, Source
 from tasks.models import FoundFile, PinnedSource, Split, digest_of
 
@@ -45,9 +44,9 @@ ROWS_AT_ONCE = 1000
 BYTES_AT_ONCE = 32 << 20
 
 ATTEMPTS = 6
-FIRST_WAIT = 1.0
 LONGEST_WAIT = 300.0
 """The hub counts requests in windows of five minutes."""
+TRIES = Tries(first_wait=1.0, longest_wait=LONGEST_WAIT, attempts=ATTEMPTS)
 TIMEOUT = 30.0
 
 
@@ -338,39 +337,26 @@ def _ask(
     worn_out: type[Exception] = ValueError,
     passing: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What *call* gives, tried again where the fault may pass. Otherwise one sentence and the next step: *worn_out* where the
-    hub did not answer in ATTEMPTS tries, ValueError where it would never give *what*. Faults of the local disk are raised as
-    they are.
+    """Call *call* and return its result. Retry errors of the network, and those of *passing*. Otherwise one sentence and the
+    next step: *worn_out* where the hub did not answer in ATTEMPTS tries, ValueError where it would never give *what*. Faults of
+    the local disk are raised as they are.
     """
-    for failures in range(1, ATTEMPTS + 1):
-        try:
-            return call()
-        except UnsuitableError as error:
-            fault: Exception = ValueError(str(error))
-        except Exception as error:
-            may_pass = _may_pass(error) or isinstance(error, passing)
-            if not may_pass and isinstance(error, OSError) and error.errno is not None:
-                raise
-            if not may_pass or failures == ATTEMPTS:
-                logger.debug("%s", what, exc_info=error)
-                fault = (worn_out if may_pass else ValueError)(_explained(error, what, revision, may_pass))
-            else:
-                wait = _wait(error, failures)
-                logger.warning("%s: %s; trying again in %.0f s", what, _brief(_telling(error)), wait)
-                time.sleep(wait)
-                continue
-        raise fault  # outside of the handler: the libraries' long traces are for the debug log
-    raise AssertionError("unreachable")
 
+    def passes(error: Exception) -> bool:
+        return not isinstance(error, UnsuitableError) and (_may_pass(error) or isinstance(error, passing))
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what led to it, even where a library hides that."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
+    tell = teller(logger, what, lambda error: _brief(_telling(error)))
+    try:
+        return retry(call, TRIES, tell, passes=passes, asked_wait=_asked_wait)
+    except UnsuitableError as error:
+        fault: Exception = ValueError(str(error))
+    except Exception as error:
+        may_pass = passes(error)
+        if not may_pass and isinstance(error, OSError) and error.errno is not None:
+            raise
+        logger.debug("%s", what, exc_info=error)
+        fault = (worn_out if may_pass else ValueError)(_explained(error, what, revision, may_pass))
+    raise fault  # outside of the handler: the libraries' long traces are for the debug log
 
 
 def _utilities() -> Any:
@@ -382,15 +368,10 @@ def _network_faults() -> tuple[type[BaseException], ...]:
     return (_utilities().httpx.TransportError, ConnectionError, TimeoutError)
 
 
-def _status(error: BaseException) -> int | None:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
-
-
 def _telling(error: BaseException) -> BaseException:
     """The exception that says what happened on the network; the outermost where none does."""
     network = _network_faults()
-    return next((link for link in _chain(error) if _status(link) or isinstance(link, network)), error)
+    return next((link for link in causes(error, hidden=True) if own_status(link) or isinstance(link, network)), error)
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -398,7 +379,7 @@ def _may_pass(error: BaseException) -> bool:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     telling = _telling(error)
-    if (status := _status(telling)) is not None:
+    if (status := own_status(telling)) is not None:
         return status in (408, 429) or status >= 500
     if isinstance(telling, OfflineModeIsEnabled):
         return False
@@ -406,20 +387,17 @@ def _may_pass(error: BaseException) -> bool:
     return cut_short or isinstance(telling, _network_faults())
 
 
-def _wait(error: BaseException, failures: int) -> float:
-    """Seconds until the next try: what the server asks for, at least about twice as long as the last time."""
-    with_jitter: float = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.5, 1.0)  # noqa: S311
-    headers = getattr(getattr(_telling(error), "response", None), "headers", None) or {}
-    limit = _utilities().parse_ratelimit_headers(headers)
-    asked = str(headers.get("Retry-After", "")).strip()
-    seconds = float(asked) if asked.isdigit() else float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0
-    return min(LONGEST_WAIT, max(seconds, with_jitter))
+def _asked_wait(error: BaseException) -> float:
+    """Seconds that the hub wants us to wait: by ``Retry-After``, else until its window of requests ends."""
+    telling = _telling(error)
+    limit = _utilities().parse_ratelimit_headers(getattr(getattr(telling, "response", None), "headers", None) or {})
+    return retry_after(telling) or (float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0)
 
 
 def _brief(error: BaseException) -> str:
     """An exception in one line, without the request's id."""
     lines = [re.sub(r" \(Request ID: [^)]*\)", "", line).strip().rstrip(".") for line in str(error).splitlines()]
-    status = _status(error)
+    status = own_status(error)
     first = f"HTTP status {status}" if status else next(filter(None, lines), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -447,7 +425,7 @@ def _explained(error: BaseException, what: str, revision: str | None, may_pass: 
         return f"there is no {what} at {hub}, or it is private. Check the name, and HF_TOKEN if it is private."
     if isinstance(error, errors.HFValidationError):
         return f"{what} is not named as on the hub, ORGANISATION/NAME. Check source.hub.path and source.hub.revision."
-    if _status(telling) in (401, 403):
+    if own_status(telling) in (401, 403):
         return f"the hub at {hub} refuses {what} ({_brief(telling)}). Check HF_TOKEN."
     return (
         f"{what} at revision {revision!r} cannot be read ({_brief(error)}). Name its files with source.path "

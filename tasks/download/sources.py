@@ -7,21 +7,21 @@ import errno
 import logging
 import os
 import posixpath
-import random
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from flat_tokens.stores.retry import brief, may_pass, status_of
+from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.locations import local_path
 from tasks.models import FoundFile, PinnedSource
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters of a file's name that no list of files can show."""
 
 ATTEMPTS = 8
-LONGEST_WAIT = 60.0
+TRIES = Tries(first_wait=1.0, longest_wait=60.0, attempts=ATTEMPTS)
 TIMEOUT = (10, 60)
 CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 
@@ -231,39 +231,43 @@ def _http_info(url: str) -> dict[str, Any]:
     import requests
 
     headers = {"Accept-Encoding": "identity"}
-    failures, ask = 0, requests.head
-    while True:
-        try:
-            with ask(url, headers=headers, stream=True, allow_redirects=True, timeout=TIMEOUT) as response:
-                if response.status_code in (403, 405, 501) and ask is requests.head:  # not every server answers HEAD
-                    ask = requests.get
-                    continue
-                if response.status_code in (404, 410):
-                    raise FileNotFoundError(url)
+
+    ask = requests.head
+
+    def look() -> requests.Response:
+        nonlocal ask
+        with ask(url, headers=headers, stream=True, allow_redirects=True, timeout=TIMEOUT) as response:
+            if response.status_code in (403, 405, 501) and ask is requests.head:  # not every server answers HEAD
+                ask = requests.get
+                return look()
+            if response.status_code not in (404, 410):
                 response.raise_for_status()
-                length = response.headers.get("Content-Length", "") if "Content-Encoding" not in response.headers else ""
-                etag = response.headers.get("ETag", "")
-                strong = None if etag.startswith("W/") else etag
-                return {"name": url, "size": int(length) if length.isdigit() else None, "ETag": strong}
-        except requests.RequestException as error:
-            failures += 1
-            pause(error, failures, url)
+            return response
+
+    response = fetching(look, url)
+    if not response.ok:
+        raise FileNotFoundError(url)
+    length = response.headers.get("Content-Length", "") if "Content-Encoding" not in response.headers else ""
+    etag = response.headers.get("ETag", "")
+    strong = None if etag.startswith("W/") else etag
+    return {"name": url, "size": int(length) if length.isdigit() else None, "ETag": strong}
 
 
-def pause(error: Exception, failures: int, what: str) -> None:
-    """Wait before *what* is asked for again, longer each time, as a server that is busy asks for. OSError where that would
-    not help, and after enough tries.
+def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int) -> T:
+    """Call *call*, which asks a server for *what*, and return its result. Retry transient errors, no sooner than the server
+    wants; *progress* gives it new tries. OSError where another try would not help, and after enough of them.
     """
-    response = getattr(error, "response", None)
-    status = status_of(error)
-    # The library's own words may hold the signed address of a redirection.
-    problem = f"HTTP status {status} {getattr(response, 'reason', '')}".rstrip() if status is not None else brief(error)
-    if failures >= ATTEMPTS or not may_pass(error):
+
+    def give_up(error: Exception, failures: int) -> Exception:
         tries = "1 try" if failures == 1 else f"{failures} tries"
-        raise OSError(f"{what} cannot be fetched ({tries}): {problem}") from error
-    wait = min(LONGEST_WAIT, 0.5 * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311
-    asked = str((getattr(response, "headers", None) or {}).get("Retry-After", ""))
-    if asked.isdigit():  # it may also be a date
-        wait = min(LONGEST_WAIT, max(float(asked), wait))
-    logger.warning("%s: %s; trying again in %.0f s", what, problem, wait)
-    time.sleep(wait)
+        return OSError(f"{what} cannot be fetched ({tries}): {_problem(error)}")
+
+    tell = teller(logger, what, _problem)
+    return retry(call, TRIES, tell, give_up=give_up, asked_wait=retry_after, progress=progress)
+
+
+def _problem(error: Exception) -> str:
+    """Not in the library's own words, which may hold the signed address of a redirection."""
+    if (status := status_of(error)) is None:
+        return brief(error)
+    return f"HTTP status {status} {getattr(getattr(error, 'response', None), 'reason', '')}".rstrip()

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import platform
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.store import Store
 from tasks.output.paths import CACHE, RUNNING
+from tasks.progress import repeating
 
 logger = logging.getLogger(__name__)
 
@@ -130,23 +130,17 @@ def _lease(root: Store, what: str) -> Iterator[None]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         root.put(key, json.dumps({"at": now, "host": platform.node(), "process": os.getpid()}).encode())
 
-    done = threading.Event()
-
     def keep_alive() -> None:
-        while not done.wait(RENEW_SECONDS):
-            try:
-                renew()
-            except Exception as error:  # noqa: BLE001  # every store has errors of its own, and there is another time
-                logger.warning("The lease %s could not be renewed: %s", root.path(key), error)
+        try:
+            renew()
+        except Exception as error:  # noqa: BLE001  # every store has errors of its own, and there is another time
+            logger.warning("The lease %s could not be renewed: %s", root.path(key), error)
 
     renew()
-    thread = threading.Thread(target=keep_alive, name="lease", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(RENEW_SECONDS, keep_alive, "lease"):
+            yield
     finally:
-        done.set()
-        thread.join()
         try:
             replace(root, patience=LEAVING_SECONDS).remove(key)
         except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,8 @@ SEEDS = range(6)
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
-    quick = types.SimpleNamespace(sleep=lambda seconds: None)
-    monkeypatch.setattr(tasks.download.sources, "time", quick)
-    monkeypatch.setattr(tasks.download.hub, "time", quick)
+    quick = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
+    monkeypatch.setattr(flat_tokens.stores.retry, "time", quick)
     for module in (tasks.download.sources, tasks.download.fetch):
         monkeypatch.setattr(module, "TIMEOUT", (10, 1.5))
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)

@@ -14,7 +14,7 @@ import requests
 from aiohttp.http_exceptions import ContentLengthError
 
 import flat_tokens.stores.retry
-from flat_tokens.stores.retry import FIRST_WAIT, LONGEST_WAIT, brief, may_pass, persist, status_of
+from flat_tokens.stores.retry import FIRST_WAIT, LONGEST_WAIT, Tries, brief, may_pass, persist, retry, status_of
 
 
 class Clock:
@@ -92,6 +92,24 @@ def test_what_does_not_pass_is_raised_as_it_is(clock: Clock, error: Exception) -
         persist(failing(1, error), "store")
     assert raised.value is error
     assert clock.waits == []
+
+
+@pytest.mark.parametrize(("progress", "tries"), [([0] * 9, 3), ([0, 1, 1, 2, 2, 2], 5)], ids=["none", "some"])
+def test_tries_are_counted_since_the_last_progress(clock: Clock, progress: list[int], tries: int) -> None:
+    """The last error is handed on with their number; a server may ask for longer waits, up to the longest one."""
+    reached, told = iter(progress), list[str]()
+    with pytest.raises(OSError, match=r"^given up after 3$") as raised:
+        retry(
+            failing(10**6, ConnectionResetError("reset")),
+            Tries(first_wait=1, longest_wait=30, attempts=3),
+            lambda error, wait: told.append(f"{error} {wait}"),
+            give_up=lambda error, failures: OSError(f"given up after {failures}"),
+            asked_wait=lambda error: 20 if len(told) else 100,
+            progress=lambda: next(reached),
+        )
+    assert str(raised.value.__cause__) == "reset"
+    assert clock.waits == [30, *[20] * (tries - 2)]
+    assert told == [f"reset {wait}" for wait in clock.waits]
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,6 @@ import fsspec
 import pytest
 import zstandard
 
-import tasks.download.sources
 from flat_tokens.stores.store import ObjectWriter, Store
 from tasks.config import Source
 from tasks.download.fetch import bytes_to_cut, fetch_file
@@ -138,7 +138,7 @@ def server() -> Iterator[Server]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Instead of waiting, note for how long."""
     noted: list[float] = []
-    monkeypatch.setattr(tasks.download.sources.time, "sleep", noted.append)
+    monkeypatch.setattr(time, "sleep", noted.append)
     return noted
 
 
