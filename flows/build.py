@@ -1,4 +1,4 @@
-"""The build as a Prefect flow: the order is in ``flows.order``, here each stage's work becomes tasks that people can watch."""
+"""The build as a Prefect flow: what is done is in ``flows.pipelines.build``; here people watch it."""
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.

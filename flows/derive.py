@@ -1,42 +1,21 @@
-"""What is made of whole datasets, as Prefect flows: the order is in ``flows.derive``, here its work becomes tasks."""
+"""Merge, subset, shuffle and relayout as Prefect flows: what is done is in ``flows.pipelines.derive``; here people watch it."""
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from prefect import Task, flow
+from prefect import flow
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LayoutName
 from flows.credentials import credentials
-from flows.pipelines.derive import DerivedResult, conclude, derive
-from flows.runners.prefect_tasks import AGAIN, PrefectTasks
+from flows.pipelines.derive import DerivedResult, derive
+from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import dataset_name, watched
 from flows.watch.summaries import show_derived
-from tasks.derive.inputs import examine
-from tasks.derive.pieces import count_hashes, count_piece, make_keys
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
-from tasks.derive.shuffle import scatter
-from tasks.derive.write import write_stretch
 from tasks.locations import Location, Output
 from tasks.models import Split
-
-
-def as_task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., Any]:
-    """A function as a task whose work is done again when the network or a store failed, never when the input is bad."""
-    return Task(function, name=name, task_run_name=run_name, **AGAIN)
-
-
-TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
-    examine: as_task(examine, "examine", "examine {path_or_url}"),
-    make_keys: as_task(make_keys, "make-keys", "make keys of {piece.label}"),
-    count_hashes: as_task(count_hashes, "sample", "sample {piece.label}"),
-    count_piece: as_task(count_piece, "count", "count {piece.label}"),
-    scatter: as_task(scatter, "shuffle", "shuffle {piece.label}"),
-    write_stretch: as_task(write_stretch, "write", "write {stretch.label}"),
-    conclude: as_task(conclude, "finalize", "finalize {version}"),
-}
 
 Workers = Annotated[int, Field(ge=1, le=256)] | None
 Level = Literal["quick", "full"]
@@ -46,7 +25,7 @@ def run(request: DeriveRequest) -> DerivedResult:
     with credentials():
         inputs = [dataset_name(path) for path in request.inputs]
         name = request.name or inputs[0]
-        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(request.workers, TASKS) as runner:
+        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(request.workers) as runner:
             result = derive(request, runner)
         show_derived(request, result)
     return result

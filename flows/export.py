@@ -2,18 +2,16 @@
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from prefect import Task, flow
+from prefect import flow
 from pydantic import Field
 
 from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.export import export_of, finish, write_part
+from flat_tokens.tools.export import export_of
 from flows.credentials import credentials
-from flows.derive import as_task
-from flows.pipelines.exchange import ExportResult, export
+from flows.pipelines.export import ExportResult, export
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import counted, dataset_name, watched
 from flows.watch.summaries import show_export
@@ -21,11 +19,6 @@ from tasks.locations import Location, Output
 from tasks.models import Split
 
 FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
-
-TASKS: Mapping[Callable[..., Any], Task[..., Any]] = {
-    write_part: as_task(write_part, "export", "export {part.key}"),
-    finish: as_task(finish, "finish", "finish {path_or_url}"),
-}
 
 
 @flow(name="export-dataset", flow_run_name="export {dataset} to {format}", persist_result=False)
@@ -49,7 +42,7 @@ def export_dataset(
     """
     with credentials():
         name = dataset_name(dataset)
-        with watched(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers, TASKS) as runner:
+        with watched(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers) as runner:
             request = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
             result = export(request, output, runner)
         show_export(name, request, result)

@@ -11,8 +11,9 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.credentials import credentials
-from flows.pipelines.build import BuildResult, check_output, scratch_of
-from flows.pipelines.retokenize import BESIDE, base_of, read_text, rerun, reruns_of, short_name
+from flows.pipelines.build import BuildResult
+from flows.pipelines.publish import scratch_of
+from flows.pipelines.retokenize import BESIDE, plan_reruns, read_text, rerun, short_name
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
@@ -21,7 +22,6 @@ from flows.watch.summaries import show
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.locations import Location
 from tasks.output.leases import sharing
-from tasks.output.versions import check_distinct
 
 
 def run_name() -> str:
@@ -52,11 +52,7 @@ def retokenize_dataset(
     results = []
     with credentials(), contextlib.ExitStack() as held:
         with watched(name, tags):
-            base = base_of(dataset)
-            configs = reruns_of(base, tokenizers, output)
-            check_distinct([base.config.output, *(config.output for config in configs)])
-            for config in configs:
-                check_output(config)
+            base, configs = plan_reruns(dataset, tokenizers, output)
             held.enter_context(sharing(scratch_of(configs[0])))
             runner = held.enter_context(runner_of(base.config))
             text = read_text(base, configs[0], runner)

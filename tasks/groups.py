@@ -1,4 +1,4 @@
-"""Groups: parts of a build for other processes. What is to be done is an object in the store, what became of it another."""
+"""Groups: parts of a build for other processes. The work of a group is an object in the store, its report another."""
 
 from __future__ import annotations
 
@@ -7,27 +7,19 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.store import Store
-from tasks.config import Source
 from tasks.cores import available_cores
-from tasks.download.cut import CutFile
-from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, TokenShard, digest_of
-from tasks.output.paths import GROUPS, receipt_key, version_key
+from tasks.models import FORMAT_SEMANTICS, Model, digest_of
+from tasks.output.paths import GROUPS
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
 from tasks.progress import Done, meter
-from tasks.shards.recipe import Recipe
-from tasks.split.rule import SplitRule
-from tasks.split.spans import Span
-from tasks.split.write import Written
-from tasks.tokenize.tokenizers import load_tokenizer
 
 READERS = 16
 
@@ -35,36 +27,17 @@ LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, 
 """Errors that another try would meet again: bad input, faults of ours, files and packages that a machine does not have."""
 
 
-class Files(Model):
-    """Files to fetch, to take the digest of and to cut into slices."""
+class GroupStep(Model):
+    """A stage by its name, and what all items of the group share in it, as JSON."""
 
-    kind: Literal["fetch"] = "fetch"
-    files: tuple[FoundFile, ...]
-    sources: tuple[Source, ...]
-    slice_bytes: int
-
-
-class Slices(Model):
-    """Slices to tokenize."""
-
-    kind: Literal["tokenize"] = "tokenize"
-    recipe: Recipe
-    slices: tuple[Slice, ...]
-
-
-class Spans(Model):
-    """Spans of the final arrays to write below ``versions/<version>``."""
-
-    kind: Literal["write"] = "write"
-    spans: tuple[Span, ...]
-    rule: SplitRule
-    layout: LayoutName
-    version: str
+    stage: str
+    shared: tuple[JsonValue, ...]
 
 
 class Group(Model):
-    """Work for a process of its own, and where: the same work, the same digest. ``keep_files``: fetched files stay in the scratch
-    directory, for others; without it they go with the group.
+    """Items to take through some steps, for a process of its own: the same work, the same digest. ``keep_files``: fetched
+    files stay in the scratch directory, for others; without it they go with the group. ``labels``: the items, as people see
+    them.
     """
 
     output: str
@@ -72,7 +45,9 @@ class Group(Model):
     keep_files: bool
     workers: int | None
     report_seconds: float
-    work: Annotated[Files | Slices | Spans, Field(discriminator="kind")]
+    steps: tuple[GroupStep, ...] = Field(min_length=1)
+    items: tuple[JsonValue, ...]
+    labels: tuple[str, ...]
     semantics: str = FORMAT_SEMANTICS
 
     @property
@@ -80,14 +55,9 @@ class Group(Model):
         return digest_of(self.model_dump(mode="json"))
 
     @property
-    def items(self) -> tuple[FoundFile, ...] | tuple[Slice, ...] | tuple[Span, ...]:
-        match self.work:
-            case Files():
-                return self.work.files
-            case Slices():
-                return self.work.slices
-            case Spans():
-                return self.work.spans
+    def stage(self) -> str:
+        """The name of the first stage."""
+        return self.steps[0].stage
 
     def place(self, attempt: Place) -> Place:
         """Where an attempt at the group writes."""
@@ -95,8 +65,8 @@ class Group(Model):
 
     @property
     def label(self) -> str:
-        labels = [item.label for item in self.items]
-        return labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]} ({len(labels)})"
+        first, last = self.labels[0], self.labels[-1]
+        return first if len(self.labels) == 1 else f"{first} to {last} ({len(self.labels)})"
 
 
 class Fault(Model):
@@ -108,7 +78,7 @@ class Fault(Model):
 
 
 class Report(Model):
-    """What a process says of a group while it works on it, again and again, and at the end: results or a fault."""
+    """How far a process has come with a group: written again and again, and at the end with results or a fault."""
 
     host: str
     process: int
@@ -116,17 +86,11 @@ class Report(Model):
     done: Done
     under_way: tuple[str, ...]
     fault: Fault | None = None
-    cuts: tuple[CutFile, ...] | None = None
-    shards: tuple[TokenShard, ...] | None = None
-    written: tuple[Written, ...] | None = None
-
-    @property
-    def results(self) -> tuple[CutFile, ...] | tuple[TokenShard, ...] | tuple[Written, ...] | None:
-        return next((results for results in (self.cuts, self.shards, self.written) if results is not None), None)
+    results: tuple[JsonValue, ...] | None = None
 
 
 def put_group(root: Store, group: Group) -> str:
-    """Store a group under its digest, unless it is there; the digest."""
+    """Store a group under its digest, unless it is there. Return the digest."""
     digest = group.digest
     key = f"{GROUPS}/{digest}/group.json"
     if not root.exists(key):
@@ -164,7 +128,7 @@ def put_report(root: Store, digest: str, run: str, report: Report) -> None:
 
 
 def read_report(root: Store, digest: str, run: str) -> Report | None:
-    """What a run last said of a group; None where it said nothing yet, or nothing that can be trusted."""
+    """The last report of a run on a group; None where there is none yet, or none that can be trusted."""
     try:
         facts: dict[str, Any] = json.loads(root.read(f"{GROUPS}/{digest}/{run}.json"))
         return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
@@ -172,13 +136,10 @@ def read_report(root: Store, digest: str, run: str) -> Report | None:
         return None
 
 
-def is_kept(root: Store, group: Group, report: Report) -> bool:
-    """Whether the store has what a report says was made: garbage may have been collected since."""
-    keys = [receipt_key(shard.key) for shard in report.shards or ()]
-    if isinstance(group.work, Spans):
-        keys += [f"{version_key(group.work.version)}/{stored.key}" for one in report.written or () for stored in one.objects]
+def are_there(root: Store, names: Iterable[str]) -> bool:
+    """Whether an output has all objects of these names: garbage may have been collected since a report told of them."""
     with ThreadPoolExecutor(READERS) as readers:
-        return all(readers.map(root.exists, keys))
+        return all(readers.map(root.exists, names))
 
 
 def forget(root: Store, digest: str) -> None:
@@ -190,18 +151,26 @@ def forget(root: Store, digest: str) -> None:
 
 
 class Reporter:
-    """Tells how far a group has come."""
+    """Writes the reports of one run on a group."""
 
     def __init__(self, root: Store, group: Group, run: str) -> None:
         self._root, self._group, self._run = root, group, run
-        self._results: list[Any] = []
+        self._results: list[JsonValue] = []
         self._number = 0
 
-    def add(self, result: CutFile | TokenShard | Written) -> None:
+    def add(self, result: JsonValue) -> None:
         """The next item, in the group's order, is done."""
         self._results.append(result)
 
-    def tell(self, **outcome: Any) -> None:
+    def report(self, fault: Fault | None = None) -> None:
+        """Write how far the group has come."""
+        self._write(fault, None)
+
+    def conclude(self) -> None:
+        """Write the results."""
+        self._write(None, tuple(self._results))
+
+    def _write(self, fault: Fault | None, results: tuple[JsonValue, ...] | None) -> None:
         self._number += 1
         done = len(self._results)
         report = Report(
@@ -209,16 +178,11 @@ class Reporter:
             process=os.getpid(),
             number=self._number,
             done=meter.read().done,
-            under_way=tuple(
-                item.label for item in self._group.items[done : done + 2 * (self._group.workers or available_cores())]
-            ),
-            **outcome,
+            under_way=self._group.labels[done : done + 2 * (self._group.workers or available_cores())],
+            fault=fault,
+            results=results,
         )
         put_report(self._root, self._group.digest, self._run, report)
-
-    def conclude(self) -> None:
-        name = {"fetch": "cuts", "tokenize": "shards", "write": "written"}[self._group.work.kind]
-        self.tell(**{name: tuple(self._results)})
 
 
 @contextlib.contextmanager
@@ -231,9 +195,9 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
         while not over.wait(group.report_seconds):
             # A report that does not get through is missed by nobody if the next one does.
             with contextlib.suppress(Exception):
-                reporter.tell()
+                reporter.report()
 
-    reporter.tell()
+    reporter.report()
     thread = threading.Thread(target=report, name="report", daemon=True)
     thread.start()
     try:
@@ -241,20 +205,9 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
     except Exception as error:
         over.set()
         thread.join()
-        fault = Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING))
-        reporter.tell(fault=fault)
+        reporter.report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
         raise
     finally:
         over.set()
         thread.join()
     reporter.conclude()
-
-
-def check_tokenizer(recipe: Recipe) -> None:
-    """ValueError where this machine's tokenizer is not the one that the shards are to be named after."""
-    digest = load_tokenizer(recipe.tokenizer).digest
-    if digest != recipe.tokenizer_digest:
-        raise ValueError(
-            f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
-            f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
-        )

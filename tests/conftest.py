@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
-
-from tests.examples import FEW
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -30,39 +25,18 @@ os.environ.pop("PREFECT_API_URL", None)
 if (SHARED / "vocab").exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab" / "tiktoken_cache"))
 
-settings.load_profile(FEW)
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("tests")
 
 
-class _Together(LoadScopeScheduling):
-    """Tests that share what takes long to make run in one process: those of a file with fixtures for the whole module, and
-    all files that use the Prefect server. Any other test runs where there is time.
-
-    xdist's own marker for this, xdist_group, does nothing with pytest 9.2.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        text = _source(path)
-        return "prefect_server" if "prefect_server" in text else path if 'scope="module"' in text else nodeid
-
-
-@functools.cache
-def _source(path: str) -> str:
-    return (ROOT / path).read_text("utf-8")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return _Together(config, log)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Written files are not synced. Tests of faults look at what is on the disk when."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "faults" not in request.path.parts:
-            patch.setattr(os, "fsync", lambda fd: None)
-        yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist a file's tests run in one process, as do all that use the Prefect server: it starts once."""
+    for item in items:
+        group = "prefect" if "prefect_server" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _shared(part: str) -> Path:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.terminal import duration
-from flows.commands.display import display, log_progress, size
-from flows.commands.server import looked_after, prefect_server
-from tasks.config import BuildConfig
+from flat_tokens.tools.terminal import duration, size
+from flows.commands.config_file import read_config
+from flows.commands.running import add_command, add_running, watched
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
@@ -22,39 +20,46 @@ if TYPE_CHECKING:
     pass
 
 
-def run_build(config: BuildConfig, options: argparse.Namespace) -> int:
-    server = None if options.no_server else prefect_server()
-    live = not options.quiet and sys.stderr.isatty()
-    if server and not options.quiet:
-        # The server gets every line of the tasks all the same; the terminal is for the display.
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    with display(live) if not options.quiet else log_progress():
-        result = build_with_server(config) if server else build_alone(config)
-    if options.json:
-        print(result.model_dump_json(indent=2))
-    else:
-        print(summary(result))
-    return 0
+def add_commands(commands: Any) -> None:
+    """Add the commands to the command line's parser; each has its function as ``run``."""
+    build = add_running(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.")
+    plan = add_command(
+        commands,
+        "plan",
+        run_plan,
+        "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset.",
+    )
+    plan.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
+    for command in (build, plan):
+        command.add_argument("config", type=Path, metavar="CONFIG.yaml")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
 
 
-def build_alone(config: BuildConfig) -> BuildResult:
-    from flows.pipelines.build import build
-    from flows.runners.threads import threads_of
+def run_build(options: argparse.Namespace) -> int:
+    config = read_config(options.config, options.set)
 
-    with threads_of(config) as runner:
-        return build(config, runner)
+    # Nothing heavy is imported before the configuration has been read.
+    def alone() -> BuildResult:
+        from flows.pipelines.build import build
+        from flows.runners.threads import threads_of
 
+        with threads_of(config) as runner:
+            return build(config, runner)
 
-def build_with_server(config: BuildConfig) -> BuildResult:
-    with looked_after():
+    def with_server() -> BuildResult:
         from flows.build import build_dataset
 
         result: BuildResult = build_dataset(config)
-    return result
+        return result
+
+    result = watched(options, alone, with_server)
+    print(result.model_dump_json(indent=2) if options.json else summary(result))
+    return 0
 
 
-def run_plan(config: BuildConfig, options: argparse.Namespace) -> int:
-    from flows.pipelines.plan import plan
+def run_plan(options: argparse.Namespace) -> int:
+    config = read_config(options.config, options.set)
+    from flows.pipelines.plan import plan  # heavy: after the configuration has been read
 
     made = plan(config)
     print(made.model_dump_json(indent=2) if options.json else plan_text(made))

@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flat_tokens.arrays.layouts import LAYOUTS
-from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.export import add_target
-from flat_tokens.tools.flags import WRITING_ONLY, add_option_flags
+from flat_tokens.tools.terminal import size
 from flows.commands.build import seconds_line, split_lines
-from flows.commands.display import size
-from flows.commands.exchange import checked, publishing, run_export, run_import
-from flows.commands.server import watched
+from flows.commands.running import add_layout, add_publishing, checked, publishing, watched
 
 if TYPE_CHECKING:
     from flows.pipelines.derive import DerivedResult
@@ -35,30 +30,10 @@ REASONS = {
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-
-    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
-        command.set_defaults(run=run)
-        command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-        command.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
-        command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-        command.add_argument("--workers", type=int, metavar="N", help="tasks at a time (default: one for each core)")
-        return command
-
-    def add_publishing(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command = add(name, run, about)
-        command.add_argument("--name", metavar="NAME", help="a name for people (default: the first input's)")
-        command.add_argument("--scratch", metavar="DIR", help="local directory for staging, where the output is remote")
-        command.add_argument("--verify-level", choices=("quick", "full"), default="quick", help="check before publication")
-        return command
-
-    def add_layout(command: argparse.ArgumentParser, default: str) -> None:
-        command.add_argument("--layout", choices=LAYOUTS, help=f"how the version is stored (default: {default})")
-
-    merge = add_publishing("merge", run_merge, "Publish the documents of several datasets, one behind the other.")
+    merge = add_publishing(commands, "merge", run_merge, "Publish the documents of several datasets, one behind the other.")
     merge.add_argument("datasets", metavar="DATASET", nargs="+", help="an output, a version of it, or plain zarr; at last OUTPUT")
     append = add_publishing(
-        "append", run_append, "Publish a new version of a dataset with the documents of others behind its own."
+        commands, "append", run_append, "Publish a new version of a dataset with the documents of others behind its own."
     )
     append.add_argument("datasets", metavar="DATASET", nargs="+")
     append.add_argument("--to", required=True, metavar="OUTPUT", help="the output whose latest version they are appended to")
@@ -68,7 +43,7 @@ def add_commands(commands: Any) -> None:
             "--allow-different-tokenizers", action="store_true", help="also where it is not recorded that they are the same"
         )
 
-    subset = add_publishing("subset", run_subset, "Publish the documents of a dataset that all filters let through.")
+    subset = add_publishing(commands, "subset", run_subset, "Publish the documents of a dataset that all filters let through.")
     subset.add_argument("dataset", metavar="DATASET")
     subset.add_argument("output", metavar="OUTPUT")
     add_layout(subset, "the dataset's")
@@ -87,32 +62,19 @@ def add_commands(commands: Any) -> None:
     subset.add_argument("--split", choices=SPLITS, help="filter this split alone; the other one stays as it is")
     subset.add_argument("--drop", choices=SPLITS, help="leave this split empty")
 
-    shuffle = add_publishing("shuffle", run_shuffle, "Publish the documents of a dataset in an order that a seed decides.")
+    shuffle = add_publishing(
+        commands, "shuffle", run_shuffle, "Publish the documents of a dataset in an order that a seed decides."
+    )
     shuffle.add_argument("dataset", metavar="DATASET")
     shuffle.add_argument("output", metavar="OUTPUT")
     add_layout(shuffle, "the dataset's")
     shuffle.add_argument("--seed", type=int, default=0, metavar="N")
     shuffle.add_argument("--split", choices=SPLITS, help="shuffle this split alone")
 
-    relayout = add_publishing("relayout", run_relayout, "Publish a dataset in another layout.")
+    relayout = add_publishing(commands, "relayout", run_relayout, "Publish a dataset in another layout.")
     relayout.add_argument("dataset", metavar="DATASET")
     relayout.add_argument("output", metavar="OUTPUT")
     relayout.add_argument("--layout", choices=LAYOUTS, required=True, help="how the version is stored")
-
-    export = add("export", run_export, "Write a dataset in another format.")
-    export.add_argument("dataset", metavar="DATASET")
-    export.add_argument("output", metavar="OUT", help="an empty directory, or one where this export was begun")
-    add_target(export)
-
-    imported = add_publishing("import", run_import, "Publish the tokens of files in another format.")
-    imported.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share")
-    imported.add_argument("output", metavar="OUTPUT")
-    add_layout(imported, "mmap on local disks, compact elsewhere")
-    imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
-    imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
-    imported.add_argument("--validation-fraction", type=float, metavar="F", help="drawn by key, instead of the files' own splits")
-    imported.add_argument("--split-seed", type=int, default=0, metavar="N")
-    add_option_flags(imported, except_for=WRITING_ONLY)
 
 
 def run_merge(options: argparse.Namespace) -> int:

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-
+from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.export import export_of
-from flat_tokens.tools.flags import given_options
+from flat_tokens.tools.export import add_target, export_of
+from flat_tokens.tools.flags import WRITING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.import_ import lost_bounds
+from flat_tokens.tools.terminal import size
 from flows.commands.build import seconds_line, split_lines
-from flows.commands.display import size
 from flows.commands.refresh import read_tokenizer
-from flows.commands.server import watched
-from tasks.faults import faults_of
+from flows.commands.running import add_layout, add_on_request, add_publishing, checked, publishing, watched
 
 if TYPE_CHECKING:
-    from flows.pipelines.exchange import ExportResult, ImportResult
+    from flows.pipelines.export import ExportResult
+    from flows.pipelines.import_ import ImportResult
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the command line's parser; each has its function as ``run``."""
+    export = add_on_request(commands, "export", run_export, "Write a dataset in another format.")
+    export.add_argument("dataset", metavar="DATASET")
+    export.add_argument("output", metavar="OUT", help="an empty directory, or one where this export was begun")
+    add_target(export)
+
+    imported = add_publishing(commands, "import", run_import, "Publish the tokens of files in another format.")
+    imported.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share")
+    imported.add_argument("output", metavar="OUTPUT")
+    add_layout(imported, "mmap on local disks, compact elsewhere")
+    imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
+    imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
+    imported.add_argument("--validation-fraction", type=float, metavar="F", help="drawn by key, instead of the files' own splits")
+    imported.add_argument("--split-seed", type=int, default=0, metavar="N")
+    add_option_flags(imported, except_for=WRITING_ONLY)
 
 
 def run_export(options: argparse.Namespace) -> int:
@@ -30,7 +47,7 @@ def run_export(options: argparse.Namespace) -> int:
     request = export_of(dataset, options.to, given_options(options), splits)
 
     def alone() -> ExportResult:
-        from flows.pipelines.exchange import export
+        from flows.pipelines.export import export
         from flows.runners.threads import Threads
 
         with Threads(options.workers) as runner:
@@ -73,7 +90,7 @@ def run_import(options: argparse.Namespace) -> int:
     )
 
     def alone() -> ImportResult:
-        from flows.pipelines.exchange import import_files
+        from flows.pipelines.import_ import import_files
         from flows.runners.threads import Threads
 
         with Threads(request.workers) as runner:
@@ -103,20 +120,3 @@ def imported_text(result: ImportResult) -> str:
     if result.parts_reused:
         lines.append(f"  reused     {result.parts_reused:,} of {result.parts:,} parts")
     return "\n".join([*lines, seconds_line(result.seconds)])
-
-
-M = TypeVar("M", bound=BaseModel)
-
-
-def publishing(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
-
-
-def checked(model: type[M], **settings: Any) -> M:
-    """An order of what was given on the command line. ValueError says all that is wrong with it."""
-    try:
-        return model(**settings)
-    except ValidationError as error:
-        faults = faults_of(error, model)
-        operation = (settings.get("operation") or {}).get("operation")
-        raise ValueError("; ".join(fault.removeprefix(f"operation.{operation}").lstrip(".: ") for fault in faults)) from error

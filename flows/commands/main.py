@@ -1,4 +1,4 @@
-"""The command line: ``python -m flows build|plan CONFIG.yaml [--set key=value ...]``; more commands are in ``commands``.
+"""The command line: ``python -m flows COMMAND``.
 
 Nothing heavy is imported before a configuration has been read: a mistake in it is told at once.
 """
@@ -10,11 +10,18 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 
-from flows.commands.build import run_build, run_plan
-from flows.commands.config_file import read_config
-from flows.commands.errors import EXPECTED, FOREIGN, one_line
+from flat_tokens.tools.terminal import one_line
+from flows.commands import build, derive, exchange, refresh, versions
+
+FAMILIES = (build, refresh, versions, derive, exchange)
+"""The modules of the commands: each adds its own, with the function that runs it."""
+
+EXPECTED = (ValueError, OSError, ImportError)
+"""What bad input, a full disk or an absent package raise: told in one line. Anything else is a fault of ours: a traceback."""
+
+FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests", "s3fs")
+"""Libraries of stores and the hub: what they raise is mostly about the network, a name or a right, and told in one line too."""
 
 
 def main(arguments: list[str]) -> int:
@@ -24,10 +31,7 @@ def main(arguments: list[str]) -> int:
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
     try:
-        if "run" in options:
-            return int(options.run(options))
-        config = read_config(options.config, options.set)
-        return {"build": run_build, "plan": run_plan}[options.command](config, options)
+        return int(options.run(options))
     except KeyboardInterrupt:
         _stop(130, "interrupted")
     except BrokenPipeError:
@@ -64,19 +68,6 @@ def log_to_terminal(level: int) -> None:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m flows", description="Build flat-tokens datasets from text.")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, about in (
-        ("build", "Build a dataset version, or go on with one, and publish it."),
-        ("plan", "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset."),
-    ):
-        command = commands.add_parser(name, help=about, description=about)
-        command.add_argument("config", type=Path, metavar="CONFIG.yaml")
-        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
-        command.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
-        command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-        if name == "build":
-            command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-    from flows.commands import derive, versions  # which import this module
-
-    versions.add_commands(commands)
-    derive.add_commands(commands)
+    for family in FAMILIES:
+        family.add_commands(commands)
     return top

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from flows.commands.build import summary
 from flows.commands.config_file import read_config, read_yaml
-from flows.commands.server import watched
+from flows.commands.running import add_running, watched
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.faults import faults_of
 
@@ -20,6 +21,30 @@ if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
     from flows.pipelines.refresh import RefreshResult
     from tasks.garbage import Policy
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the command line's parser; each has its function as ``run``."""
+
+    def add_building(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        command = add_running(commands, name, run, about)
+        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", help="a configuration file, or a dataset's path or URL")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
+        return command
+
+    refresh = add_building("refresh", run_refresh, "Look the sources up again; publish what they give now if it is new.")
+    refresh.add_argument("--keep", type=int, metavar="N", help="then keep only N versions, and pinned ones; otherwise all")
+    refresh.add_argument("--days", type=float, metavar="D", help=f"with --keep: and those in use in the last D days ({DAYS:g})")
+
+    retokenize = add_building(
+        "retokenize", run_retokenize, "Publish the same text for other tokenizers, each beside the dataset, its download reused."
+    )
+    retokenize.add_argument(
+        "--tokenizer", action="append", required=True, metavar="NAME", help="as in a configuration; may be given several times"
+    )
+    retokenize.add_argument(
+        "--output", metavar="PATH", help="where to; {output} and {tokenizer} are replaced (default: {output}-{tokenizer})"
+    )
 
 
 def run_refresh(options: argparse.Namespace) -> int:
@@ -66,17 +91,12 @@ def run_retokenize(options: argparse.Namespace) -> int:
     tokenizers = [read_tokenizer(text) for text in options.tokenizer]
 
     def alone() -> list[BuildResult]:
-        from flows.pipelines.build import check_output, scratch_of
-        from flows.pipelines.retokenize import BESIDE, base_of, read_text, rerun, reruns_of
+        from flows.pipelines.publish import scratch_of
+        from flows.pipelines.retokenize import BESIDE, plan_reruns, read_text, rerun
         from flows.runners.threads import threads_of
         from tasks.output.leases import sharing
-        from tasks.output.versions import check_distinct
 
-        base = base_of(dataset)
-        configs = reruns_of(base, tokenizers, BESIDE if options.output is None else options.output)
-        check_distinct([base.config.output, *(config.output for config in configs)])
-        for config in configs:
-            check_output(config)
+        base, configs = plan_reruns(dataset, tokenizers, BESIDE if options.output is None else options.output)
         with sharing(scratch_of(configs[0])), threads_of(base.config) as runner:
             text = read_text(base, configs[0], runner)
             return [rerun(config, text, runner) for config in configs]

@@ -10,9 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flat_tokens.tools.terminal import size
 from flows.commands.config_file import read_config
-from flows.commands.display import size
-from flows.commands.refresh import DAYS, KEEP, policy_of, run_refresh, run_retokenize
+from flows.commands.refresh import DAYS, KEEP, policy_of
+from flows.commands.running import add_command
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
@@ -26,38 +27,10 @@ SHOWN_OF_A_KIND = 8
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
-        command.set_defaults(run=run, quiet=False)
-        command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-        return command
-
-    def add_building(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command = add(name, run, about)
-        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", help="a configuration file, or a dataset's path or URL")
-        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
-        command.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
-        command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-        return command
-
     def add_on_output(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command = add(name, run, about)
+        command = add_command(commands, name, run, about)
         command.add_argument("output", metavar="OUTPUT", help="a build's output, or its configuration file")
         return command
-
-    refresh = add_building("refresh", run_refresh, "Look the sources up again; publish what they give now if it is new.")
-    refresh.add_argument("--keep", type=int, metavar="N", help="then keep only N versions, and pinned ones; otherwise all")
-    refresh.add_argument("--days", type=float, metavar="D", help=f"with --keep: and those in use in the last D days ({DAYS:g})")
-
-    retokenize = add_building(
-        "retokenize", run_retokenize, "Publish the same text for other tokenizers, each beside the dataset, its download reused."
-    )
-    retokenize.add_argument(
-        "--tokenizer", action="append", required=True, metavar="NAME", help="as in a configuration; may be given several times"
-    )
-    retokenize.add_argument(
-        "--output", metavar="PATH", help="where to; {output} and {tokenizer} are replaced (default: {output}-{tokenizer})"
-    )
 
     add_on_output("versions", run_versions, "List the published versions.")
     pin = add_on_output("pin", run_pin, "Keep a version until it is unpinned.")

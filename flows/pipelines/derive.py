@@ -1,4 +1,4 @@
-"""The order of what is made of whole datasets - merge, subset, shuffle, relayout - whoever runs its tasks."""
+"""Merge, subset, shuffle, relayout: datasets in, a published version out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,104 +15,71 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.checker import verify
 from flat_tokens.manifest import SPLITS, TOKEN_BYTES, read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import Runner, check_output, in_order, record_run, scratch_of, stage
-from tasks.derive.inputs import Input, examine, settings_of_sources, version_at
+from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
+from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, WRITE, Runner, in_order
+from tasks.derive.inputs import Input, settings_of_sources, version_at
 from tasks.derive.lists import Listed, read_ids, read_keys
-from tasks.derive.pieces import (
-    DOCUMENT_BYTES,
-    RADIX_BITS,
-    Counted,
-    Piece,
-    Selection,
-    count_hashes,
-    count_piece,
-    cut,
-    found_beside,
-    make_keys,
-)
+from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Piece, Selection, cut, found_beside
 from tasks.derive.provenance import Derived, card, derived
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
-from tasks.derive.shuffle import Bucket, scatter, shuffling_of
-from tasks.derive.write import Stretch, lay_out, place_parts, write_stretch
-from tasks.finalize.seal import is_published, seal
-from tasks.finalize.totals import repeated_keys, split_totals
-from tasks.models import Model, Split
-from tasks.output.leases import building
-from tasks.output.paths import STAGING, VERSIONS
-from tasks.output.pointer import publish, read_pointer
-from tasks.output.staging import Place, attempt, sweep
+from tasks.derive.shuffle import Bucket, shuffling_of
+from tasks.derive.write import lay_out, place_parts
+from tasks.finalize.version import Contents
+from tasks.models import Split
+from tasks.output.paths import STAGING, version_store
+from tasks.output.pointer import read_pointer
+from tasks.output.staging import Place, sweep
 from tasks.progress import meter
-from tasks.split.write import Written
 
 LISTED = "listed.npy"
 HASH_DIGITS = 64 // RADIX_BITS
 
 
-class DerivedResult(Model):
-    """What an operation came to. ``was_published``: there was nothing to do. ``not_found``: keys or ids of a list that no
-    document has, where there was a list.
+class DerivedResult(Published):
+    """Result of a merge, subset, shuffle or relayout. ``not_found``: keys or ids of a list that no document has, where there was
+    a list.
     """
 
     operation: str
-    path: str
-    version: str
-    sequence: int
-    was_published: bool
-    layout: LayoutName
-    totals: dict[str, Any]
-    byte_count: int
     not_found: int | None
-    seconds: dict[str, float]
 
 
 def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
-    """Make a version of other datasets, publish it, and let ``latest`` point at it. What is there already is left as it is."""
-    meter.reset()
-    seconds: dict[str, float] = {}
-    check_apart(request)
-    root = check_output(request)
-    since = read_pointer(root).sequence
-    with building(root, scratch_of(request)):
-        with stage("examine", seconds):
+    """Publish a version that is made of other datasets. A version that is there already is left as it is."""
+    check_inputs_apart(request)
+    with opened(request) as output:
+        with timed("examine", output.seconds):
             listed = listed_in(request)
-            inputs: list[Input] = list(in_order(runner, examine, request.inputs))
+            inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
             made_of = derived(request, inputs, settings_of(request, listed))
-            layout = layout_of(request, inputs[0])
-            version = made_of.version(layout)
-        if done := done_before(root, made_of, inputs[0], layout):
-            if root.is_local:
-                sweep(Path(root.path(STAGING)))  # of an attempt that died behind its publication
+            layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
+        particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
+        if done := done_before(output.root, made_of, inputs[0], layout):
+            if output.root.is_local:
+                sweep(Path(output.root.path(STAGING)))  # of an attempt that died behind its publication
             # Not recorded: its inputs were others then.
-            return result_of(request, root, done, since, seconds, was_published=True)
-        if is_published(root, version, layout):
-            with stage("finalize", seconds):
-                verify(root.path(f"{VERSIONS}/{version}") if root.is_local else f"{root.url}/{VERSIONS}/{version}")
-                sequence = publish(root, version, since)
-            return finish(request, inputs, root, version, sequence, seconds, was_published=True)
+            return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
-        with attempt(request.output, scratch_of(request), version) as place:
-            with stage("count", seconds):
-                plan = plan_of(request, inputs, listed, runner, place)
-                not_found = count_unfound(place) if listed else None
-            parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
-            if isinstance(request.operation, Shuffle):
-                with stage("shuffle", seconds):
-                    parts |= shuffled(request.operation, plan, runner, place)
-            with stage("split", seconds):
-                meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
-                stretches = lay_out(parts, layout)
-                writing = in_order(runner, write_stretch, stretches, plan.selection, layout, place, version)
-                written: list[Written] = list(writing)
-            with stage("finalize", seconds):
-                documents = document_totals(made_of, request, inputs, plan)
-                runner.start(
-                    conclude, made_of, layout, stretches, written, documents, place, version, request.verify_level
-                ).result()
-                sequence = publish(root, version, since)
-    return finish(request, inputs, root, version, sequence, seconds, was_published=False, not_found=not_found)
+        with publication(output, made_of, layout) as version:
+            if place := version.place:
+                with timed("count", output.seconds):
+                    plan = plan_of(request, inputs, listed, runner, place)
+                    particular["not_found"] = count_unfound(place) if listed else None
+                parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
+                if isinstance(request.operation, Shuffle):
+                    with timed("shuffle", output.seconds):
+                        parts |= shuffled(request.operation, plan, runner, place)
+                with timed("split", output.seconds):
+                    meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
+                    spans = lay_out(parts, layout)
+                    written = list(in_order(runner, spans, WRITE.given(plan.selection, layout, place, version.name)))
+                with timed("finalize", output.seconds):
+                    documents = partial(documents_of, made_of, request, inputs, plan)
+                    contents = Contents(made_of, layout, spans, written, documents, card)
+                    runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
+        return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
 
 def listed_in(request: DeriveRequest) -> Listed | None:
@@ -129,20 +97,13 @@ def settings_of(request: DeriveRequest, listed: Listed | None) -> dict[str, Any]
     return {"operation": request.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
 
 
-def check_apart(request: DeriveRequest) -> None:
+def check_inputs_apart(request: DeriveRequest) -> None:
     """Refuse an output within an input: versions are not changed once they are published."""
     root = Store.at(request.output)
     output = os.path.realpath(root.root) if root.is_local else root.url
     for path in request.inputs:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
-            if f"{output}/".startswith(f"{version_at(path).url}/"):
-                raise ValueError(f"the output {request.output} lies within the dataset {path}. Keep them apart.")
-
-
-def layout_of(request: DeriveRequest, first: Input) -> LayoutName:
-    if request.layout != "auto":
-        return request.layout
-    return first.layout or ("mmap" if Store.at(request.output).is_local else "compact")
+            check_apart(output, version_at(path).url, f"the output {request.output} lies within the dataset {path}")
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
@@ -151,11 +112,11 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
     """
     pointer = read_pointer(root)
     latest = pointer.version
-    if latest is None or first.location != (root / VERSIONS / latest).url or first.layout != layout:
+    if latest is None or first.location != version_store(root, latest).url or first.layout != layout:
         return None
     if made_of.operation == {"operation": Relayout().operation}:
         return latest
-    before = read_manifest(root / VERSIONS / latest)["provenance"]
+    before = read_manifest(version_store(root, latest))["provenance"]
     former = [one.version for one in pointer.former[-1:]]
     inputs, now = before.get("inputs") or [{}], made_of.model_dump(mode="json")
     in_place = [inputs[0].get("version")] == former
@@ -188,12 +149,12 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
         )
     pieces = cut(inputs, wanted)
     meter.begin("count", bytes_to_count(request, inputs, pieces))
-    made = in_order(runner, make_keys, [piece for piece in pieces if piece.made_keys is not None], place)
+    made = in_order(runner, [piece for piece in pieces if piece.made_keys is not None], MAKE_KEYS.given(place))
     for _ in made:
         pass
     if isinstance(request.operation, Subset):
         selection, pieces = sampled(request.operation, selection, pieces, runner, place)
-    counted = list(zip(pieces, in_order(runner, count_piece, pieces, selection, place), strict=True))
+    counted = list(zip(pieces, in_order(runner, pieces, COUNT.given(selection, place)), strict=True))
     placed: dict[Split, list[Piece]] = {split: [] for split in SPLITS}
     for piece, count in counted:
         here = piece.model_copy(update={"seq_count": count.seq_count, "token_count": count.token_count})
@@ -236,7 +197,7 @@ def sampled(
     mine = [piece for piece in pieces if piece.split in tied]
     ties: dict[tuple[Split, int], int] = {}
     before = {split: value >> RADIX_BITS for split, value in tied.items()}
-    for piece, found in zip(mine, in_order(runner, count_hashes, mine, selection, place, before, HASH_DIGITS - 1), strict=True):
+    for piece, found in zip(mine, in_order(runner, mine, SAMPLE.given(selection, place, before, HASH_DIGITS - 1)), strict=True):
         taken = min(int(found[tied[piece.split] % (1 << RADIX_BITS)]), missing[piece.split])
         ties[piece.split, piece.number] = taken
         missing[piece.split] -= taken
@@ -247,7 +208,7 @@ def _histograms(
     pieces: list[Piece], runner: Runner, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
 ) -> dict[Split, npt.NDArray[np.int64]]:
     sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
-    for piece, found in zip(pieces, in_order(runner, count_hashes, pieces, selection, place, prefix, digits), strict=True):
+    for piece, found in zip(pieces, in_order(runner, pieces, SAMPLE.given(selection, place, prefix, digits)), strict=True):
         sums[piece.split] += found
     return sums
 
@@ -266,7 +227,7 @@ def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict
     }
     pieces = [piece for split in shufflings for piece in plan.pieces[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
-    scattered = zip(pieces, in_order(runner, scatter, pieces, shufflings, place), strict=True)
+    scattered = zip(pieces, in_order(runner, pieces, SHUFFLE.given(shufflings, place)), strict=True)
     for split, of_split in groupby(scattered, lambda pair: pair[0].split):
         shuffling = shufflings[split]
         bounds = shuffling.bounds().astype(np.int64)
@@ -289,8 +250,8 @@ def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict
     return parts
 
 
-def document_totals(made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: Plan) -> dict[str, Any]:
-    """What a manifest says of the documents, but for repeated keys."""
+def documents_of(made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: Plan, repeated: int) -> dict[str, Any]:
+    """Totals of the documents of a derived dataset."""
     skipped: Counter[str] = Counter()
     by_source = np.zeros((len(made_of.sources), 2), np.int64)
     for piece, count in plan.counted:
@@ -311,65 +272,5 @@ def document_totals(made_of: Derived, request: DeriveRequest, inputs: Sequence[I
             {"name": source["name"], "written": documents, "token_count": tokens}
             for source, (documents, tokens) in zip(made_of.sources, by_source.tolist(), strict=True)
         ],
+        "repeated_keys": repeated,
     }
-
-
-def conclude(
-    made_of: Derived,
-    layout: LayoutName,
-    stretches: list[Stretch],
-    written: list[Written],
-    documents: dict[str, Any],
-    place: Place,
-    version: str,
-    verify_level: str,
-) -> str:
-    """Count repeated keys, write metadata, manifest and card, check, commit; the version's name."""
-    store = place.root / VERSIONS / version
-    totals = split_totals(stretches, written)
-    totals["documents"] = {**documents, "repeated_keys": repeated_keys(store, layout, totals, Path(place.staging))}
-    described = card(made_of, layout, totals, version)
-    seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
-    return version
-
-
-def finish(
-    request: DeriveRequest,
-    inputs: Sequence[Input],
-    root: Store,
-    version: str,
-    sequence: int,
-    seconds: dict[str, float],
-    *,
-    was_published: bool,
-    not_found: int | None = None,
-) -> DerivedResult:
-    """The result, and a record of the run beside the versions: when, where, how long, and where the sources once lay."""
-    result = result_of(request, root, version, sequence, seconds, was_published=was_published, not_found=not_found)
-    record_run(root, version, {**request.model_dump(mode="json"), **settings_of_sources(inputs)}, result)
-    return result
-
-
-def result_of(
-    request: DeriveRequest,
-    root: Store,
-    version: str,
-    sequence: int,
-    seconds: dict[str, float],
-    *,
-    was_published: bool,
-    not_found: int | None = None,
-) -> DerivedResult:
-    manifest = read_manifest(root / VERSIONS / version)
-    return DerivedResult(
-        operation=request.operation.operation,
-        path=f"{root.url}/{VERSIONS}/{version}",
-        version=version,
-        sequence=sequence,
-        was_published=was_published,
-        layout=manifest["layout"],
-        totals=manifest["totals"],
-        byte_count=sum(stored["size"] for stored in manifest["objects"]),
-        not_found=not_found,
-        seconds=seconds,
-    )

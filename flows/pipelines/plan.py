@@ -11,7 +11,8 @@ from pathlib import Path
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_apart, check_one_format, layout_of, make_recipe, scratch_of
+from flows.pipelines.build import check_one_format, check_sources_apart, make_recipe
+from flows.pipelines.publish import layout_of, scratch_of
 from tasks.config import BuildConfig
 from tasks.cores import available_cores
 from tasks.download.cut import at_hand, look_into
@@ -69,10 +70,11 @@ def plan(config: BuildConfig) -> Plan:
 
     ValueError for all that a build would refuse before it starts, as far as the sampled files show it.
     """
-    root, layout = Store.at(config.output), layout_of(config)
+    root = Store.at(config.output)
+    layout = layout_of(config, root)
     check_writable(root)
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
-    check_apart(root, pinned)
+    check_sources_apart(root, pinned)
     tokenizer = load_tokenizer(config.tokenizer)
     found = [file for source in pinned for file in source.files]
     chosen = [file for source in pinned for file in to_sample(source.files)]

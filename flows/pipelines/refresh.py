@@ -7,34 +7,22 @@ from typing import Any, Literal
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import (
-    BuildResult,
-    Runner,
-    Text,
-    build_version,
-    check_output,
-    cut_files,
-    files_of,
-    layout_of,
-    pin_sources,
-    scratch_of,
-    stage,
-)
+from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources
+from flows.pipelines.publish import layout_of, opened, timed
+from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, changes_between
-from tasks.output.leases import building
-from tasks.output.paths import VERSIONS
+from tasks.output.paths import version_store
 from tasks.output.pointer import is_dataset, publish, read_pointer
 from tasks.output.versions import read_origin, remember_origin
-from tasks.progress import meter
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
 class RefreshResult(Model):
-    """What a refresh came to. ``withdrawn``: the sources give a version that was rolled back, so ``latest`` stays where it is.
+    """Result of a refresh. ``withdrawn``: the sources give a version that was rolled back, so ``latest`` stays where it is.
     ``removed``: versions that the policy no longer keeps.
     """
 
@@ -66,22 +54,19 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
 
     Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
     """
-    meter.reset()
-    seconds: dict[str, float] = {}
-    root = check_output(config)
-    pointer = read_pointer(root)
     built = None
-    with building(root, scratch_of(config)):
-        with stage("download", seconds), ThreadPoolExecutor(1) as beside:
+    with opened(config) as output:
+        root, pointer, seconds = output.root, output.pointer, output.seconds
+        with timed("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(load_tokenizer, config.tokenizer)
             pinned = pin_sources(config, root)
             found = files_of(pinned)
             known = known_files(root, pointer.version)
             fresh = [file for file in found if file not in known]
-            cut = dict(zip(fresh, cut_files(config, fresh, runner), strict=True))
+            cut = dict(zip(fresh, download(config, fresh, runner, root), strict=True))
             tokenizer = loading.result()
             files = [cut[file].file if file in cut else known[file] for file in found]
-            version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config))
+            version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config, root))
         old = manifest_of(root, pointer.version)
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
@@ -95,20 +80,19 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
                 )
             outcome = "withdrawn"
         else:
-            with stage("download", seconds):
+            with timed("download", seconds):
                 absent = [file for file in found if file not in cut]
-                cut |= dict(zip(absent, cut_files(config, absent, runner), strict=True))
-            text = Text(pinned, [cut[file] for file in found])
-            built = build_version(config, text, tokenizer, runner, pointer.sequence, seconds)
+                cut |= dict(zip(absent, download(config, absent, runner, root), strict=True))
+            built = build_version(config, Text(pinned, [cut[file] for file in found]), tokenizer, runner, output)
             outcome = "published"
     now = read_pointer(root)
     assert now.version is not None
-    new = read_manifest(root / VERSIONS / now.version)
+    new = read_manifest(version_store(root, now.version))
     changes = changes_between(pointer.version if old else None, old, version, new)
     removed = remove_superfluous(root, policy) if policy else []
     return RefreshResult(
         outcome=outcome,
-        path=f"{root.url}/{VERSIONS}/{now.version}",
+        path=version_store(root, now.version).url,
         version=now.version,
         sequence=now.sequence,
         changes=changes,
@@ -131,4 +115,4 @@ def manifest_of(root: Store, version: str | None) -> dict[str, Any] | None:
     """The manifest of a version, None where it is not there."""
     if version is None or not is_dataset(root, version):
         return None
-    return read_manifest(root / VERSIONS / version)
+    return read_manifest(version_store(root, version))

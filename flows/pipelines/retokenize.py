@@ -10,26 +10,15 @@ from typing import Any, NamedTuple
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import (
-    BuildResult,
-    Runner,
-    Text,
-    build_version,
-    check_apart,
-    check_output,
-    cut_files,
-    files_of,
-    pin_sources,
-    scratch_of,
-)
+from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sources
+from flows.pipelines.publish import check_output, opened, scratch_of
 from flows.pipelines.refresh import manifest_of
+from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes
-from tasks.output.leases import building
-from tasks.output.paths import VERSIONS
+from tasks.output.paths import version_store
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import at_dataset, read_origin
-from tasks.progress import meter
+from tasks.output.versions import at_dataset, check_distinct, read_origin
 from tasks.tokenize.tokenizers import load_tokenizer
 
 BESIDE = "{output}-{tokenizer}"
@@ -55,13 +44,13 @@ def base_of(dataset: str | BuildConfig) -> Base:
         manifest = manifest_of(root, latest)
         return Base(dataset, latest if manifest else None, manifest)
     root, version = at_dataset(dataset)
-    return Base(config_of(root, version), version, read_manifest(root / VERSIONS / version))
+    return Base(config_of(root, version), version, read_manifest(version_store(root, version)))
 
 
 def config_of(root: Store, version: str) -> BuildConfig:
     """The settings that a version was built with."""
     origin = read_origin(root, version)
-    if origin is None and (inputs := read_manifest(root / VERSIONS / version)["provenance"].get("inputs")):
+    if origin is None and (inputs := read_manifest(version_store(root, version))["provenance"].get("inputs")):
         raise ValueError(
             f"{root.url}: version {version} was made of the datasets {', '.join(one['name'] for one in inputs)}, not of text. "
             "Retokenize each of them, then make it again of what that gives."
@@ -71,6 +60,18 @@ def config_of(root: Store, version: str) -> BuildConfig:
             f"{root.url}: how version {version} was built is not recorded (origins/{version}.json). Give its configuration file."
         )
     return BuildConfig.model_validate({**origin.config, "output": root.url})
+
+
+def plan_reruns(
+    dataset: str | BuildConfig, tokenizers: Sequence[str | TokenizerConfig], output: str
+) -> tuple[Base, list[BuildConfig]]:
+    """The base and a configuration for each tokenizer. ValueError, before any work, where one of them cannot be published."""
+    base = base_of(dataset)
+    configs = reruns_of(base, tokenizers, output)
+    check_distinct([base.config.output, *(config.output for config in configs)])
+    for config in configs:
+        check_output(config)
+    return base, configs
 
 
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:
@@ -109,7 +110,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
     here = config.model_copy(update={"sources": sources})
     pinned = pin_sources(here, Store.at(config.output))
-    text = Text(pinned, cut_files(here, files_of(pinned), runner, Store.at(base.config.output)))
+    text = Text(pinned, download(here, files_of(pinned), runner, Store.at(config.output), Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
     return text
@@ -142,9 +143,6 @@ def _check_same_text(base: Base, text: Text) -> None:
 
 def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
     """Publish a text that is here as the configuration says."""
-    meter.reset()
-    root = check_output(config)
-    since = read_pointer(root).sequence
-    check_apart(root, text.pinned)
-    with building(root, scratch_of(config)):
-        return build_version(config, text, load_tokenizer(config.tokenizer), runner, since, {})
+    with opened(config) as output:
+        check_sources_apart(output.root, text.pinned)
+        return build_version(config, text, load_tokenizer(config.tokenizer), runner, output)

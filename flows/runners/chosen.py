@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from flows.pipelines.build import Runner
+from flows.pipelines.stages import Runner
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.runners.work_pool import Groups
 from tasks.config import BuildConfig

@@ -1,36 +1,27 @@
-"""The work of a build's stages as Prefect tasks, which people can watch, and the runner for them."""
+"""The runner that people watch: every row of the table of stages as a Prefect task, on threads of this process."""
 
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Mapping
+import functools
 from concurrent.futures import FIRST_COMPLETED
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
-from prefect.utilities.callables import get_call_parameters
 
-from flat_tokens.arrays.layouts import LayoutName
-from flows.pipelines.build import finalize
+from flows.pipelines.stages import Stage, Step
 from flows.runners.receipts import KEY_SEPARATOR
-from tasks.config import Source
 from tasks.cores import available_cores
-from tasks.download.cut import CutFile, cut_file
-from tasks.finalize.provenance import Provenance
-from tasks.models import FoundFile, Slice, TokenShard
-from tasks.output.staging import Place
-from tasks.shards.recipe import Recipe
-from tasks.shards.write import make_shard, write_shard
-from tasks.split.rule import SplitRule
-from tasks.split.spans import ShardPlace, Span
-from tasks.split.write import Written, write_span
+
+PACK_ITEMS = 28
+"""Prefect takes cache keys of up to 2,000 characters; that of a slice has 64."""
 
 
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
@@ -39,200 +30,128 @@ def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bo
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
 
 
-AGAIN: dict[str, Any] = {
-    "cache_policy": NO_CACHE,
-    "persist_result": False,
-    "retries": 3,
-    "retry_delay_seconds": [1, 5, 20],
-    "retry_condition_fn": storage_may_be_back,
-}
-"""Settings of a task whose work is done again when the network or a store failed, never when the input is bad."""
+RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [1, 5, 20], "retry_condition_fn": storage_may_be_back}
+UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 
-@task(name="download", task_run_name="download {found.name}", cache_policy=NO_CACHE, persist_result=False)
-def download(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
-    """Bring a file here, take its content's digest, cut it into slices. Busy servers are asked again by the fetching itself."""
-    return cut_file(found, sources, slice_bytes, place)
+@functools.cache
+def task_of(stage: Stage) -> Task[..., Any]:
+    """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first."""
 
+    def work(items: list[Any], steps: tuple[Step, ...], label: str) -> list[Any]:
+        first, *rest = steps
+        results: list[Any] = []
+        try:
+            for item in items:
+                results.append(first(item))
+        finally:  # a bad item takes none of the items before it along
+            if rest and results:
+                following: Any = task_of(rest[0].stage)
+                results = following(opaque(results), opaque(tuple(rest)), label)
+        return results
 
-PACK_BYTES = 8_000_000
-PACK_SLICES = 28
-"""Prefect takes cache keys of up to 2,000 characters; that of a slice has 64."""
+    def key(_: Any, told: dict[str, Any]) -> str:
+        (step, *_rest) = told["steps"]
+        assert stage.cache_key is not None
+        return KEY_SEPARATOR.join(stage.cache_key(item, *step.shared) for item in told["items"])
 
-
-class Pack(NamedTuple):
-    """Slices of one task: one of a usual size, or several of those that are sooner tokenized than a task is told of."""
-
-    parts: tuple[Slice, ...]
-
-    @property
-    def label(self) -> str:
-        return self.parts[0].label + (f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else "")
-
-    def key(self, recipe: Recipe) -> str:
-        return KEY_SEPARATOR.join(recipe.key(part) for part in self.parts)
-
-
-@task(
-    name="tokenize",
-    task_run_name="tokenize {pack.label}",
-    cache_key_fn=lambda _, parameters: parameters["pack"].key(parameters["recipe"]),
-    persist_result=True,
-    result_serializer="json",
-    cache_result_in_memory=False,
-)
-def tokenize(pack: Pack, recipe: Recipe) -> list[TokenShard]:
-    """Tokenize slices. The key is all that their tokens depend on; what the cache finds under it are the shards' receipts."""
-    drafts: list[TokenShard] = []
-
-    def put_off(draft: TokenShard, _: Place) -> TokenShard:
-        drafts.append(draft)
-        return draft
-
-    try:
-        return [make_shard(part, recipe, put_off) for part in pack.parts]
-    finally:  # a bad document takes none of the slices before its own along
-        if drafts:
-            shard_write(opaque(drafts), opaque(recipe.place), pack.label)  # type: ignore[call-overload]  # gets what is inside
-
-
-@task(
-    name="shard-write",
-    task_run_name="shard-write {label}",
-    **AGAIN,
-)
-def shard_write(drafts: list[TokenShard], place: Place, label: str) -> None:
-    """Store token shards under their contents' names, the receipts last. *label* is for people."""
-    for draft in drafts:
-        write_shard(draft, place)
-
-
-@task(
-    name="split",
-    task_run_name="split {span.label}",
-    **AGAIN,
-)
-def split(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:
-    """Write whole objects of the train or the validation arrays."""
-    return write_span(span, rule, layout, place, version)
-
-
-@task(name="finalize", task_run_name="finalize {version}", cache_policy=NO_CACHE, persist_result=False)
-def finalize_version(
-    made_of: Provenance,
-    layout: LayoutName,
-    spans: list[Span],
-    written: list[Written],
-    places: list[ShardPlace],
-    place: Place,
-    version: str,
-    verify_level: str,
-) -> str:
-    """Metadata, manifest and card; the check; the commit."""
-    return finalize(made_of, layout, spans, written, places, place, version, verify_level)
-
-
-TASKS: dict[Callable[..., Any], Task[..., Any]] = {
-    cut_file: download,
-    make_shard: tokenize,
-    write_span: split,
-    finalize: finalize_version,
-}
-
-
-class Submitted(NamedTuple):
-    """A task that runs, or waits for a thread."""
-
-    future: PrefectConcurrentFuture[Any]
-
-    def result(self) -> Any:
-        return self.future.result()
-
-    def cancel(self) -> bool:
-        """Give it up if it has not begun; whether it was given up."""
-        return self.future.wrapped_future.cancel()
-
-
-class Packed:
-    """A slice within a pack that is being tokenized, or still being put together."""
-
-    def __init__(self, tasks: PrefectTasks, packing: Packing, place: int) -> None:
-        self._tasks, self._packing, self._place = tasks, packing, place
-
-    def result(self) -> TokenShard:
-        shards: list[TokenShard] = self._tasks.send(self._packing).result()
-        return shards[self._place]
-
-    def cancel(self) -> bool:
-        """Give it up if its pack has not begun; whether it was given up."""
-        future = self._packing.future
-        return future is None or future.wrapped_future.cancel()
+    cached = {"cache_key_fn": key, "persist_result": True, "result_serializer": "json", "cache_result_in_memory": False}
+    work.__qualname__ = stage.function.__qualname__  # Prefect tells tasks apart by it
+    return Task(
+        work,
+        name=stage.name,
+        task_run_name=f"{stage.name} {{label}}",
+        **(cached if stage.cache_key else UNCACHED),
+        **(RETRIES if stage.retries and not stage.cache_key else {}),
+    )
 
 
 @dataclass
-class Packing:
-    """A pack being put together, until it is sent."""
+class Pack:
+    """Items of one task: one of a usual size, or several of those that are sooner done than a task is told of."""
 
-    shared: tuple[Any, ...] = ()
-    parts: list[Slice] = field(default_factory=list)
+    steps: tuple[Step, ...]
+    items: list[Any] = field(default_factory=list)
     future: PrefectConcurrentFuture[Any] | None = None
 
-    def takes(self, part: Slice, shared: tuple[Any, ...]) -> bool:
-        size = sum(one.text_bytes for one in self.parts) + part.text_bytes
-        return self.future is None and self.shared == shared and len(self.parts) < PACK_SLICES and size <= PACK_BYTES
+    def takes(self, item: Any, steps: tuple[Step, ...]) -> bool:
+        if self.future is not None or self.steps != steps or len(self.items) >= PACK_ITEMS:
+            return False
+        stage = steps[0].stage
+        return sum(map(stage.size, self.items)) + stage.size(item) <= stage.pack_bytes
+
+    @property
+    def label(self) -> str:
+        first = self.steps[0].stage.label(self.items[0])
+        return first + (f" and {len(self.items) - 1} more" if len(self.items) > 1 else "")
+
+
+class InPack:
+    """An item of a pack that is under way, or still being put together."""
+
+    def __init__(self, tasks: PrefectTasks, pack: Pack, number: int) -> None:
+        self._tasks, self._pack, self._number = tasks, pack, number
+
+    def result(self) -> Any:
+        return self._tasks.send(self._pack).result()[self._number]
+
+    def cancel(self) -> bool:
+        """Give it up if its pack has not begun. False where it has."""
+        future = self._pack.future
+        return future is None or future.wrapped_future.cancel()
 
 
 class PrefectTasks:
-    """Runs functions as the Prefect tasks that *tasks* has for them, on a thread for every core.
-
-    A task costs the server 30 to 50 ms of a core, so small slices share one, as soon as there is
-    more to do than workers.
+    """Runs stages as Prefect tasks, on a thread for every core. Small items of a stage share a task, as soon as there is more
+    to do than workers.
     """
 
-    tokenizes_here = True
+    reads_here = True
 
-    def __init__(self, workers: int | None, tasks: Mapping[Callable[..., Any], Task[..., Any]] = TASKS) -> None:
+    def __init__(self, workers: int | None) -> None:
         workers = workers or available_cores()
         self._at_once = workers + 1
-        self.window = self._at_once * PACK_SLICES if make_shard in tasks else self._at_once
-        self._tasks = tasks
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
-        self._packing: Packing | None = None
+        self._pack: Pack | None = None
         self._under_way: list[PrefectConcurrentFuture[Any]] = []
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Submitted | Packed:
-        if function is not make_shard:
-            return Submitted(self._submit(function, item, *shared))
-        packing = self._packing
-        if packing is None or not packing.takes(item, shared):
-            if packing is not None:
-                self.send(packing)
-            self._packing = packing = Packing(shared)
-        packing.parts.append(item)
+    def window(self, stage: Stage) -> int:
+        return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
+
+    def start(self, item: Any, *steps: Step) -> InPack:
+        if not steps[0].stage.pack_bytes:
+            alone = Pack(steps, [item])
+            alone.future = self._submit(alone)
+            return InPack(self, alone, 0)
+        pack = self._pack
+        if pack is None or not pack.takes(item, steps):
+            if pack is not None:
+                self.send(pack)
+            self._pack = pack = Pack(steps)
+        pack.items.append(item)
         if self._has_room():
-            self.send(packing)
-        return Packed(self, packing, len(packing.parts) - 1)
+            self.send(pack)
+        return InPack(self, pack, len(pack.items) - 1)
 
     def _has_room(self) -> bool:
         self._under_way = [future for future in self._under_way if not future.wrapped_future.done()]
         return len(self._under_way) < self._at_once
 
-    def send(self, packing: Packing) -> PrefectConcurrentFuture[Any]:
-        """Have a pack tokenized, unless it was sent before. Waits while the workers have enough to do: an error in what is
-        under way stops the rest.
+    def send(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
+        """Submit a pack, unless it was sent before. Waits while the workers have enough to do: an error in what is under way
+        stops the rest.
         """
-        if packing.future is None:
+        if pack.future is None:
             while not self._has_room():
                 concurrent.futures.wait([future.wrapped_future for future in self._under_way], return_when=FIRST_COMPLETED)
-            packing.future = self._submit(make_shard, Pack(tuple(packing.parts)), *packing.shared)
-            self._under_way.append(packing.future)
-        return packing.future
+            pack.future = self._submit(pack)
+            self._under_way.append(pack.future)
+        return pack.future
 
-    def _submit(self, function: Callable[..., Any], *arguments: Any) -> PrefectConcurrentFuture[Any]:
-        chosen = self._tasks[function]
+    def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
         # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
-        parameters = get_call_parameters(chosen.fn, arguments, {})
-        return self._runner.submit(chosen, {name: opaque(value) for name, value in parameters.items()})
+        told = {"items": opaque(pack.items), "steps": opaque(pack.steps), "label": pack.label}
+        return self._runner.submit(task_of(pack.steps[0].stage), told)
 
     def __enter__(self) -> Self:
         self._runner.__enter__()

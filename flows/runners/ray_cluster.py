@@ -1,10 +1,9 @@
-"""A build on a Ray cluster that is there: slices and spans are tasks of it, on whichever machine has room."""
+"""A runner on a Ray cluster that is there: items of the stages that go to a pool are tasks of it, wherever there is room."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,18 +11,16 @@ from typing import Any, Self
 from prefect import task
 
 from flows.credentials import credentials
-from flows.pipelines.build import Started, scratch_of
-from flows.runners.prefect_tasks import AGAIN, PrefectTasks
-from flows.runners.work_pool import group_of
+from flows.pipelines.publish import scratch_of
+from flows.pipelines.stages import Stage, Started, Step, through
+from flows.runners.elsewhere import group_of, work_of
+from flows.runners.prefect_tasks import RETRIES, UNCACHED, PrefectTasks
 from tasks.config import BuildConfig
-from tasks.groups import Group, Slices, Spans, check_tokenizer
-from tasks.models import TokenShard
-from tasks.output.staging import Place, attempt
+from tasks.groups import Group
+from tasks.output.staging import attempt
 from tasks.progress import meter
-from tasks.shards.write import make_shard, write_shard
-from tasks.split.write import Written, write_span
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 PACKAGES = ("flat_tokens", "tasks", "flows")
 FORWARDED = (
     "PREFECT_API_URL",
@@ -36,77 +33,61 @@ FORWARDED = (
 )
 
 
-@task(
-    name="tokenize",
-    task_run_name="tokenize {label}",
-    **AGAIN,
-)
-def tokenize_there(label: str, told: str) -> TokenShard:
-    """Tokenize a slice wherever this runs, and store it; what is stored already is not made again. *told*: the group as JSON,
-    in which Prefect looks for no futures.
+@task(**RETRIES, **UNCACHED)
+def work_there(label: str, told: str) -> Any:
+    """Take an item through its steps wherever this runs. *told*: a group of that item as JSON, in which Prefect looks for no
+    futures.
     """
     group = Group.model_validate_json(told)
-    work = group.work
-    assert isinstance(work, Slices)
-    (part,) = work.slices
     with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
-        check_tokenizer(work.recipe)
-        return make_shard(part, work.recipe.model_copy(update={"place": group.place(place)}), write_shard)
-
-
-@task(
-    name="split",
-    task_run_name="split {label}",
-    **AGAIN,
-)
-def split_there(label: str, told: str) -> Written:
-    """Write whole objects of the final arrays wherever this runs. *told*: the group as JSON."""
-    group = Group.model_validate_json(told)
-    work = group.work
-    assert isinstance(work, Spans)
-    (span,) = work.spans
-    with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
-        return write_span(span, work.rule, work.layout, Place(output=group.output, staging=place.staging), work.version)
+        items, steps = work_of(group, group.place(place))
+        pool = steps[0].stage.pool
+        assert pool is not None  # or it would not be work for others
+        with pool.around(items, *steps[0].shared):
+            (item,) = items
+            return through(item, steps)
 
 
 class _There:
-    """A task on the cluster; what it has done counts when it is done."""
+    """An item on the cluster; its progress counts when it is done."""
 
-    def __init__(self, future: Any, group: Group) -> None:
-        self._future, self._group = future, group
+    def __init__(self, future: Any, item: Any, stage: Stage) -> None:
+        self._future, self._item, self._stage = future, item, stage
 
     def result(self) -> Any:
         result = self._future.result()
-        (item,) = self._group.items
-        if isinstance(result, TokenShard):
-            meter.add("tokenize", self._group.work.slices[0].text_bytes, result.read, result.token_count)  # type: ignore[union-attr]
-        elif item.of_tokens:  # type: ignore[union-attr]
-            meter.add("split", 4 * (item.stop - item.start))  # type: ignore[union-attr]
+        assert self._stage.pool is not None
+        meter.add(self._stage.name, *self._stage.pool.done(self._item, result))
         return result
 
 
 class RayTasks:
-    """Runs slices and spans on the Ray cluster of this machine, all else as tasks of this run.
+    """Runs the stages that go to a pool on the Ray cluster of this machine, all else as tasks of this run.
 
     ValueError where there is no cluster, or no prefect-ray.
     """
 
-    tokenizes_here = False
+    reads_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config = config
         self._tasks = PrefectTasks(config.workers)
-        self.window = self._tasks.window
+        self._window = 0
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
-        if function not in (make_shard, write_span):
-            return self._tasks.start(function, item, *shared)
-        group = group_of(self._config, function, [item], *shared)
-        there: Any = tokenize_there if function is make_shard else split_there
-        return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), group)
+    def window(self, stage: Stage) -> int:
+        return self._window if stage.pool else self._tasks.window(stage)
+
+    def start(self, item: Any, *steps: Step) -> Started:
+        stage = steps[0].stage
+        if stage.pool is None:
+            return self._tasks.start(item, *steps)
+        group = group_of(self._config, [item], steps)
+        there = work_there.with_options(name=stage.name, task_run_name=f"{stage.name} {{label}}")
+        return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), item, stage)
 
     def __enter__(self) -> Self:
         try:
+            # Optional packages: only builds on Ray need them.
             self._module: Any = importlib.import_module("ray")
             runner: Any = importlib.import_module("prefect_ray").RayTaskRunner
         except ImportError as error:
@@ -126,7 +107,7 @@ class RayTasks:
             raise ValueError(
                 "runner: ray needs a Ray cluster that this machine is part of. Start one: ray start --head"
             ) from error
-        self.window = 2 * int(self._module.cluster_resources().get("CPU", 1))
+        self._window = 2 * int(self._module.cluster_resources().get("CPU", 1))
         self._ray: Any = runner(address="auto")
         self._ray.__enter__()
         self._tasks.__enter__()

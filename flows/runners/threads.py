@@ -1,31 +1,30 @@
-"""Running tasks on threads of this process, where no Prefect server watches."""
+"""The runner where no Prefect server watches: threads of this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from flows.pipelines.stages import Stage, Step, through
 from tasks.config import BuildConfig
 from tasks.cores import available_cores
-from tasks.shards.write import make_shard, write_shard
 
 
 class Threads:
     """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock."""
 
-    tokenizes_here = True
+    reads_here = True
 
     def __init__(self, workers: int | None) -> None:
-        workers = workers or available_cores()
-        self.window = workers + 1
-        self._pool = ThreadPoolExecutor(workers, "task")
+        self._workers = workers or available_cores()
+        self._pool = ThreadPoolExecutor(self._workers, "task")
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Future[Any]:
-        if function is make_shard:
-            shared = (*shared, write_shard)
-        return self._pool.submit(function, item, *shared)
+    def window(self, stage: Stage) -> int:
+        return self._workers + 1
+
+    def start(self, item: Any, *steps: Step) -> Future[Any]:
+        return self._pool.submit(through, item, steps)
 
     def __enter__(self) -> Self:
         return self

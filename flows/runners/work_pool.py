@@ -1,17 +1,14 @@
-"""A build spread over the workers of a pool: groups of slices and of spans are runs of their own, taken by any worker of any
-machine. What becomes of them is read from the store; Prefect is asked who is at it, never what came of it.
+"""A runner that spreads a build over the workers of a pool: groups of files, slices and spans are runs of their own, taken by
+any worker of any machine. Results are read from the store; Prefect is asked who works on a group, never for its results.
 """
 
 from __future__ import annotations
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
 import contextlib
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -35,35 +32,17 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
 
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import Cancellable, Started
+from flows.pipelines.stages import STAGES, Cancellable, Pool, Stage, Started, Step
+from flows.runners.elsewhere import group_of, result_from_json
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import flow_run, tags_of
 from tasks.config import BuildConfig
-from tasks.download.cut import cut_file
-from tasks.download.fetch import bytes_to_cut
-from tasks.groups import (
-    READERS,
-    Fault,
-    Files,
-    Group,
-    Report,
-    Slices,
-    Spans,
-    forget,
-    is_kept,
-    put_group,
-    read_report,
-)
+from tasks.groups import READERS, Fault, Group, Report, are_there, forget, put_group, read_report
 from tasks.progress import Done, meter
-from tasks.shards.write import make_shard
-from tasks.split.write import write_span
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-SPANS = 8
-"""Spans in a group: each is a quarter of a gigabyte of tokens."""
 
 START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
 IDLE = 120.0
@@ -80,17 +59,13 @@ PATIENCE = 900.0
 ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED}
 
 
-STAGES = {"fetch": "download", "tokenize": "tokenize", "write": "split"}
-"""What the kinds of groups are for."""
-
-DEPLOYMENTS = {kind: f"{kind}-group/{kind}-group" for kind in STAGES}
-
-
 @dataclass
 class _Run:
     """A group that has been handed out, and what is known of its run. Times are this process's own: clocks differ."""
 
     group: Group
+    items: list[Any]
+    steps: tuple[Step, ...]
     root: Store
     digest: str
     id: UUID | None = None
@@ -107,21 +82,21 @@ class _Run:
 
 @dataclass
 class _Queue:
-    """Items of one function that wait to be grouped. A group is of items that weigh *size* together. Once those that wait weigh
-    *threshold* they are ``spread``: they go to the workers of the pool.
+    """Items of a stage that wait to be grouped. Once they weigh the stage's threshold they are ``spread``: they go to the workers
+    of the pool.
     """
 
+    pool: Pool
     size: int
     threshold: float
-    weight: Callable[[Any], int] = lambda _: 1
-    shared: tuple[Any, ...] = ()
+    steps: tuple[Step, ...] = ()
     spread: bool = False
     waiting: list[_Item] = field(default_factory=list)
     weighs: int = 0
 
-    def add(self, mine: _Item) -> None:
-        self.waiting.append(mine)
-        self.weighs += self.weight(mine.arguments[1])
+    def add(self, item: _Item) -> None:
+        self.waiting.append(item)
+        self.weighs += self.pool.weight(item.item)
         self.spread = self.spread or self.weighs >= self.threshold
 
     def group(self) -> list[_Item]:
@@ -130,7 +105,7 @@ class _Queue:
             return []
         weighs = taken = 0
         while weighs < self.size:
-            weighs += self.weight(self.waiting[taken].arguments[1])
+            weighs += self.pool.weight(self.waiting[taken].item)
             taken += 1
         group, self.waiting, self.weighs = self.waiting[:taken], self.waiting[taken:], self.weighs - weighs
         return group
@@ -142,12 +117,12 @@ class _Queue:
 
 
 class _Item:
-    """A slice or a span that was started: it waits to be grouped, or is in a group, or is done here."""
+    """An item that was started: it waits to be grouped, or is in a group, or is done here."""
 
-    def __init__(self, groups: Groups, queue: _Queue, arguments: tuple[Any, ...]) -> None:
-        self._groups, self._queue, self.arguments = groups, queue, arguments
+    def __init__(self, groups: Groups, queue: _Queue, item: Any) -> None:
+        self._groups, self._queue, self.item = groups, queue, item
         self.run: _Run | None = None
-        self.place = 0
+        self.number = 0
         self.here: Started | None = None
 
     def result(self) -> Any:
@@ -157,32 +132,31 @@ class _Item:
         if self.here is not None:
             return self.here.result()
         assert self.run is not None
-        return self._groups.results_of(self.run, self._queue)[self.place]
+        return self._groups.results_of(self.run, self._queue)[self.number]
 
     def cancel(self) -> bool:
-        """Whether nobody here need wait for it: what is done by others does not disturb this process."""
+        """Whether nobody here need wait for it: what others do does not disturb this process."""
         return self.here is None or (isinstance(self.here, Cancellable) and self.here.cancel())
 
 
 class Groups:
-    """Runs slices and spans in groups on the workers of a pool once there are enough of them, all else as tasks of this run.
+    """Runs the stages that go to a pool in groups on its workers once there are enough items, all else as tasks of this run.
 
     A run that fell silent is begun again; what it had stored is not made again. A run of a dead build is adopted by the next
     one. No more groups are begun when one has failed for good, and those under way are cancelled.
     """
 
-    tokenizes_here = False
+    reads_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._policy = config, config.groups
         self._tasks = PrefectTasks(config.workers)
-        self.window = max(self._tasks.window, self._policy.threshold, self._policy.slices * self._policy.at_once)
         self._here: deque[Started] = deque()
-        fetch_bytes = self._policy.fetch_bytes
-        self._files = _Queue(fetch_bytes, 2 * fetch_bytes, bytes_to_cut)
-        self._slices = _Queue(self._policy.slices, self._policy.threshold)
-        self._spans = _Queue(SPANS, math.inf)
-        self._queues = {cut_file: self._files, make_shard: self._slices, write_span: self._spans}
+        self._queues = {
+            stage.name: _Queue(stage.pool, stage.pool.group(config), stage.pool.threshold(config))
+            for stage in STAGES.values()
+            if stage.pool is not None
+        }
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
         self._done: list[tuple[Store, str]] = []
@@ -192,45 +166,47 @@ class Groups:
         self._failure: BaseException | None = None
         self._warned: set[str] = set()
 
-    def start(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
-        queue = self._queues.get(function)
+    def window(self, stage: Stage) -> int:
+        return max(self._tasks.window(stage), self._policy.threshold, self._policy.slices * self._policy.at_once)
+
+    def start(self, item: Any, *steps: Step) -> Started:
+        queue = self._queues.get(steps[0].stage.name)
         if queue is None:
-            return self._start_here(function, item, *shared)
-        if shared != queue.shared:  # another build: whether its slices are enough is another question
+            return self._start_here(item, steps)
+        with_stage = queue.pool.with_stage
+        if steps != queue.steps:  # another build: whether its items are enough is another question
             self.settle(queue)
-            queue.shared, queue.spread = shared, function is write_span and self._slices.spread
-        mine = _Item(self, queue, (function, item, *shared))
+            queue.steps, queue.spread = steps, with_stage is not None and self._queues[with_stage].spread
+        mine = _Item(self, queue, item)
         queue.add(mine)
-        if queue is self._spans and not queue.spread:
+        if with_stage is not None and not queue.spread:
             self.settle(queue)
         while group := queue.group():
-            self._hand_out(group)
+            self._hand_out(queue, group)
         return mine
 
-    def _start_here(self, function: Callable[..., Any], item: Any, *shared: Any) -> Started:
-        while len(self._here) >= self._tasks.window:
+    def _start_here(self, item: Any, steps: tuple[Step, ...]) -> Started:
+        while len(self._here) >= self._tasks.window(steps[0].stage):
             with contextlib.suppress(Exception):  # whoever started it asks for its result, too
                 self._here.popleft().result()
-        self._here.append(self._tasks.start(function, item, *shared))
+        self._here.append(self._tasks.start(item, *steps))
         return self._here[-1]
 
     def settle(self, queue: _Queue) -> None:
-        """See to what waits to be grouped: no more of it will come soon."""
+        """Hand out what waits to be grouped, or do it here: no more of it will come soon."""
         waiting = queue.all()
         if queue.spread and waiting:
-            self._hand_out(waiting)
+            self._hand_out(queue, waiting)
             return
         for mine in waiting:
-            mine.here = self._start_here(*mine.arguments)
+            mine.here = self._start_here(mine.item, queue.steps)
 
-    def _hand_out(self, items: list[_Item]) -> None:
-        function, _, *shared = items[0].arguments
-        parts = [mine.arguments[1] for mine in items]
-        group = group_of(self._config, function, parts, *shared)
+    def _hand_out(self, queue: _Queue, items: list[_Item]) -> None:
+        group = group_of(self._config, [mine.item for mine in items], queue.steps)
         root = Store.at(group.output)
-        run = _Run(group, root, put_group(root, group))
-        for place, mine in enumerate(items):
-            mine.run, mine.place = run, place
+        run = _Run(group, [mine.item for mine in items], queue.steps, root, put_group(root, group))
+        for number, mine in enumerate(items):
+            mine.run, mine.number = run, number
         self._queued.append(run)
         self._begin_runs()
 
@@ -309,9 +285,9 @@ class Groups:
 
     def _take(self, run: _Run, report: Report) -> bool:
         """Whether a report has a group's results."""
-        if report.results is None or len(report.results) != len(run.group.items):
+        if report.results is None or len(report.results) != len(run.items):
             return False
-        run.results, run.report = report.results, None
+        run.results, run.report = tuple(result_from_json(run.steps, value) for value in report.results), None
         self._done.append((run.root, run.digest))
         return True
 
@@ -337,7 +313,7 @@ class Groups:
         self._begin(run)
 
     def _count(self, run: _Run, done: Done) -> None:
-        meter.add(STAGES[run.group.work.kind], *(now - before for now, before in zip(done, run.counted, strict=True)))
+        meter.add(run.group.stage, *(now - before for now, before in zip(done, run.counted, strict=True)))
         run.counted = done
 
     def _begin_runs(self) -> None:
@@ -360,7 +336,7 @@ class Groups:
             if state is None or state.type not in ENDED | {StateType.CANCELLING}:
                 break
             report = read_report(run.root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
-            if report is not None and is_kept(run.root, run.group, report) and self._take(run, report):
+            if report is not None and self._is_stored(run, report) and self._take(run, report):
                 self._count(run, report.done)
                 return
             run.attempt += 1
@@ -370,12 +346,18 @@ class Groups:
             logger.info("%s is under way already: adopted", run.group.label)
             self._ask(lambda: _add_tag(created, mine))
 
+    def _is_stored(self, run: _Run, report: Report) -> bool:
+        """Whether the store has the objects that a report tells of."""
+        pool = self._queues[run.group.stage].pool
+        results = [result_from_json(run.steps, value) for value in report.results or ()]
+        return are_there(run.root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
+
     def _create(self, run: _Run, mine: str) -> FlowRun:
-        kind = run.group.work.kind
+        pool = self._queues[run.group.stage].pool
         created = run_deployment(
-            DEPLOYMENTS[kind],
+            pool.path,
             parameters={"output": run.group.output, "group": run.digest},
-            flow_run_name=f"{kind} {run.group.label} of {self._config.name}",
+            flow_run_name=f"{pool.deployment.removesuffix('-group')} {run.group.label} of {self._config.name}",
             tags=[*tags_of(self._config), mine],
             idempotency_key=f"{run.digest}-{run.attempt}",
             timeout=0,
@@ -405,9 +387,10 @@ class Groups:
             try:
                 return question()
             except ObjectNotFound as error:
+                names = " and ".join(queue.pool.path for queue in self._queues.values())
                 raise ValueError(
-                    f"the Prefect server knows no deployment {' and '.join(DEPLOYMENTS.values())}. Register them: make serve, or "
-                    "python deployments/register.py"
+                    f"the Prefect server knows no deployment {names}. Register them: make serve, or python "
+                    "deployments/register.py"
                 ) from error
             except _AWAY as error:
                 _raise_unless_passing(error)
@@ -437,35 +420,6 @@ class Groups:
             with ThreadPoolExecutor(READERS) as cleaners:
                 list(cleaners.map(lambda done: forget(*done), self._done))
         self._tasks.__exit__(kind, error, trace)
-
-
-def group_of(
-    config: BuildConfig,
-    function: Callable[..., Any],
-    parts: Sequence[Any],
-    *shared: Any,
-) -> Group:
-    """What ``function(part, *shared)`` for some files, slices or spans is for another process, perhaps of another machine."""
-    work: Files | Slices | Spans
-    if function is cut_file:
-        sources, slice_bytes, place = shared
-        work = Files(files=tuple(parts), sources=sources, slice_bytes=slice_bytes)
-    elif function is make_shard:
-        (recipe,) = shared
-        place = recipe.place
-        nowhere = place.model_copy(update={"staging": "", "scratch": ""})
-        work = Slices(recipe=recipe.model_copy(update={"place": nowhere}), slices=tuple(parts))
-    else:
-        rule, layout, place, version = shared
-        work = Spans(spans=tuple(parts), rule=rule, layout=layout, version=version)
-    return Group(
-        output=Store.at(place.output).url,
-        scratch=config.scratch,
-        keep_files=config.groups.keep_files,
-        workers=config.workers,
-        report_seconds=min(10.0, config.groups.lost_after / 4),
-        work=work,
-    )
 
 
 _AWAY = (httpx.TransportError, PrefectHTTPStatusError)

@@ -20,8 +20,8 @@ from prefect.logging.handlers import APILogHandler
 
 from flat_tokens.checker import Checked
 from flat_tokens.manifest import read_manifest
-from flat_tokens.tools.terminal import duration
-from flows.commands.display import progress_counts, size
+from flat_tokens.tools.terminal import duration, size
+from flows.watch.terminal import progress_counts
 from tasks.config import BuildConfig
 from tasks.derive.inputs import version_at
 from tasks.progress import Done, Progress, meter

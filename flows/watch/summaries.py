@@ -18,11 +18,11 @@ from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, SPLITS, read_manifest
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.export import Export
-from flat_tokens.tools.terminal import duration
-from flows.commands.display import size
+from flat_tokens.tools.terminal import duration, size
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.exchange import ExportResult, ImportResult
+from flows.pipelines.export import ExportResult
+from flows.pipelines.import_ import ImportResult
 from flows.watch.progress import dataset_name, short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.inputs import version_at

@@ -11,7 +11,7 @@ from flat_tokens.manifest import SPLITS
 from tasks.derive.inputs import Input
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
-from tasks.models import FORMAT_SEMANTICS, Model, digest_of
+from tasks.models import FORMAT_SEMANTICS, Model
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,6 @@ class Derived(Model):
     semantics: str = FORMAT_SEMANTICS
     operation: dict[str, Any]
     inputs: tuple[dict[str, Any], ...]
-
-    def version(self, layout: LayoutName) -> str:
-        return digest_of(self.model_dump(), layout)[:16]
 
 
 def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:

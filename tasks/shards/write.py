@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +20,14 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.local import make_directory, sync_directory
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter
-from tasks.download.cut import at_hand
+from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
-from tasks.shards.receipts import NOT_A_FILE, load_shard, put_aside, receipt_json, repairing
+from tasks.shards.receipts import NOT_A_FILE, load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Documents, Tally, bad_document, read_documents
 from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, engine_of
@@ -34,16 +36,48 @@ from tasks.tokenize.tokenizers import load_tokenizer
 UPLOADERS = 4
 
 
-def make_shard(part: Slice, recipe: Recipe, write: Callable[[TokenShard, Place], TokenShard]) -> TokenShard:
-    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now and handed to *write*. Only then
-    is its file fetched, where it is not here.
+class Staged(NamedTuple):
+    """A token shard in this attempt's staging directory, not stored yet."""
+
+    shard: TokenShard
+
+
+def tokenize_or_load(slice_: Slice, recipe: Recipe) -> Staged | TokenShard:
+    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now. Only then is its file fetched,
+    where it is not here.
     """
-    key = recipe.key(part)
-    stored = load_shard(recipe.place.root, key)
+    stored = load_shard(recipe.place.root, recipe.key(slice_))
     if stored is not None:
-        meter.add("tokenize", part.text_bytes, stored.read, stored.token_count)
+        meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count)
         return stored
-    return write(tokenize_slice(at_hand(part, recipe.sources, recipe.place), recipe), recipe.place)
+    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, recipe.place), recipe))
+
+
+def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
+    """Store a staged token shard. One that is stored already is left as it is."""
+    return write_shard(made.shard, place) if isinstance(made, Staged) else made
+
+
+@contextlib.contextmanager
+def fetching_ahead(slices: Sequence[Slice], recipe: Recipe) -> Iterator[None]:
+    """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
+    the block ends. ValueError where this machine's tokenizer is not the build's.
+    """
+    check_tokenizer(recipe)
+    by_key = {recipe.key(slice_): slice_ for slice_ in slices}
+    missing = [by_key[key] for key in without_receipt(recipe.place.root, by_key)]
+    with fetched_ahead(missing, recipe.sources, recipe.place):
+        yield
+
+
+def check_tokenizer(recipe: Recipe) -> None:
+    """ValueError where this machine's tokenizer is not the one that the shards are to be named after."""
+    digest = load_tokenizer(recipe.tokenizer).digest
+    if digest != recipe.tokenizer_digest:
+        raise ValueError(
+            f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
+            f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
+        )
 
 
 def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:

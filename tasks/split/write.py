@@ -14,7 +14,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import StoredObject
-from tasks.output.paths import DOCUMENTS, version_store
+from tasks.output.paths import DOCUMENTS, version_key, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec, open_arrays
@@ -55,6 +55,11 @@ class Written(NamedTuple):
 
     objects: tuple[StoredObject, ...]
     max_token_id: int
+
+
+def names_below_output(written: Written, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> list[str]:
+    """Names below the output of the objects that ``write_span`` wrote, given what it was told."""
+    return [f"{version_key(version)}/{stored.key}" for stored in written.objects]
 
 
 def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> Written:

@@ -30,15 +30,13 @@ def parent(output: str, groups: int, slices: int) -> None:
     import httpx
     from prefect import flow
 
-    import flows.groups
     import flows.runners.work_pool
-    from flows.pipelines.build import in_order
+    from flows.pipelines.stages import SHARD_WRITE, TOKENIZE, in_order
     from flows.runners.work_pool import Groups
     from tasks.config import BuildConfig, DocumentPolicy
     from tasks.models import Slice, SourceFile
     from tasks.output.staging import Place
     from tasks.shards.recipe import Recipe
-    from tasks.shards.write import make_shard
 
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -56,7 +54,7 @@ def parent(output: str, groups: int, slices: int) -> None:
 
         setattr(owner, name, call)
 
-    timed(flows.groups, "put_group", "put")
+    timed(flows.runners.work_pool, "put_group", "put")
     timed(Groups, "_create", "create")
     timed(Groups, "_look", "look")
     timed(httpx.Client, "send", "requests")
@@ -90,7 +88,9 @@ def parent(output: str, groups: int, slices: int) -> None:
     @flow(name="simulated-build", persist_result=False)
     def simulated() -> int:
         with Groups(config) as runner:
-            return sum(shard.written for shard in in_order(runner, make_shard, parts, recipe))
+            return sum(
+                shard.written for shard in in_order(runner, parts, TOKENIZE.given(recipe), SHARD_WRITE.given(recipe.place))
+            )
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.perf_counter()

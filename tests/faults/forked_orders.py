@@ -17,7 +17,8 @@ from typing import Any
 import flat_tokens
 from flat_tokens.tools.export import export_of
 from flows.pipelines.derive import derive
-from flows.pipelines.exchange import export, import_files
+from flows.pipelines.export import export
+from flows.pipelines.import_ import import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.forked import Child, die_at

@@ -220,7 +220,6 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
         store.exists("object")
     bucket.proxy.spoil = lambda method, path: None
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
     assert not store.exists("object")
 
 
@@ -257,7 +256,7 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         hurry(monkeypatch)
-        monkeypatch.setattr("flows.pipelines.build.FIRST_CONTACT_SECONDS", 0.1)
+        monkeypatch.setattr("flows.pipelines.publish.FIRST_CONTACT_SECONDS", 0.1)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")

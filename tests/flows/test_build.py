@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import Task, flow
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 
 import flat_tokens
 from flows.build import build_dataset
-from flows.pipelines.build import build, in_order
-from flows.runners.prefect_tasks import PACK_SLICES, TASKS, PrefectTasks
+from flows.pipelines.build import build
+from flows.pipelines.stages import Stage, in_order
+from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 
@@ -133,10 +133,10 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: P
 
     seen = task_runs("build small with bytes")
     tokenized = [name for name in seen if name.startswith("tokenize ")]
-    assert 100 / PACK_SLICES <= len(tokenized) < 50
+    assert 100 / PACK_ITEMS <= len(tokenized) < 50
     others = [int(name.split(" and ")[1].split()[0]) if " and " in name else 0 for name in tokenized]
     assert sum(others) + len(others) == 100
-    assert 0 < max(others) < PACK_SLICES
+    assert 0 < max(others) < PACK_ITEMS
 
     again = build_dataset(config(tmp_path / "watched", name="small-again", validation_fraction=0.5, **settings))
     assert again.slices_reused == 100
@@ -168,8 +168,8 @@ def test_after_an_error_nothing_is_begun_any_more() -> None:
 
     @flow(persist_result=False)
     def order() -> None:
-        with PrefectTasks(1, {**TASKS, work: Task(work, cache_policy=NO_CACHE, persist_result=False)}) as runner:
-            list(in_order(runner, work, range(80)))
+        with PrefectTasks(1) as runner:
+            list(in_order(runner, range(80), Stage("work", work, str, retries=False).given()))
 
     with pytest.raises(ValueError, match="the first one is bad"):
         order()

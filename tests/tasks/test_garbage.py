@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flows.pipelines.exchange import export, import_files
 
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of
-from flows.pipelines.exchange import export, import_files
 from flows.runners.threads import Threads
 from tasks.config import READING
 from tasks.derive.request import ImportRequest
@@ -28,6 +28,12 @@ from tests.faults.support import Settings, build_here, receipts, settings_of, wr
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 
 NOW = Policy(keep_versions=1, grace_days=0)
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -21,7 +21,6 @@ from flat_tokens.tools import export as exporting
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.flags import description
 from flat_tokens.tools.import_ import import_dataset
-from tests.examples import examples
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
@@ -35,6 +34,11 @@ def given_to(format: str) -> dict[str, Any]:
     known = {field.name for field in fields(FORMATS[format].options)}
     small = {"tokens_per_file": 5, "tokens_per_shard": 5, "tokens_per_row_group": 4, "tokens_per_batch": 4, "size_limit": 300}
     return ({"end_of_text": END} if format in MARKED else {}) | {name: n for name, n in small.items() if name in known}
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=7)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@examples(10)
+@settings(max_examples=10)
 @given(train=RAGGED, validation=RAGGED)
 def test_what_is_exported_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, train: list[list[int]], validation: list[list[int]]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-from flat_tokens.tools.terminal import duration
+from flat_tokens.tools.terminal import duration, size
 from flows.commands.config_file import read_config
-from flows.commands.display import progress_line, size
+from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
 
 ROOT = Path(__file__).parents[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -33,7 +34,6 @@ from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions
 from tasks.split.rule import SplitRule
-from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
 
@@ -52,7 +52,8 @@ def small(layout: Layout) -> Layout:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, pieces, blocks and buckets of a few tokens."""
+    """Objects, pieces, blocks and buckets of a few tokens, and no waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
@@ -69,6 +70,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as they are, for what has no need of many parts."""
     monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def run(
@@ -139,7 +141,7 @@ def test_merging_puts_documents_one_behind_the_other_split_by_split(tmp_path: Pa
     }
 
 
-@examples(15)
+@settings(max_examples=15)
 @given(datasets=st.lists(PAIRS, min_size=1, max_size=3), layouts=st.tuples(LAYOUT_NAMES, LAYOUT_NAMES, LAYOUT_NAMES))
 def test_a_merge_is_the_concatenation(
     tmp_path: Path, datasets: list[tuple[list[Doc], list[Doc]]], layouts: tuple[LayoutName, LayoutName, LayoutName]
@@ -377,7 +379,7 @@ def naive(docs: list[Doc], told: dict[str, Any], split: str) -> list[Doc]:
     return kept
 
 
-@examples(20)
+@settings(max_examples=20)
 @given(pair=PAIRS, told=filters(), layout=LAYOUT_NAMES)
 def test_a_subset_is_what_the_filters_let_through(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], told: dict[str, Any], layout: LayoutName
@@ -477,7 +479,7 @@ def test_filters_that_cannot_be_meant_are_refused(tmp_path: Path, told: dict[str
 # Shuffle
 
 
-@examples(15)
+@settings(max_examples=15)
 @given(pair=PAIRS, seed=st.integers(0, 2**63 - 1), layout=LAYOUT_NAMES)
 def test_a_shuffle_is_a_permutation_of_each_split(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], seed: int, layout: LayoutName
@@ -530,7 +532,7 @@ def test_shuffling_in_place_again_does_nothing(tmp_path: Path) -> None:
 # Relayout
 
 
-@examples(12)
+@settings(max_examples=12)
 @given(pair=PAIRS, before=LAYOUT_NAMES, after=LAYOUT_NAMES)
 def test_another_layout_holds_the_same(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], before: LayoutName, after: LayoutName

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -18,11 +19,11 @@ from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
 from flat_tokens.tools.export import export_of
-from flows.pipelines.exchange import ExportResult, ImportResult, export, import_files
+from flows.pipelines.export import ExportResult, export
+from flows.pipelines.import_ import ImportResult, import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
 from tasks.split.rule import SplitRule
-from tests.examples import examples
 from tests.faults.support import digests
 from tests.made import read_docs
 
@@ -33,7 +34,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of a few bytes."""
+    """Parts of a few bytes, and no waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(tasks.derive.imports, "PART_BYTES", 40)
 
 
@@ -60,7 +62,7 @@ RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=9)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@examples(5)
+@settings(max_examples=5)
 @given(train=RAGGED, validation=RAGGED)
 def test_an_import_gives_back_what_was_exported(
     tmp_path: Path, format: str, train: list[list[int]], validation: list[list[int]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
+import tasks.shards.read
 import tasks.shards.write
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, scratch_of
+from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import derive
+from flows.pipelines.publish import scratch_of
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
 from flows.runners.threads import Threads
@@ -32,6 +35,12 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests look at what is on the disk when."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ def membership(output: str | Path) -> dict[int, str]:
     dataset = flat_tokens.open(output)
     found = {}
     for split in ("train", "validation"):
-        keys = tasks.shards.write.open_array(dataset.store / f"documents/{split}/key", "uint64")
+        keys = tasks.shards.read.open_array(dataset.store / f"documents/{split}/key", "uint64")
         found |= dict.fromkeys(keys.read(0, keys.length).tolist(), split)
     return found
 
@@ -304,7 +313,7 @@ def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: P
 
 
 def keys(output: str | Path, split: str) -> list[int]:
-    found = tasks.shards.write.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
+    found = tasks.shards.read.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
     return list(found.read(0, found.length).tolist())
 
 

@@ -27,10 +27,10 @@ SPREAD: dict[str, Any] = {"runner": "groups", "groups": {"threshold": 2, "slices
 
 SMALL_SPANS = """
 import sys
-import flows.runners.work_pool
+import flows.pipelines.stages
 import tasks.split.spans
 from flows.commands.main import main
-flows.runners.work_pool.SPANS = 3
+flows.pipelines.stages.SPANS_IN_A_GROUP = 3
 tasks.split.spans.SPAN_TOKENS = tasks.split.spans.SPAN_DOCUMENTS = 1
 sys.exit(main(sys.argv[1:]))
 """

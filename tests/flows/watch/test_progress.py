@@ -19,15 +19,15 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
-import flows.runners.prefect_tasks
+import tasks.shards.write
 from flat_tokens import Checked, TokenBatch, write_dataset
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.commands.build import run_build
-from flows.commands.display import progress_line
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from flows.watch.progress import _Shown, counted, dataset_name, describe, flow_run, logged, percent, slug, tags_of, watched
+from flows.watch.terminal import progress_line
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Progress, meter
@@ -242,7 +242,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
             raise error
         return write_shard(*arguments)
 
-    monkeypatch.setattr(flows.runners.prefect_tasks, "write_shard", once_broken)
+    monkeypatch.setattr(tasks.shards.write, "write_shard", once_broken)
     notes = config(tmp_path / "out", name=f"tries-{tries}", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
     if tries > 1:
         assert build_dataset(notes).totals["documents"]["written"] == 1
@@ -321,7 +321,7 @@ def test_a_line_is_sent_once_however_often_it_is_asked_for() -> None:
     def talking() -> None:
         run_ids.append(flow_run().id)
         with logged(), logged():
-            for name in ("flat_tokens.patience", "flows.groups", "tasks.leases"):
+            for name in ("flat_tokens.stores.retry", "flows.runners.work_pool", "tasks.output.leases"):
                 logging.getLogger(name).info("said by %s", name)
 
     talking()
@@ -331,7 +331,7 @@ def test_a_line_is_sent_once_however_often_it_is_asked_for() -> None:
         return sorted(line["message"] for line in found if "said by" in line["message"])
 
     until(lambda: len(lines()) >= 3)
-    assert lines() == ["said by flat_tokens.patience", "said by flows.groups", "said by tasks.leases"]
+    assert lines() == ["said by flat_tokens.stores.retry", "said by flows.runners.work_pool", "said by tasks.output.leases"]
 
 
 def test_a_dataset_is_called_what_its_manifest_says(tmp_path: Path) -> None:

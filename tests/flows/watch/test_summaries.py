@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from flows.export import export_dataset
 from flows.import_dataset import import_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.exchange import ExportResult, ImportResult
+from flows.pipelines.export import ExportResult
+from flows.pipelines.import_ import ImportResult
 from flows.verify import verify_dataset
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, link, origin, output_of, summary
 from tasks.config import BuildConfig, Source
@@ -277,7 +279,8 @@ def made_of(location: Path) -> list[str]:
 
 
 @pytest.fixture
-def datasets(tmp_path: Path) -> tuple[Path, Path]:
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)], name="a-texts")
     publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)], name="b-texts")
     return tmp_path / "a", tmp_path / "b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tasks.shards.read
@@ -30,18 +31,18 @@ from tasks.output.staging import Place, attempt
 from tasks.shards.read import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import make_shard, tokenize_slice, write_shard
+from tasks.shards.write import store_shard, tokenize_or_load, tokenize_slice, write_shard
 from tasks.text.slices import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.examples import examples
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
 
 
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few documents make many stored objects."""
+    """So that a few documents make many stored objects; and without waiting for the disk, which other tests look at."""
     monkeypatch.setattr(tasks.shards.read, "SHARD_LAYOUT", SMALL)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> t
 
 def made(source: Source, place: Place, slice_bytes: int, **policy: Any) -> list[TokenShard]:
     slices, recipe = prepared(source, place, slice_bytes, **policy)
-    return [make_shard(part, recipe, write_shard) for part in slices]
+    return [make_shard(part, recipe) for part in slices]
 
 
 def held(shards: list[TokenShard], place: Place) -> Held:
@@ -114,7 +115,7 @@ def fresh(directory: Path) -> Path:
 TEXTS = st.text(st.sampled_from("ab é\n\0中😀'\""), max_size=12)
 
 
-@examples(15)
+@settings(max_examples=15)
 @given(
     texts=st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=30),
     row_group=st.integers(1, 12),
@@ -137,7 +138,7 @@ def line_of(row: str | int | None) -> str:
     return "" if row is None else "no json" if isinstance(row, int) else json.dumps({"n": [1], "text": row}, ensure_ascii=False)
 
 
-@examples(15)
+@settings(max_examples=15)
 @given(
     rows=st.lists(st.one_of(TEXTS, st.none(), st.just(0)), min_size=1, max_size=30),
     slice_bytes=st.integers(1, 300),
@@ -161,7 +162,7 @@ def test_jsonl_gives_the_same_documents_at_any_slicing(
     assert held(made(source, place, 1 << 20, on_bad="skip"), place) == expected
 
 
-@examples(15)
+@settings(max_examples=15)
 @given(
     texts=st.lists(st.text(st.sampled_from("ab é-\n"), max_size=12), min_size=1, max_size=30),
     separator=st.sampled_from(["|", "<|end|>", "¶"]),
@@ -234,21 +235,22 @@ def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Place) ->
     assert facts(load_shard(place.root, shard.key)) == facts(shard)
 
 
-def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe]) -> None:
-    made = make_shard(*slices, write_shard)
-    assert facts(make_shard(*slices, fail)) == facts(made)
+def make_shard(part: Slice, recipe: Recipe) -> TokenShard:
+    return store_shard(tokenize_or_load(part, recipe), recipe.place)
 
 
-def fail(*_: object) -> TokenShard:
-    raise AssertionError("nothing should have been written")
+def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_shard(*slices)
+    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", None)
+    assert facts(make_shard(*slices)) == facts(made)
 
 
 def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe]) -> None:
     """Whoever tokenizes: duplicate writers are harmless."""
     part, recipe = slices
-    first = make_shard(part, recipe, write_shard)
+    first = make_shard(part, recipe)
     with attempt(str(tmp_path / "other"), tmp_path, "build") as place:
-        other = make_shard(part, recipe.model_copy(update={"place": place}), write_shard)
+        other = make_shard(part, recipe.model_copy(update={"place": place}))
         assert other == first
         assert tree(tmp_path / "other" / CACHE) == tree(Path(recipe.place.output) / CACHE)
 
@@ -258,7 +260,7 @@ def tree(directory: Path) -> dict[str, bytes]:
 
 
 def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe]) -> None:
-    shard = make_shard(*slices, write_shard)
+    shard = make_shard(*slices)
     found = tree(Path(slices[1].place.output) / CACHE / shard.key)
     found.pop("receipt.json")
     assert {stored.key: stored.size for stored in shard.objects} == {name: len(data) for name, data in found.items()}
@@ -308,7 +310,7 @@ def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_asi
 ) -> None:
     part, recipe = slices
     root = recipe.place.root
-    shard = make_shard(part, recipe, write_shard)
+    shard = make_shard(part, recipe)
     before = tree(Path(root.path(CACHE)))
     draft = tokenize_slice(part, recipe)
     happen(Path(root.path(f"{CACHE}/{shard.key}")))
@@ -336,9 +338,9 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe], mon
     for way in ("create", "upload"):
         monkeypatch.setattr(Store, way, recorded(getattr(Store, way)))
     try:
-        shard = make_shard(part, recipe.model_copy(update={"place": place}), write_shard)
+        shard = make_shard(part, recipe.model_copy(update={"place": place}))
         assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
-        assert held([shard], place) == held([make_shard(part, recipe, write_shard)], recipe.place)
+        assert held([shard], place) == held([make_shard(part, recipe)], recipe.place)
         assert not (Path(place.staging) / shard.key).exists()
         assert not list(Path(recipe.place.output).glob(f"{STAGING}/*/*/{shard.key}"))
     finally:

@@ -75,11 +75,3 @@ def progress_counts(now: Progress) -> list[str]:
     done = now.done
     counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
     return [f"{count:,} {noun}" for count, noun in counts if count]
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    raise AssertionError

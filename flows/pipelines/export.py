@@ -1,0 +1,49 @@
+"""The export: a dataset in, files in a neighbour's format out."""
+
+from __future__ import annotations
+
+from flat_tokens.formats import FORMATS
+from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.stores.store import StoredObject
+from flat_tokens.tools.export import Export, Exported, done_before, target, writing
+from flows.pipelines.publish import timed
+from flows.pipelines.stages import EXPORT, FINISH_EXPORT, Runner, in_order
+from tasks.models import Model
+from tasks.progress import meter
+
+
+class ExportResult(Model):
+    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do."""
+
+    path: str
+    format: str
+    objects: tuple[StoredObject, ...]
+    parts: int
+    reused: int
+    was_done: bool
+    byte_count: int
+    seconds: dict[str, float]
+
+
+def export(request: Export, output: str, runner: Runner) -> ExportResult:
+    """Write a dataset's files in a format, those that an earlier run has not written, and the record of them."""
+    meter.reset()
+    seconds: dict[str, float] = {}
+    store = target(output)
+    if done := done_before(request, store):
+        return export_result(done, seconds)
+    parts = FORMATS[request.format].plan(request.source(), request.options)
+    with writing(request, store), timed("export", seconds):
+        meter.begin("export", TOKEN_BYTES * request.token_count)
+        written = list(in_order(runner, parts, EXPORT.given(request, output, count_exported)))
+        done = runner.start(request, FINISH_EXPORT.given(written, output)).result()
+    meter.begin("done")
+    return export_result(done, seconds)
+
+
+def count_exported(tokens: int) -> None:
+    meter.add("export", TOKEN_BYTES * tokens, 0, tokens)
+
+
+def export_result(done: Exported, seconds: dict[str, float]) -> ExportResult:
+    return ExportResult(**done._asdict(), byte_count=done.byte_count, seconds=seconds)

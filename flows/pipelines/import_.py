@@ -1,0 +1,116 @@
+"""The import: files in a neighbour's format in, a published version out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from flat_tokens.formats import Files
+from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.stores.store import Store, StoredObject
+from flows.pipelines.build import count_in_order
+from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
+from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, SPLIT, Runner, in_order
+from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps
+from tasks.derive.request import ImportRequest
+from tasks.finalize.card import card
+from tasks.finalize.provenance import Provenance
+from tasks.finalize.totals import document_totals, source_totals
+from tasks.finalize.version import Contents
+from tasks.models import TokenShard, digest_of
+from tasks.progress import meter
+from tasks.shards.receipts import without_receipt
+from tasks.split.rule import SplitRule
+from tasks.split.spans import ShardPlace, lay_out
+from tasks.tokenize.engines import Tokenizer
+from tasks.tokenize.tokenizers import load_tokenizer
+
+
+class ImportResult(Published):
+    """Result of an import. ``parts_reused``: token shards that an earlier import had stored."""
+
+    format: str
+    parts: int
+    parts_reused: int
+
+
+def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
+    """Publish the tokens of files in a format as a version. A version that is there already is left as it is."""
+    with opened(request) as output:
+        check_files_apart(request, output.root)
+        with timed("examine", output.seconds):
+            tokenizer = load_tokenizer(request.tokenizer) if request.tokenizer else None
+            found = open_import(request.path, request.format, request.options)
+            files = Files.at(request.path)
+            before = stamps(files.store, files.keys)
+            meter.begin("examine", sum(size for size, *_ in before))
+            stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
+            made_of, layout = provenance(request, found, stored, tokenizer), layout_of(request, output.root)
+
+        parts: list[ImportPart] = []
+        parts_reused = 0
+        with publication(output, made_of, layout) as version:
+            if place := version.place:
+                with timed("import", output.seconds):
+                    parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None)
+                    parts_reused = len(parts) - len(without_receipt(output.root, [digest_of(part.inputs()) for part in parts]))
+                    meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
+                    rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
+                    shards = in_order(runner, parts, IMPORT.given(place))
+                    places: list[ShardPlace] = []
+                    counted = count_in_order(place_parts(request, parts, shards), places, rule, place.root)
+                    spans = list(lay_out(counted, layout))
+                    check_unchanged(request, files, before)
+                    check_vocabulary(request, tokenizer, places)
+                with timed("split", output.seconds):
+                    meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at in places))
+                    written = list(in_order(runner, spans, SPLIT.given(rule, layout, place, version.name)))
+                with timed("finalize", output.seconds):
+                    contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, places), card)
+                    runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
+        return version.finish(ImportResult, format=found.format, parts=len(parts), parts_reused=parts_reused)
+
+
+def check_files_apart(request: ImportRequest, root: Store) -> None:
+    """Refuse an output among the files, and files within the output."""
+    files = Store.at(request.path)
+    if root.is_local and files.is_local:
+        output, path = os.path.realpath(root.root), os.path.realpath(files.root)
+        told = f"the output {request.output} and {request.path} lie within each other"
+        check_apart(output, path, told)
+        check_apart(path, output, told)
+
+
+def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPlace]:
+    """Each part's shard, in order, with the number of its split among those there are, and its first row of it."""
+    numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
+    for part, shard in zip(parts, shards, strict=True):
+        all_in = part.split if request.validation_fraction is None else None
+        yield ShardPlace(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
+
+
+def check_unchanged(request: ImportRequest, files: Files, before: list[tuple[int, ...]]) -> None:
+    if stamps(files.store, files.keys) != before:
+        raise ValueError(f"{request.path}: was changed while it was read. Import it again when nobody writes to it.")
+
+
+def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, places: list[ShardPlace]) -> None:
+    """Refuse tokens that the tokenizer that is said to have made them does not have."""
+    largest = max((at.shard.max_token_id for at in places), default=0)
+    if tokenizer is not None and largest > tokenizer.highest_id:
+        raise ValueError(
+            f"{request.path}: holds token id {largest}, but those of {tokenizer.name} end at {tokenizer.highest_id}. Name the "
+            "tokenizer that made the tokens, or none."
+        )
+
+
+def documents_of(made_of: Provenance, places: list[ShardPlace], repeated: int) -> dict[str, Any]:
+    """Totals of the documents of an import: how much text they were made of, nobody knows."""
+
+    def without_text(facts: dict[str, Any]) -> dict[str, Any]:
+        return {name: fact for name, fact in facts.items() if name != "text_bytes"}
+
+    by_source = [without_text(one) for one in source_totals(made_of, places)]
+    return {**without_text(document_totals(places, repeated)), "by_source": by_source}

@@ -1,0 +1,230 @@
+"""The stages: what each is called, the function that does its work for one item, and how its items are handed out.
+
+Every runner runs any row of this table, and none knows a stage by name. To add a stage, write its function in ``tasks``,
+its row here, and its line in a pipeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from flat_tokens.tools import export
+from tasks.config import BuildConfig
+from tasks.derive.imports import digest_file, import_part
+from tasks.derive.inputs import examine
+from tasks.derive.pieces import count_hashes, count_piece, make_keys
+from tasks.derive.shuffle import scatter
+from tasks.derive.write import write_stretch
+from tasks.download.cut import cut_file
+from tasks.download.fetch import bytes_to_cut
+from tasks.finalize.version import finalize
+from tasks.output.paths import receipt_key
+from tasks.progress import Done
+from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
+from tasks.split.write import names_below_output, write_span
+
+SPANS_IN_A_GROUP = 8
+"""Each is a quarter of a gigabyte of tokens."""
+
+
+class Pool(NamedTuple):
+    """How the items of a stage go to the workers of a pool: in groups, each a run of *deployment*.
+
+    ``group`` and ``threshold`` depend on the configuration: a group is of items that weigh ``group`` together, and items stay
+    in the build's own process until they weigh ``threshold``, or until those of the stage ``with_stage`` have gone to the pool.
+    """
+
+    deployment: str
+    group: Callable[[BuildConfig], int]
+    threshold: Callable[[BuildConfig], float]
+    weight: Callable[[Any], int] = lambda _: 1
+    with_stage: str | None = None
+    around: Callable[..., contextlib.AbstractContextManager[object]] = lambda items, *shared: contextlib.nullcontext()
+    """What a worker holds while it works on *items* of a group: files of later items are fetched ahead."""
+    stored: Callable[..., Iterable[str]] = lambda result, *shared: ()
+    """Names below the output of the objects that a result tells of: without them the result is worth nothing."""
+    done: Callable[[Any, Any], Done] = lambda item, result: Done()
+    """Progress that an item and its result stand for, where another process made it."""
+
+    @property
+    def path(self) -> str:
+        """The deployment, as Prefect's API wants it named."""
+        return f"{self.deployment}/{self.deployment}"
+
+
+class Stage(NamedTuple):
+    """A row of the table: ``function(item, *shared)`` does the work for one item."""
+
+    name: str
+    function: Callable[..., Any]
+    label: Callable[[Any], str] = attrgetter("label")
+    """The item, as people see it in the name of a task."""
+    retries: bool = True
+    """Prefect runs the task again when the network or a store failed, never when the input is bad."""
+    cache_key: Callable[..., str] | None = None
+    """The key of the receipt that Prefect's cache finds for ``(item, *shared)``."""
+    size: Callable[[Any], int] = lambda _: 0
+    """Bytes that an item counts in the stage's progress."""
+    pack_bytes: int = 0
+    """Items share a Prefect task until they come to so many bytes: a task costs the server 30 to 50 ms of a core."""
+    pool: Pool | None = None
+
+    def given(self, *shared: Any) -> Step:
+        """The stage with what all its items share."""
+        return Step(self, shared)
+
+
+class Step(NamedTuple):
+    """A stage with what all its items share."""
+
+    stage: Stage
+    shared: tuple[Any, ...]
+
+    def __call__(self, item: Any) -> Any:
+        return self.stage.function(item, *self.shared)
+
+
+def through(item: Any, steps: Sequence[Step]) -> Any:
+    """Take an item through several steps, one after the other, in this process."""
+    return functools.reduce(lambda so_far, step: step(so_far), steps, item)
+
+
+DOWNLOAD = Stage(
+    "download",
+    cut_file,
+    attrgetter("name"),
+    retries=False,  # the fetching itself asks busy servers again
+    size=lambda found: found.size or 0,
+    pool=Pool(
+        "fetch-group",
+        group=lambda config: config.groups.fetch_bytes,
+        threshold=lambda config: 2 * config.groups.fetch_bytes,
+        weight=bytes_to_cut,
+        done=lambda found, _: Done(found.size or 0),
+    ),
+)
+"""Source file -> its digest and its slices."""
+
+TOKENIZE = Stage(
+    "tokenize",
+    tokenize_or_load,
+    cache_key=lambda slice_, recipe: recipe.key(slice_),
+    size=attrgetter("text_bytes"),
+    pack_bytes=8_000_000,
+    pool=Pool(
+        "tokenize-group",
+        group=lambda config: config.groups.slices,
+        threshold=lambda config: config.groups.threshold,
+        around=fetching_ahead,
+        stored=lambda shard, _: [receipt_key(shard.key)],
+        done=lambda slice_, shard: Done(slice_.text_bytes, shard.read, shard.token_count),
+    ),
+)
+"""Slice -> token shard, in the staging of the process that tokenizes it; or the stored one, where there is one."""
+
+SHARD_WRITE = Stage("shard-write", store_shard)
+"""Staged token shard -> stored under its key, the receipt last. It happens where the shard was tokenized."""
+
+SPLIT = Stage(
+    "split",
+    write_span,
+    pool=Pool(
+        "write-group",
+        group=lambda _: SPANS_IN_A_GROUP,
+        threshold=lambda _: math.inf,
+        with_stage="tokenize",
+        stored=names_below_output,
+        done=lambda span, _: Done(4 * (span.stop - span.start) if span.of_tokens else 0),
+    ),
+)
+"""Span of the train or the validation arrays -> its stored objects."""
+
+FINALIZE = Stage("finalize", finalize, str, retries=False)
+"""Version -> metadata, manifest, card, check, commit."""
+
+EXAMINE = Stage("examine", examine, str)
+MAKE_KEYS = Stage("make-keys", make_keys)
+SAMPLE = Stage("sample", count_hashes)
+COUNT = Stage("count", count_piece)
+SHUFFLE = Stage("shuffle", scatter)
+WRITE = Stage("write", write_stretch)
+
+DIGEST = Stage("digest", digest_file, str)
+IMPORT = Stage("import", import_part)
+
+EXPORT = Stage("export", export.write_part, attrgetter("key"))
+FINISH_EXPORT = Stage("finish", export.finish, attrgetter("location"))
+
+OF_A_BUILD = (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)
+OF_A_DERIVATION = (EXAMINE, MAKE_KEYS, SAMPLE, COUNT, SHUFFLE, WRITE, FINALIZE)
+OF_AN_IMPORT = (DIGEST, IMPORT, SPLIT, FINALIZE)
+OF_AN_EXPORT = (EXPORT, FINISH_EXPORT)
+STAGES = {stage.name: stage for stage in (*OF_A_BUILD, *OF_A_DERIVATION, *OF_AN_IMPORT, *OF_AN_EXPORT)}
+
+
+class Started(Protocol):
+    """An item under way."""
+
+    def result(self) -> Any:
+        """Wait for its result, or raise its error."""
+        ...
+
+
+@runtime_checkable
+class Cancellable(Protocol):
+    """An item that can be given up before its work has begun."""
+
+    def cancel(self) -> bool:
+        """Give the item up. False where its work has begun."""
+        ...
+
+
+class Runner(Protocol):
+    """Takes items through stages: on threads of this process, or as tasks that an orchestrator shows.
+
+    ``reads_here``: this process reads the text of the slices.
+    """
+
+    reads_here: bool
+
+    def window(self, stage: Stage) -> int:
+        """Number of items that are handed out at a time: enough to keep every worker busy, few enough that an error stops
+        the rest.
+        """
+        ...
+
+    def start(self, item: Any, *steps: Step) -> Started:
+        """Begin to take an item through steps, one after the other on the same worker."""
+        ...
+
+
+def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any]:
+    """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error."""
+    under_way: deque[Started] = deque()
+    window = runner.window(steps[0].stage)
+    with settled(under_way):
+        for item in items:
+            under_way.append(runner.start(item, *steps))
+            if len(under_way) >= window:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+
+@contextlib.contextmanager
+def settled(items: Collection[Started]) -> Iterator[None]:
+    """After an error, wait for the items that are still under way: they write to a staging directory that is about to go."""
+    try:
+        yield
+    except BaseException:
+        # All are given up before any is waited for: a thread that ends one would begin the next meanwhile.
+        for item in [item for item in items if not (isinstance(item, Cancellable) and item.cancel())]:
+            with contextlib.suppress(Exception):  # the first error is the one that is raised
+                item.result()
+        raise
