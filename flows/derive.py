@@ -2,7 +2,7 @@
 
 # No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
 # not resolve the names of the parameters' types.
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from pydantic import Field
@@ -47,17 +47,13 @@ def merge_datasets(
     datasets: outputs of builds (their latest versions), versions, or plain zarr. output: where the version is published; the
     first dataset's own place to append the others to it.
     """
-    operation = Merge(allow_different_tokenizers=allow_different_tokenizers)
+    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
     return run(
         DeriveRequest(
-            operation=operation,
+            operation=Merge(allow_different_tokenizers=allow_different_tokenizers),
             inputs=tuple(datasets),
-            output=output,
-            name=name,
-            layout=layout,
-            workers=workers,
-            scratch=scratch,
             verify_level=verify_level,
+            **told,
         )
     )
 
@@ -74,18 +70,8 @@ def subset_dataset(
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
-    return run(
-        DeriveRequest(
-            operation=filters,
-            inputs=(dataset,),
-            output=output,
-            name=name,
-            layout=layout,
-            workers=workers,
-            scratch=scratch,
-            verify_level=verify_level,
-        )
-    )
+    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
+    return run(DeriveRequest(operation=filters, inputs=(dataset,), verify_level=verify_level, **told))
 
 
 @flow(name="shuffle-dataset", flow_run_name="shuffle {dataset} into {output}", persist_result=False)
@@ -104,18 +90,8 @@ def shuffle_dataset(
 
     split: shuffle this one alone.
     """
-    return run(
-        DeriveRequest(
-            operation=Shuffle(seed=seed, split=split),
-            inputs=(dataset,),
-            output=output,
-            name=name,
-            layout=layout,
-            workers=workers,
-            scratch=scratch,
-            verify_level=verify_level,
-        )
-    )
+    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
+    return run(DeriveRequest(operation=Shuffle(seed=seed, split=split), inputs=(dataset,), verify_level=verify_level, **told))
 
 
 @flow(name="relayout-dataset", flow_run_name="relayout {dataset} as {layout} into {output}", persist_result=False)
@@ -129,15 +105,5 @@ def relayout_dataset(
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""
-    return run(
-        DeriveRequest(
-            operation=Relayout(),
-            inputs=(dataset,),
-            output=output,
-            name=name,
-            layout=layout,
-            workers=workers,
-            scratch=scratch,
-            verify_level=verify_level,
-        )
-    )
+    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
+    return run(DeriveRequest(operation=Relayout(), inputs=(dataset,), verify_level=verify_level, **told))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +18,7 @@ from tasks.models import FORMAT_SEMANTICS, Model, digest_of
 from tasks.output.paths import GROUPS
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
-from tasks.progress import Done, meter
+from tasks.progress import Done, meter, repeating
 
 READERS = 16
 
@@ -189,25 +188,17 @@ class Reporter:
 def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
     """Report on a group every few seconds until the block ends, then how it ended."""
     reporter = Reporter(root, group, run)
-    over = threading.Event()
 
     def report() -> None:
-        while not over.wait(group.report_seconds):
-            # A report that does not get through is missed by nobody if the next one does.
-            with contextlib.suppress(Exception):
-                reporter.report()
+        # A report that does not get through is missed by nobody if the next one does.
+        with contextlib.suppress(Exception):
+            reporter.report()
 
     reporter.report()
-    thread = threading.Thread(target=report, name="report", daemon=True)
-    thread.start()
     try:
-        yield reporter
+        with repeating(group.report_seconds, report, "report"):
+            yield reporter
     except Exception as error:
-        over.set()
-        thread.join()
         reporter.report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
         raise
-    finally:
-        over.set()
-        thread.join()
     reporter.conclude()

@@ -31,6 +31,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
 
+from flat_tokens.stores.retry import Tries, retry
 from flat_tokens.stores.store import Store
 from flows.pipelines.stages import STAGES, Cancellable, Pool, Stage, Started, Step
 from flows.runners.elsewhere import group_of, result_from_json
@@ -53,8 +54,8 @@ RUNS_AT_ONCE = 200
 STARTING = 5
 """A machine or an image may have to come first: how many times as long a run may take to begin as to give a sign of life."""
 
-PATIENCE = 900.0
-"""Seconds that a build waits for an API that does not answer."""
+TRIES = Tries(first_wait=1.0, longest_wait=30.0, patience=900.0)
+"""How long a build waits for an API that does not answer."""
 
 ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED}
 
@@ -376,14 +377,15 @@ class Groups:
                     runs = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
                     found |= {run.id: run.state for run in runs if run.state is not None}
         except _AWAY as error:
-            _raise_unless_passing(error)
+            if not _may_pass(error):
+                raise
             self._warn("away", "The Prefect API does not answer (%s); the groups go on without it", error)
         return found
 
     def _ask(self, question: Callable[[], T]) -> T:
         """The API's answer. While it is away it is waited for: nothing that asks it twice does harm."""
-        until, wait = time.monotonic() + PATIENCE, 1.0
-        while True:
+
+        def ask() -> T:
             try:
                 return question()
             except ObjectNotFound as error:
@@ -392,13 +394,11 @@ class Groups:
                     f"the Prefect server knows no deployment {names}. Register them: make serve, or python "
                     "deployments/register.py"
                 ) from error
-            except _AWAY as error:
-                _raise_unless_passing(error)
-                if time.monotonic() > until:
-                    raise
-                self._warn("away", "The Prefect API does not answer (%s); waiting for it", error)
-                time.sleep(wait)
-                wait = min(2 * wait, 30.0)
+
+        def tell(error: Exception, _: float) -> None:
+            self._warn("away", "The Prefect API does not answer (%s); waiting for it", error)
+
+        return retry(ask, TRIES, tell, passes=_may_pass)
 
     def _warn(self, what: str, message: str, *arguments: Any) -> None:
         """Warn once of each thing."""
@@ -425,10 +425,10 @@ class Groups:
 _AWAY = (httpx.TransportError, PrefectHTTPStatusError)
 
 
-def _raise_unless_passing(error: httpx.TransportError | PrefectHTTPStatusError) -> None:
-    """Raise again what asking later would not mend."""
-    if isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500 and error.response.status_code != 429:
-        raise error
+def _may_pass(error: Exception) -> bool:
+    """Whether asking the API later may mend it."""
+    status = error.response.status_code if isinstance(error, PrefectHTTPStatusError) else None
+    return isinstance(error, _AWAY) and (status is None or status >= 500 or status == 429)
 
 
 def _error(fault: Fault) -> Exception:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from uuid import UUID
@@ -24,7 +23,7 @@ from flat_tokens.tools.terminal import duration, size
 from flows.watch.terminal import progress_counts
 from tasks.config import BuildConfig
 from tasks.derive.inputs import version_at
-from tasks.progress import Done, Progress, meter
+from tasks.progress import Done, Progress, meter, repeating
 
 logger = logging.getLogger(__name__)
 
@@ -116,37 +115,27 @@ def logged() -> Iterator[None]:
 @contextlib.contextmanager
 def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
     """Show each stage as a progress artifact, brought up to date every few seconds from a thread of its own."""
-    over = threading.Event()
-    shown = _Shown(flow_run_id, name)
+    shown, silent = _Shown(flow_run_id, name), False
 
     def follow() -> None:
-        silent = False
-        while not over.wait(UPDATE_SECONDS):
-            try:
-                shown.update()
-                silent = False
-            except Exception as error:  # noqa: BLE001  as above
-                if not silent:
-                    _tell("progress", error)
-                silent = True
+        nonlocal silent
+        try:
+            shown.update()
+            silent = False
+        except Exception as error:  # noqa: BLE001  as above
+            if not silent:
+                _tell("progress", error)
+            silent = True
 
-    def end(show: Callable[[], None]) -> None:
-        over.set()
-        thread.join(10 * UPDATE_SECONDS)
-        with tolerated("progress"):
-            show()
-
-    thread = threading.Thread(target=follow, name="progress", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(UPDATE_SECONDS, follow, "progress", patience=10 * UPDATE_SECONDS):
+            yield
     except Exception:
-        end(shown.give_up)
+        with tolerated("progress"):
+            shown.give_up()
         raise
-    else:
-        end(shown.finish)
-    finally:
-        over.set()
+    with tolerated("progress"):
+        shown.finish()
 
 
 class _Shown:

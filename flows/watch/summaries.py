@@ -23,6 +23,7 @@ from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.export import ExportResult
 from flows.pipelines.import_ import ImportResult
+from flows.pipelines.publish import Published
 from flows.watch.progress import dataset_name, short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.inputs import version_at
@@ -43,49 +44,34 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
     """Leave a summary of a build, and the dataset as an asset that was made of its sources. *name*: instead of its own, where a
     run builds several.
     """
+    tokenizer = short(config.tokenizer.name)
     with tolerated("summary"):
-        leave(f"{name or config.name}-summary", summary(config, result), _counted(result.totals, result.path))
+        leave(f"{name or config.name}-summary", summary(config, result), _counted(result))
     with tolerated("asset"):
-        tokenizer = short(config.tokenizer.name)
-        materialize(
-            Store.at(config.output).url,
-            config.name,
-            f"Tokens of {', '.join(source.name for source in config.sources)} by {tokenizer}",
-            {origin(source): source.name for source in config.sources},
-            {"version": result.version, "path": result.path, "layout": result.layout, "tokenizer": tokenizer}
-            | _facts(result.totals, result.byte_count),
-        )
+        made_of = {origin(source): source.name for source in config.sources}
+        description = f"Tokens of {', '.join(made_of.values())} by {tokenizer}"
+        materialize(Store.at(config.output).url, config.name, description, made_of, {**_facts(result), "tokenizer": tokenizer})
 
 
 def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
-    """Leave a summary of what was made of datasets, and it as an asset that was made of these."""
+    """Leave a summary of a derived dataset, and it as an asset that was made of its inputs."""
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
-        leave(f"{name}-{result.operation}-summary", derived(made_of, result), _counted(result.totals, result.path))
-        materialize(
-            Store.at(request.output).url,
-            name,
-            f"{result.operation.capitalize()} of {', '.join(inputs.values())}",
-            {output_of(path): of for path, of in inputs.items()},
-            {"version": result.version, "path": result.path, "layout": result.layout, "operation": result.operation}
-            | _facts(result.totals, result.byte_count),
-        )
+        leave(f"{name}-{result.operation}-summary", derived(made_of, result), _counted(result))
+        outputs = {output_of(path): of for path, of in inputs.items()}
+        description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
+        materialize(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
 
 
 def show_import(request: ImportRequest, result: ImportResult) -> None:
     """Leave a summary of an import, and the dataset as an asset that was made of the files."""
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
-        leave(f"{made_of['name']}-import-summary", imported(request, made_of, result), _counted(result.totals, result.path))
-        materialize(
-            Store.at(request.output).url,
-            made_of["name"],
-            f"Tokens of {result.format} files",
-            {Store.at(request.path).url: made_of["name"]},
-            {"version": result.version, "path": result.path, "layout": result.layout, "format": result.format}
-            | _facts(result.totals, result.byte_count),
-        )
+        name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
+        leave(f"{name}-import-summary", imported(request, made_of, result), _counted(result))
+        description = f"Tokens of {result.format} files"
+        materialize(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
 def show_export(name: str, request: Export, result: ExportResult) -> None:
@@ -313,7 +299,7 @@ BESIDE = "Its card and manifest lie there: `README.md`, `manifest.json`."
 DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and token by token"}
 
 
-def _published(result: BuildResult | DerivedResult | ImportResult) -> str:
+def _published(result: Published) -> str:
     state = "was published already" if result.was_published else f"published, number {result.sequence}"
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
@@ -390,13 +376,18 @@ def _code(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "/").replace("\n", " ") + "`"
 
 
-def _counted(totals: dict[str, Any], path: str) -> str:
-    return f"{_sum(totals, 'seq_count'):,} documents, {_sum(totals, 'token_count'):,} tokens: {path}"
+def _counted(result: Published) -> str:
+    return f"{_sum(result, 'seq_count'):,} documents, {_sum(result, 'token_count'):,} tokens: {result.path}"
 
 
-def _facts(totals: dict[str, Any], byte_count: int) -> dict[str, Any]:
-    return {"documents": _sum(totals, "seq_count"), "tokens": _sum(totals, "token_count"), "bytes": byte_count}
+def _facts(result: Published) -> dict[str, Any]:
+    return {
+        **result.model_dump(include={"version", "path", "layout"}),
+        "documents": _sum(result, "seq_count"),
+        "tokens": _sum(result, "token_count"),
+        "bytes": result.byte_count,
+    }
 
 
-def _sum(totals: dict[str, Any], fact: str) -> int:
-    return sum(int(totals[split][fact]) for split in SPLITS)
+def _sum(result: Published, fact: str) -> int:
+    return sum(int(result.totals[split][fact]) for split in SPLITS)

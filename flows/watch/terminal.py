@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from flat_tokens.tools.terminal import duration
-
-if TYPE_CHECKING:
-    from tasks.progress import Progress
+from tasks.progress import Progress, meter, repeating
 
 
 @contextlib.contextmanager
@@ -23,8 +19,6 @@ def display(live: bool) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
-
-    from tasks.progress import meter
 
     with Live(
         get_renderable=lambda: Text(progress_line(meter.read())),
@@ -38,21 +32,12 @@ def display(live: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def log_progress(every: float = 10.0) -> Iterator[None]:
     """Log progress now and then while the block runs."""
-    from tasks.progress import meter
-
-    done = threading.Event()
 
     def log() -> None:
-        while not done.wait(every):
-            logging.getLogger("flows").info(progress_line(meter.read()))
+        logging.getLogger("flows").info(progress_line(meter.read()))
 
-    thread = threading.Thread(target=log, daemon=True)
-    thread.start()
-    try:
+    with repeating(every, log, "log"):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def progress_line(now: Progress) -> str:
