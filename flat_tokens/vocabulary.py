@@ -1,27 +1,23 @@
-"""Vocabularies: the bytes that token ids stand for, whoever's tokenizer they belong to, and text to ids again.
+"""Vocabularies: the bytes that the token ids of any tokenizer stand for, and text to ids again.
 
 Every vocabulary is a flat table of bytes, so that whole batches of ids are decoded without a Python object per token.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.extras import extra
+from flat_tokens.tokenizers import ByteValues, Ranks, TokenizerJson, resolve
 
 UNKNOWN = "\ufffd".encode()
-"""What an id decodes to that the vocabulary does not have."""
+"""Text of an id that the vocabulary does not have."""
 
 MAX_TABLE_IDS = 1 << 26
 
@@ -96,123 +92,35 @@ class Vocabulary:
 
 
 def load_vocabulary(name_or_path: str, *, pattern: str | None = None, revision: str | None = None) -> Vocabulary:
-    """The vocabulary of a tiktoken encoding, of ``bytes``, of a ``.tiktoken`` file, of a ``tokenizer.json`` or a directory
-    with one, or of a hub repository.
-
-    *pattern*: for ``.tiktoken`` files, the pattern that splits text, or the tiktoken encoding whose it is; without it the
-    vocabulary decodes but does not encode. ValueError, with the next step, where the name means nothing;
-    ModuleNotFoundError where a package is not installed.
+    """The vocabulary of a tokenizer, by a name that ``tokenizers.resolve`` knows. Without a *pattern* that of a ``.tiktoken``
+    file decodes but does not encode. Raises as ``resolve`` does.
     """
-    path = Path(name_or_path).expanduser()
-    if name_or_path == "bytes":
-        return _bytes()
-    if path.suffix == ".tiktoken":
-        return _ranks(path, pattern)
-    if path.suffix == ".json" or path.is_dir():
-        return _tokenizer_json(name_or_path, _read(path / "tokenizer.json" if path.is_dir() else path))
-    if name_or_path.count("/") == 1 and not path.is_absolute() and ".." not in path.parts:
-        return _tokenizer_json(name_or_path, _from_hub(name_or_path, revision))
-    tiktoken = extra("tiktoken", f"the tokenizer {name_or_path!r}")
-    if name_or_path in tiktoken.list_encoding_names():
-        return _of_encoding(name_or_path, _encoding(tiktoken, name_or_path))
-    raise ValueError(
-        f"there is no tokenizer {name_or_path!r}; there are {', '.join(tiktoken.list_encoding_names())}, bytes, .tiktoken files, "
-        "tokenizer.json files or their directories, and hub repositories such as openai-community/gpt2"
-    )
+    definition = resolve(os.path.expanduser(name_or_path), pattern=pattern, revision=revision)
+    if isinstance(definition, ByteValues):
+        parts: tuple[dict[int, bytes], Encode | None] = {value + 1: bytes([value]) for value in range(256)}, _encode_bytes
+    elif isinstance(definition, Ranks):
+        parts = _of_ranks(definition)
+    else:
+        parts = _of_tokenizer_json(definition)
+    return Vocabulary.of(definition.name, definition.digest, *parts)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+def _encode_bytes(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)
 
 
-def _bytes() -> Vocabulary:
-    """Byte value + 1."""
-
+def _of_ranks(definition: Ranks) -> tuple[dict[int, bytes], Encode | None]:
     def encode(text: str) -> npt.NDArray[np.uint32]:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)
+        return np.array(definition.encoding.encode_ordinary(text), np.uint32)
 
-    pieces = {value + 1: bytes([value]) for value in range(256)}
-    return Vocabulary.of("bytes", hashlib.sha256(b"bytes: value + 1").hexdigest(), pieces, encode)
-
-
-def _encoding(tiktoken: Any, name: str) -> Any:
-    try:
-        return tiktoken.get_encoding(name)
-    except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
-        raise ValueError(
-            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, set TIKTOKEN_CACHE_DIR to "
-            "a directory that has it, or name a .tiktoken file."
-        ) from error
+    special = {i: text.encode() for text, i in definition.special.items()}
+    return {i: token for token, i in definition.ranks.items()} | special, encode if definition.encoding else None
 
 
-def _of_encoding(name: str, encoding: Any) -> Vocabulary:
-    ranks: dict[bytes, int] = encoding._mergeable_ranks
-    special = {i: text.encode() for text, i in encoding._special_tokens.items()}
-
-    def encode(text: str) -> npt.NDArray[np.uint32]:
-        return np.array(encoding.encode_ordinary(text), np.uint32)
-
-    digest = _ranks_digest(encoding._pat_str, ranks)
-    return Vocabulary.of(name, digest, {i: token for token, i in ranks.items()} | special, encode)
-
-
-def _ranks_digest(pattern: str, ranks: Mapping[bytes, int]) -> str:
-    lines = (b"%s %d\n" % (base64.b64encode(token), i) for token, i in sorted(ranks.items(), key=lambda item: item[1]))
-    return hashlib.sha256(pattern.encode() + b"\0" + b"".join(lines)).hexdigest()
-
-
-def _ranks(path: Path, pattern: str | None) -> Vocabulary:
-    """A file of lines 'base64 rank'."""
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(_read(path).splitlines(), 1):
-        if not line:
-            continue
-        try:
-            encoded, digits = line.split()
-            token, rank = base64.b64decode(encoded, validate=True), int(digits)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: is not 'base64 rank' ({error})") from error
-        if not 0 <= rank <= MAX_TOKEN_ID:
-            raise ValueError(f"{path}, line {number}: token id {rank} is not one of 0 to {MAX_TOKEN_ID}")
-        ranks[token] = rank
-    if pattern is None:
-        return Vocabulary.of(path.name, None, {i: token for token, i in ranks.items()}, None)
-    tiktoken = extra("tiktoken", f"encoding with {path.name}")
-    if pattern in tiktoken.list_encoding_names():
-        pattern = str(_encoding(tiktoken, pattern)._pat_str)
-    try:
-        encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be used with pattern {pattern!r}: {error}") from error
-    return _of_encoding(path.name, encoding)
-
-
-def _from_hub(repository: str, revision: str | None) -> bytes:
-    hub = extra("huggingface_hub", f"the tokenizer {repository} of the hub")
-    try:
-        return Path(hub.hf_hub_download(repository, "tokenizer.json", revision=revision)).read_bytes()
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Check the name and the network, or name a tokenizer.json."
-        ) from error
-
-
-def _tokenizer_json(name: str, data: bytes) -> Vocabulary:
-    tokenizers = extra("tokenizers", f"the tokenizer {name}")
-    try:
-        definition = json.loads(data)
-        tokenizer = tokenizers.Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises a bare Exception
-        raise ValueError(f"{name} is not a tokenizer.json that 'tokenizers' {tokenizers.__version__} loads: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
-    added = {token["content"] for token in definition.get("added_tokens") or []}
-    bytes_of = _bytes_of_tokens(definition)
+def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Encode]:
+    tokenizer = definition.tokenizer
+    added = {token["content"] for token in definition.definition.get("added_tokens") or []}
+    bytes_of = _bytes_of_tokens(definition.definition)
     pieces = {
         int(i): token.encode() if token in added else bytes_of(token)
         for token, i in tokenizer.get_vocab(with_added_tokens=True).items()
@@ -221,10 +129,10 @@ def _tokenizer_json(name: str, data: bytes) -> Vocabulary:
     def encode(text: str) -> npt.NDArray[np.uint32]:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
-    return Vocabulary.of(name, hashlib.sha256(data).hexdigest(), pieces, encode)
+    return pieces, encode
 
 
-def _bytes_of_tokens(definition: dict[str, Any]) -> Callable[[str], bytes]:
+def _bytes_of_tokens(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
     """How a token as a tokenizer.json spells it becomes the bytes that it stands for."""
     decoders = list(_flat(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}

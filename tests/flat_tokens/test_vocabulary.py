@@ -170,7 +170,7 @@ def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path: Path) -
 
 
 def test_a_name_that_means_nothing_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"there is no tokenizer 'gpt-99'; there are .*gpt2.*bytes"):
+    with pytest.raises(ValueError, match=r"there is no tokenizer 'gpt-99'. Set tokenizer to one of .*gpt2.*bytes"):
         load_vocabulary("gpt-99")
     with pytest.raises(ValueError, match=r"cannot read the tokenizer .*none\.json: No such file"):
         load_vocabulary("/none.json")

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.tokenize.engines
-import tasks.tokenize.tokenizers
 from flat_tokens.text.rows import text_buffers
+from flat_tokens.tokenizers import CL100K
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
     Encode,
@@ -186,7 +186,7 @@ def test_a_tiktoken_file_is_the_encoding_of_its_ranks_and_pattern(vocabularies: 
 
     path = write_ranks(tmp_path / "mine.tiktoken", tiktoken.get_encoding("cl100k_base")._mergeable_ranks)
     named = load_tokenizer(TokenizerConfig(name=str(path), pattern="cl100k_base"))
-    spelled = load_tokenizer(TokenizerConfig(name=str(path), pattern=tasks.tokenize.tokenizers.CL100K))
+    spelled = load_tokenizer(TokenizerConfig(name=str(path), pattern=CL100K))
     original = load_tokenizer(TokenizerConfig(name="cl100k_base"))
     assert named.digest == spelled.digest == original.digest
     assert may_use_fast_engine(named, "auto", [])
