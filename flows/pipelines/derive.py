@@ -25,7 +25,7 @@ from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Piece, Sele
 from tasks.derive.provenance import Derived, card, derived
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import Bucket, shuffling_of
-from tasks.derive.write import lay_out, place_parts
+from tasks.derive.write import lay_out, place_pieces
 from tasks.finalize.version import Contents
 from tasks.models import Split
 from tasks.output.paths import STAGING, version_store
@@ -159,7 +159,7 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
     for piece, count in counted:
         here = piece.model_copy(update={"seq_count": count.seq_count, "token_count": count.token_count})
         placed[piece.split].append(here)
-    return Plan({split: place_parts(placed[split]) for split in SPLITS}, selection, counted)
+    return Plan({split: place_pieces(placed[split]) for split in SPLITS}, selection, counted)
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:

@@ -20,7 +20,7 @@ from tasks.derive.imports import digest_file, import_part
 from tasks.derive.inputs import examine
 from tasks.derive.pieces import count_hashes, count_piece, make_keys
 from tasks.derive.shuffle import scatter
-from tasks.derive.write import write_stretch
+from tasks.derive.write import write_pieces
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.version import finalize
@@ -153,7 +153,7 @@ MAKE_KEYS = Stage("make-keys", make_keys)
 SAMPLE = Stage("sample", count_hashes)
 COUNT = Stage("count", count_piece)
 SHUFFLE = Stage("shuffle", scatter)
-WRITE = Stage("write", write_stretch)
+WRITE = Stage("write", write_pieces)
 
 DIGEST = Stage("digest", digest_file, str)
 IMPORT = Stage("import", import_part)

@@ -2,7 +2,7 @@
 
 Document i of the split goes to place ``p(i)``, with p a keyed permutation that the seed alone decides. The places are cut
 into *buckets*. The first pass reads piece after piece of the input and stores its documents in the order of their places: a
-flat-tokens array for each piece, in which every bucket has its run. The second pass reads a bucket's run of each of them,
+flat-tokens array for each piece, in which every bucket has its share. The second pass reads a bucket's share of each,
 puts their documents into their places and writes whole objects of the output. Both read and write long runs, and hold one
 piece or one bucket for each worker.
 """
@@ -155,7 +155,7 @@ def _open_scattered(path: str) -> Scattered:
     return Scattered(open_split(store), *columns)
 
 
-class _Run(NamedTuple):
+class _Share(NamedTuple):
     """A bucket's documents in one stored piece: ``first:last``, and where each starts."""
 
     piece: Scattered
@@ -164,12 +164,12 @@ class _Run(NamedTuple):
     starts: npt.NDArray[np.int64]
 
 
-def _runs_of(bucket: Bucket, place: Place) -> Iterator[_Run]:
+def _shares_of(bucket: Bucket, place: Place) -> Iterator[_Share]:
     for number in range(bucket.pieces):
         piece = _open_scattered(f"{place.staging}/{bucket.shuffling.directory}/{number}")
         first, last = map(int, piece.bucket.read(bucket.number, bucket.number + 2))
         if first < last:
-            yield _Run(piece, first, last, piece.tokens.seq_starts.read(first, last + 1).astype(np.int64))
+            yield _Share(piece, first, last, piece.tokens.seq_starts.read(first, last + 1).astype(np.int64))
 
 
 class Documents(NamedTuple):
@@ -185,25 +185,25 @@ class Documents(NamedTuple):
 
 
 def documents_of(bucket: Bucket, place: Place) -> Documents:
-    runs = list(_runs_of(bucket, place))
-    lengths = np.concatenate([np.diff(run.starts) for run in runs])
-    order = np.argsort(_column("place", runs))
+    shares = list(_shares_of(bucket, place))
+    lengths = np.concatenate([np.diff(share.starts) for share in shares])
+    order = np.argsort(_column("place", shares))
     begins = np.cumsum(lengths) - lengths
-    return Documents(begins[order], lengths[order], *(_column(name, runs)[order] for name in ("key", "file", "row")))
+    return Documents(begins[order], lengths[order], *(_column(name, shares)[order] for name in ("key", "file", "row")))
 
 
-def _column(name: str, runs: list[_Run]) -> npt.NDArray[np.uint64]:
-    return np.concatenate([getattr(run.piece, name).read(run.first, run.last) for run in runs])
+def _column(name: str, shares: list[_Share]) -> npt.NDArray[np.uint64]:
+    return np.concatenate([getattr(share.piece, name).read(share.first, share.last) for share in shares])
 
 
 def tokens_of(bucket: Bucket, documents: Documents, low: int, high: int, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
     """Tokens ``low:high`` of a bucket, its documents in their places."""
     tokens = np.empty(bucket.token_count, np.uint32)
     at = 0
-    for run in _runs_of(bucket, place):
-        for start in range(int(run.starts[0]), int(run.starts[-1]), BLOCK_TOKENS):
-            stop = min(start + BLOCK_TOKENS, int(run.starts[-1]))
-            run.piece.tokens.encoded_tokens.read(start, stop, tokens[at : at + stop - start])
+    for share in _shares_of(bucket, place):
+        for start in range(int(share.starts[0]), int(share.starts[-1]), BLOCK_TOKENS):
+            stop = min(start + BLOCK_TOKENS, int(share.starts[-1]))
+            share.piece.tokens.encoded_tokens.read(start, stop, tokens[at : at + stop - start])
             at += stop - start
     ends = np.cumsum(documents.lengths)
     first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends - documents.lengths, high))

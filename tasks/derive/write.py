@@ -14,33 +14,33 @@ from tasks.derive.pieces import Piece, Selection, Taken, open_piece, read_runs, 
 from tasks.derive.shuffle import Bucket
 from tasks.models import Split
 from tasks.output.staging import Place
-from tasks.split.spans import Extent, items_a_task
+from tasks.split.spans import Span, items_a_task
 from tasks.split.write import Entries, Written, store_documents, store_tokens
 
 
-class Stretch(Extent):
-    """An extent whose items come from pieces and buckets."""
+class PieceSpan(Span):
+    """A span whose items come from pieces and buckets."""
 
     parts: tuple[Piece | Bucket, ...]
 
 
-def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName) -> list[Stretch]:
+def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName) -> list[PieceSpan]:
     """What each task writes of both splits, whose parts are placed one behind the other."""
-    stretches = []
+    spans = []
     for split in SPLITS:
         mine = parts[split]
         for of_tokens in (True, False):
             counts = [part.token_count if of_tokens else part.seq_count for part in mine]
             ends = np.cumsum([0, *counts])
             length, step = int(ends[-1]), items_a_task(of_tokens, LAYOUTS[layout])
-            # The documents' last stretch may have none, but it ends seq_starts.
+            # The documents' last span may have none, but it ends seq_starts.
             for start in range(0, length if of_tokens else length + 1, step):
                 stop = min(start + step, length)
                 # Parts that hold some of it: (part, item) -> (split, item) is ends[part] + item.
                 first, last = np.searchsorted(ends[1:], start, "right"), np.searchsorted(ends[:-1], stop, "left")
                 is_last = not of_tokens and stop == length and start + step > length
-                stretches.append(
-                    Stretch(
+                spans.append(
+                    PieceSpan(
                         split=split,
                         of_tokens=of_tokens,
                         start=start,
@@ -49,46 +49,46 @@ def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName) -> lis
                         parts=tuple(part for part, count in zip(mine[first:last], counts[first:last], strict=True) if count),
                     )
                 )
-    return stretches
+    return spans
 
 
-def write_stretch(stretch: Stretch, selection: Selection, layout: LayoutName, place: Place, version: str) -> Written:
-    """Write a stretch's objects below ``versions/<version>``, each once and whole."""
-    if stretch.of_tokens:
-        tokens = (some for part in stretch.parts for some in _tokens_of(stretch, part, selection, place))
-        return store_tokens(stretch, tokens, layout, place, version)
-    entries = (_entries_of(stretch, part, selection, place) for part in stretch.parts)
-    return store_documents(stretch, entries, layout, place, version)
+def write_pieces(span: PieceSpan, selection: Selection, layout: LayoutName, place: Place, version: str) -> Written:
+    """Write a span's objects below ``versions/<version>``, each once and whole."""
+    if span.of_tokens:
+        tokens = (some for part in span.parts for some in _tokens_of(span, part, selection, place))
+        return store_tokens(span, tokens, layout, place, version)
+    entries = (_entries_of(span, part, selection, place) for part in span.parts)
+    return store_documents(span, entries, layout, place, version)
 
 
-def _tokens_of(stretch: Stretch, part: Piece | Bucket, selection: Selection, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
-    """The stretch's tokens that come from one part, in order."""
-    low, high = max(stretch.start - part.first_token, 0), min(stretch.stop - part.first_token, part.token_count)
+def _tokens_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
+    """The span's tokens that come from one part, in order."""
+    low, high = max(span.start - part.first_token, 0), min(span.stop - part.first_token, part.token_count)
     if isinstance(part, Bucket):
         yield from shuffling.tokens_of(part, shuffling.documents_of(part, place), low, high, place)
         return
     source = open_piece(part)
     taken = taken_of(part, selection, source, place)
-    # (split, token) -> (piece, token): the first and last documents are cut at the stretch's borders
+    # (split, token) -> (piece, token): the first and last documents are cut at the span's borders
     ends = np.cumsum(taken.lengths)
     starts = ends - taken.lengths
     cut_low, cut_high = np.clip(low, starts, ends) - starts, np.clip(high, starts, ends) - starts
     yield from read_runs(source, taken.begins + cut_low, cut_high - cut_low)
 
 
-def _entries_of(stretch: Stretch, part: Piece | Bucket, selection: Selection, place: Place) -> Entries:
-    """The stretch's documents that come from one part."""
+def _entries_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place) -> Entries:
+    """The span's documents that come from one part."""
     documents: Taken | shuffling.Documents
     if isinstance(part, Bucket):
         documents = shuffling.documents_of(part, place)
     else:
         documents = taken_of(part, selection, open_piece(part), place)
-    here = slice(max(stretch.start - part.first_seq, 0), min(stretch.stop - part.first_seq, part.seq_count))
+    here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, part.seq_count))
     starts = np.cumsum(documents.lengths) - documents.lengths + part.first_token
     return Entries(starts[here].astype(np.uint64), documents.key[here], documents.file[here], documents.row[here])
 
 
-def place_parts(parts: Sequence[Piece]) -> list[Piece]:
+def place_pieces(parts: Sequence[Piece]) -> list[Piece]:
     """Pieces of a split one behind the other."""
     placed, seqs, tokens = [], 0, 0
     for part in parts:

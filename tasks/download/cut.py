@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
+from flat_tokens.text.rows import Range
 from tasks.config import Source
 from tasks.download.fetch import fetch_file, glimpsed
 from tasks.download.sources import naming
@@ -23,26 +23,17 @@ from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.receipts import NOT_A_FILE
 from tasks.text.documents import stamp
-from tasks.text.slices import plan_slices
+from tasks.text.slices import plan_slices, range_of
 
 READERS = 16
 FETCHERS = 4
-
-
-class Cut(NamedTuple):
-    """Where a slice of a file begins and ends, as in ``Slice``."""
-
-    start: int
-    stop: int
-    rows: tuple[int, int] | None
-    text_bytes: int
 
 
 class CutFile(Model):
     """A file with a known content, and where its slices are."""
 
     file: SourceFile
-    cuts: tuple[Cut, ...]
+    cuts: tuple[Range, ...]
 
     @property
     def slices(self) -> list[Slice]:
@@ -55,7 +46,7 @@ class Record(Model):
     sha256: str
     file: SourceFile
     slice_bytes: int
-    cuts: tuple[Cut, ...]
+    cuts: tuple[Range, ...]
 
     @property
     def digest(self) -> str:
@@ -82,10 +73,7 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, p
     """
     with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source):
         file = glimpse or _fetch(found, sources, place)
-        cuts = tuple(
-            Cut(part.start, part.stop, part.rows, part.text_bytes)
-            for part in plan_slices(file, sources[found.source], slice_bytes)
-        )
+        cuts = tuple(range_of(part) for part in plan_slices(file, sources[found.source], slice_bytes))
     return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
@@ -15,14 +14,10 @@ from flat_tokens.manifest import MANIFEST, SPLITS, manifest_bytes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import commit
-from tasks.finalize.card import CARD, card
-from tasks.finalize.provenance import Provenance
-from tasks.finalize.totals import document_totals, repeated_keys, source_totals, split_totals
+from tasks.finalize.card import CARD
 from tasks.output.paths import DOCUMENTS, version_store
-from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec
-from tasks.split.spans import ShardPlace, Span
 from tasks.split.write import DOCUMENT_ARRAYS, Written
 
 
@@ -30,25 +25,6 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
     """Whether the version is there: its root group's metadata is written when all else is."""
     marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
     return version_store(root, version).exists(marker)
-
-
-def write_version(
-    made_of: Provenance,
-    layout: LayoutName,
-    spans: list[Span],
-    written: list[Written],
-    places: list[ShardPlace],
-    place: Place,
-    version: str,
-    verify_level: str,
-) -> dict[str, Any]:
-    """Everything of a version but the tokens, then the check, then the commit. The manifest, as it was written."""
-    store = version_store(place.root, version)
-    totals: dict[str, Any] = split_totals(spans, written)
-    repeated = repeated_keys(store, layout, totals, Path(place.staging))
-    totals["documents"] = {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}
-    described = card(made_of, layout, totals, version)
-    return seal(store, layout, made_of.model_dump(), totals, written, described, verify_level)
 
 
 def seal(

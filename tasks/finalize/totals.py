@@ -21,17 +21,17 @@ from tasks.finalize.provenance import Provenance
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS
 from tasks.shards.read import document_spec
-from tasks.split.spans import Extent, ShardPlace
+from tasks.split.spans import ShardPlace, Span
 from tasks.split.write import Written
 
 KEYS_AT_ONCE = 1 << 25
 
 
-def split_totals(extents: Sequence[Extent], written: Sequence[Written]) -> dict[str, Any]:
+def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str, Any]:
     """What each split holds, by what was written of it."""
     totals: dict[str, Any] = {}
     for split in SPLITS:
-        mine = [(at, part) for at, part in zip(extents, written, strict=True) if at.split == split]
+        mine = [(at, part) for at, part in zip(spans, written, strict=True) if at.split == split]
         totals[split] = {
             "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
             "seq_count": max(at.stop for at, _ in mine if not at.of_tokens),

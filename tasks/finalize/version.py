@@ -12,7 +12,7 @@ from tasks.finalize.totals import repeated_keys, split_totals
 from tasks.models import Model
 from tasks.output.paths import version_store
 from tasks.output.staging import Place
-from tasks.split.spans import Extent
+from tasks.split.spans import Span
 from tasks.split.write import Written
 
 
@@ -25,7 +25,7 @@ class Contents(NamedTuple):
 
     made_of: Model
     layout: LayoutName
-    spans: Sequence[Extent]
+    spans: Sequence[Span]
     written: Sequence[Written]
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]

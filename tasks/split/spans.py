@@ -35,9 +35,9 @@ class ShardPlace(Model):
     token_count: int = 0
 
 
-class Extent(Model):
-    """A run of whole stored objects of one split that one task writes: items ``start:stop`` of the tokens, or of the arrays
-    that have an entry a document.
+class Span(Model):
+    """A range of the output that one task writes: items ``start:stop`` of one split's tokens, or of its arrays with an entry a
+    document. It ends where stored objects end.
     """
 
     split: Split
@@ -45,16 +45,11 @@ class Extent(Model):
     start: int
     stop: int
     last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
+    places: tuple[ShardPlace, ...] = Field((), description="The token shards that its items come from")
 
     @property
     def label(self) -> str:
         return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
-
-
-class Span(Extent):
-    """An extent whose items come from token shards."""
-
-    places: tuple[ShardPlace, ...]
 
 
 class Counts(NamedTuple):

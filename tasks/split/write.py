@@ -19,7 +19,7 @@ from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec, open_arrays
 from tasks.split.rule import SplitRule, chosen
-from tasks.split.spans import Extent, ShardPlace, Span
+from tasks.split.spans import ShardPlace, Span
 
 READ_AHEAD = 3
 MAX_SLICES_OF_A_BLOCK = 8
@@ -71,8 +71,8 @@ def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, ve
     return store_documents(span, entries, layout, place, version)
 
 
-def store_tokens(at: Extent, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str) -> Written:
-    """Write the objects of an extent of tokens: *tokens*, one array behind the other."""
+def store_tokens(at: Span, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str) -> Written:
+    """Write the objects of a span of tokens: *tokens*, one array behind the other."""
     spec = LAYOUTS[layout].encoded_tokens
     store = version_store(place.root, version) / at.split
     largest = 0
@@ -86,8 +86,8 @@ def store_tokens(at: Extent, tokens: Iterable[npt.NDArray[np.uint32]], layout: L
     return Written(_named(at.split, writer.objects), largest >> 1)
 
 
-def store_documents(at: Extent, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
-    """Write the objects of an extent of documents: seq_starts and, beside the arrays of the format, key, file and row."""
+def store_documents(at: Span, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
+    """Write the objects of a span of documents: seq_starts and, beside the arrays of the format, key, file and row."""
     spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
     store = version_store(place.root, version)
     first = at.start // spec.object_length
@@ -128,7 +128,7 @@ def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Ite
     yield from _runs(source, begins[some], ends[some])
 
 
-class _Piece(NamedTuple):
+class _Block(NamedTuple):
     """Tokens ``begin:end`` of a shard that are read at once, and the runs ``first:last`` that lie in them."""
 
     begin: int
@@ -137,8 +137,8 @@ class _Piece(NamedTuple):
     last: int
 
 
-def _pieces(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads) -> Iterator[_Piece]:
-    """What is read for many runs: blocks, or, where a block holds little of them, each run alone."""
+def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads) -> Iterator[_Block]:
+    """Blocks to read for many runs; where a block holds little of them, each run alone."""
     starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
     firsts = np.searchsorted(ends, starts, "right")
     lasts = np.searchsorted(begins, starts + reads.block, "left")
@@ -147,44 +147,44 @@ def _pieces(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: R
             continue
         low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + reads.block)
         if reads.sparse is not None and (high - low).sum() * reads.sparse < high[-1] - low[0]:
-            yield from map(_Piece, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
+            yield from map(_Block, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
         else:
-            yield _Piece(int(low[0]), int(high[-1]), first, last)
+            yield _Block(int(low[0]), int(high[-1]), first, last)
 
 
 def _runs(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of many runs, the next pieces being read while one is used."""
+    """The tokens of many runs. The next blocks are read while one is used."""
     if not len(begins):
         return
     reads = FROM_DISK if source.store.is_local else FROM_STORE
     buffers = deque(np.empty((READ_AHEAD + 1, reads.block), np.uint32))
 
     with ThreadPoolExecutor(READ_AHEAD) as readers:
-        under_way: deque[tuple[_Piece, Future[npt.NDArray[np.uint32]]]] = deque()
-        for piece in _pieces(begins, ends, reads):
-            out = buffers[0][: piece.end - piece.begin]
+        under_way: deque[tuple[_Block, Future[npt.NDArray[np.uint32]]]] = deque()
+        for block in _blocks(begins, ends, reads):
+            out = buffers[0][: block.end - block.begin]
             buffers.rotate(-1)  # a buffer is used again when all the others have been
-            under_way.append((piece, readers.submit(source.encoded_tokens.read, piece.begin, piece.end, out)))
+            under_way.append((block, readers.submit(source.encoded_tokens.read, block.begin, block.end, out)))
             if len(under_way) == READ_AHEAD:
-                yield from _of_piece(*under_way.popleft(), begins, ends)
+                yield from _of_block(*under_way.popleft(), begins, ends)
         while under_way:
-            yield from _of_piece(*under_way.popleft(), begins, ends)
+            yield from _of_block(*under_way.popleft(), begins, ends)
 
 
-def _of_piece(
-    piece: _Piece, reading: Future[npt.NDArray[np.uint32]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+def _of_block(
+    block: _Block, reading: Future[npt.NDArray[np.uint32]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of a piece that belong to its runs."""
-    block = reading.result()
-    low = np.maximum(begins[piece.first : piece.last], piece.begin) - piece.begin
-    high = np.minimum(ends[piece.first : piece.last], piece.end) - piece.begin
+    """The tokens of a block that belong to its runs."""
+    tokens = reading.result()
+    low = np.maximum(begins[block.first : block.last], block.begin) - block.begin
+    high = np.minimum(ends[block.first : block.last], block.end) - block.begin
     if len(low) <= MAX_SLICES_OF_A_BLOCK:
-        yield from (block[i:j] for i, j in zip(low, high, strict=True))
+        yield from (tokens[i:j] for i, j in zip(low, high, strict=True))
         return
-    edge = np.zeros(len(block) + 1, np.int8)
+    edge = np.zeros(len(tokens) + 1, np.int8)
     edge[low] += 1
     edge[high] -= 1
-    yield block[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]
+    yield tokens[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]
 
 
 def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Entries:
@@ -200,7 +200,7 @@ def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> En
     return Entries((ends - lengths)[here], keys[keep][here], file, rows + np.uint64(at.first_row))
 
 
-def _check_length(at: Extent, length: int) -> None:
+def _check_length(at: Span, length: int) -> None:
     if length != at.stop - at.start:
         raise AssertionError(f"{at.label}: {length} items came instead of {at.stop - at.start}")
 

@@ -18,8 +18,9 @@ import pytest
 import tasks.download.cut
 import tasks.download.fetch
 from flat_tokens.stores.store import Store
+from flat_tokens.text.rows import Range
 from tasks.config import HubDataset, Source
-from tasks.download.cut import Cut, CutFile, at_hand, cut_file, fetched_ahead, look_into, recorded
+from tasks.download.cut import CutFile, at_hand, cut_file, fetched_ahead, look_into, recorded
 from tasks.download.hub import resolve_hub
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.paths import FILES
@@ -178,7 +179,7 @@ def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) 
     found, sources = write_file(tmp_path)
     file = source_file(Path(found.uri), "parquet")
     assert file.stamp == ()
-    part = CutFile(file=file, cuts=(Cut(0, 1, None, 10),)).slices[0]
+    part = CutFile(file=file, cuts=(Range(0, 1, None, 10),)).slices[0]
     assert at_hand(part, sources, place) is part
 
 
