@@ -5,9 +5,14 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.checker import Checked, DamagedError, Verification, verify
 from flat_tokens.keys import document_keys
 from flat_tokens.reader import Dataset, FlatTokens, open
-from flat_tokens.rows.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
+from flat_tokens.rows.blocks import BlocksView
+from flat_tokens.rows.documents import DocumentsView, DocumentTokens
+from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.mixture import MixedBatch, Mixture
+from flat_tokens.rows.order import ReferenceOrder
+from flat_tokens.rows.packed import PackedTokens, PackedView
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
-from flat_tokens.rows.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
+from flat_tokens.rows.steps import Steps
 from flat_tokens.writer import write_dataset
 
 __all__ = [

@@ -1,24 +1,31 @@
-"""The manifest of a dataset: what it was made of, and the size and digest of every stored object."""
+"""The manifest of a dataset: its origin, and the size and digest of every stored object."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.stores.store import Store, StoredObject
 
-if TYPE_CHECKING:
-    pass
+POINTER = "latest.json"
+VERSIONS = "versions"
+CACHE = "_cache"
+RUNS = "runs"
+"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs."""
 
+MANIFEST = "manifest.json"
+RECEIPT = "receipt.json"
+SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 
 
 def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layout: str, provenance: dict[str, Any]) -> bytes:
-    """The manifest: what the dataset was made of and every object's size and digest, the root's metadata not counted."""
+    """The manifest's bytes: the dataset's origin and every object's size and digest, except the root's metadata."""
     return to_json(
         {
             "format": "flat-tokens",
@@ -32,7 +39,7 @@ def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layo
 
 
 def read_manifest(store: Store) -> dict[str, Any]:
-    """The manifest at *store*. FileNotFoundError where there is none; ValueError where it is not one."""
+    """The manifest at *store*. FileNotFoundError if there is none; ValueError if it is not valid."""
     try:
         manifest = json.loads(store.read(MANIFEST))
         if manifest["format"] != "flat-tokens" or manifest["format_version"] != FORMAT_VERSION:
@@ -44,15 +51,3 @@ def read_manifest(store: Store) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{store.path(MANIFEST)}: is not a manifest that is understood here ({error})") from error
     return manifest  # type: ignore[no-any-return]
-
-
-POINTER = "latest.json"
-VERSIONS = "versions"
-CACHE = "_cache"
-RUNS = "runs"
-"""Below a build's output: its latest version by name, all versions, token shards and fetched files, records of runs."""
-
-MANIFEST = "manifest.json"
-RECEIPT = "receipt.json"
-SplitName = Literal["train", "validation"]
-SPLITS: tuple[SplitName, ...] = ("train", "validation")

@@ -1,4 +1,4 @@
-"""Reading a dataset: ``flat_tokens.open(path_or_url)`` and the two splits it hands out."""
+"""Reading a dataset: ``flat_tokens.open(path_or_url)`` and its two splits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,21 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array, read_json, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.rows.views import BlocksView, DocumentsView, Framework, PackedView
-from flat_tokens.stores.store import Store
-
-if TYPE_CHECKING:
-    from flat_tokens.rows.packing import PackedDocumentsView
-
 from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, VERSIONS
+from flat_tokens.rows.blocks import BlocksView
+from flat_tokens.rows.documents import DocumentsView
+from flat_tokens.rows.frameworks import Framework
+from flat_tokens.rows.packed import PackedView
+from flat_tokens.rows.packing import PackedDocumentsView
+from flat_tokens.rows.packing_index import Fit, TooLong
+from flat_tokens.stores.store import Store
 
 STARTS_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """One flat-tokens array: a long run of tokens, and where its sequences start."""
+    """One flat-tokens array: all tokens of a split, one after another, and where its sequences start."""
 
     store: Store
     max_token_id: int
@@ -131,15 +132,13 @@ class FlatTokens:
         split_across_pack: bool = False,
         max_packs: int | None = None,
         padding_idx: int = 0,
-        fit: Literal["greedy", "best"] = "greedy",
-        too_long: Literal["error", "cut"] = "error",
+        fit: Fit = "greedy",
+        too_long: TooLong = "error",
         cache: str | os.PathLike[str] | None = None,
         fields: Sequence[str] | None = None,
         framework: Framework = "numpy",
     ) -> PackedDocumentsView:
-        """Documents packed into rows of *length* as torchtune does it, or closer: ``tokens``, ``labels``, ``input_pos``."""
-        from flat_tokens.rows.packing import PackedDocumentsView  # which needs the manifest, and that the reader
-
+        """Documents packed into rows of *length*, as in torchtune or with less padding: ``tokens``, ``labels``, ``input_pos``."""
         return PackedDocumentsView(
             self,
             length,
@@ -154,7 +153,7 @@ class FlatTokens:
         )
 
     def require_vocab(self, vocabulary_size: int) -> Self:
-        """The array itself, if a model with that many token ids can read it; ValueError if it can't."""
+        """The array itself. ValueError if a model with that many token ids can't read it."""
         if self.max_token_id >= vocabulary_size:
             raise ValueError(
                 f"{self.store.url}: max_token_id is {self.max_token_id}, but the vocabulary ends at {vocabulary_size - 1}. "
@@ -179,7 +178,7 @@ class Dataset:
 
     @property
     def path(self) -> str:
-        """The version's own path or URL, which never changes its content."""
+        """The version's own path or URL, whose content never changes."""
         return self.store.url
 
     def __repr__(self) -> str:
@@ -188,7 +187,7 @@ class Dataset:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The manifest: where the tokens come from, totals, digests. FileNotFoundError where a dataset has none."""
+        """The manifest: the origin of the tokens, totals, digests. FileNotFoundError if the dataset has none."""
         value: dict[str, Any] = json.loads(self.store.read(MANIFEST))
         return value
 
@@ -196,13 +195,13 @@ class Dataset:
 def open(path_or_url: str | os.PathLike[str]) -> Dataset:
     """Open a dataset at a local path or fsspec URL.
 
-    The path is a dataset, or a build's output with ``latest.json``, which is resolved once: what is opened stays the
-    same however many versions follow. FileNotFoundError where there is no published dataset; ValueError, naming the
-    array, where it does not have the format.
+    The path is a dataset, or a build's output with ``latest.json``. The pointer is resolved once: later versions do not
+    change an open dataset. FileNotFoundError if there is no published dataset; ValueError, naming the array, if it does
+    not have the format.
     """
     store = resolve(Store.at(path_or_url))
     read_metadata(store, "group")
-    # Datasets with a manifest were written here. Local ones are looked at in any case.
+    # Datasets with a manifest were written by this library. Local ones are checked in any case.
     in_order = not store.is_local and store.exists(MANIFEST)
     with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together
         splits = pool.map(lambda split: open_split(store / split, in_order=in_order), SPLITS)
@@ -221,7 +220,7 @@ def resolve(store: Store) -> Store:
 
 
 def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
-    """Open one flat-tokens array; its few numbers are checked against each other, its tokens are not read."""
+    """Open one flat-tokens array. Its few numbers are checked against each other; no token is read."""
     attributes = read_metadata(store, "group")["attributes"]
     max_token_id = attributes.get("max_token_id") if isinstance(attributes, dict) else None
     if type(max_token_id) is not int or not 0 <= max_token_id <= MAX_TOKEN_ID:

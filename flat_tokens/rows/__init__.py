@@ -1,1 +1,1 @@
-"""What a trainer asks for: rows of a split, packed or by document, shuffled, mixed."""
+"""Rows for training: packed or by document, shuffled, mixed."""

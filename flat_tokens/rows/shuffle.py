@@ -1,4 +1,4 @@
-"""Permutations that are computed, not stored: where the sample at a position of a shuffled order comes from.
+"""Permutations that are computed, not stored: they map positions of a shuffled order to rows.
 
 The *keyed* permutation of ``range(n)`` is a Feistel network: number x is the pair ``(x // b, x % b)`` of ``range(a)``
 and ``range(b)``, and rounds r = 0, 1, 2 ... add to one half, in turn, a hash of the other:
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from flat_tokens.keys import A, B, mix
 
 MAX_LENGTH = 1 << 48
-"""How many numbers a keyed permutation takes: halves of 25 bits are multiplied by hashes of 39."""
+"""The longest keyed permutation: halves of 25 bits are multiplied by hashes of 39."""
 ROUNDS = 8
 SMALL_ROUNDS, SMALL_LENGTH = 24, 256
 """Functions of few values mix slowly: below 16 rounds a chi-square test tells the orders of six numbers from random ones."""
@@ -36,7 +36,7 @@ INDICES_AT_A_TIME = 1 << 13
 
 
 def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys that have nothing to do with one another, for a seed and any numbers behind it: uint64[n], or uint64[1]."""
+    """Independent keys for a seed and any numbers behind it: uint64[n], or uint64[1]."""
     keys = mix(np.array([seed], np.uint64) + A)
     for number in numbers:
         keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)
@@ -45,7 +45,7 @@ def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArra
 
 @dataclass(frozen=True)
 class KeyedPermutation:
-    """Permutations of ``range(length)``, one a key, in no memory: the place of each number is computed when asked for.
+    """Permutations of ``range(length)``, one for each key. They take no memory: the place of a number is computed.
 
     ValueError for a length that is not from 1 to 2**48.
     """
@@ -65,7 +65,7 @@ class KeyedPermutation:
         return np.uint64(best), np.uint64(-(-self.length // best))
 
     def __call__(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Where the permutation sends each of *indices*: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
+        """The place of each of *indices* in the permutation: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
         permuted = np.empty(len(indices), np.uint64)
         for start in range(0, len(indices), INDICES_AT_A_TIME):
             part = slice(start, start + INDICES_AT_A_TIME)

@@ -10,8 +10,11 @@ import numpy as np
 
 from flat_tokens.formats import Readable
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.loader import ReferenceOrder, ShuffledLoader
-from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView
+from flat_tokens.rows.blocks import BlocksView
+from flat_tokens.rows.documents import DocumentsView
+from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.order import ReferenceOrder
+from flat_tokens.rows.packed import PackedView
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, SourceFile, sequence_of
 from flat_tokens.tools.sources import Locator, Place, digest_is, nameless, places_of, read_rows

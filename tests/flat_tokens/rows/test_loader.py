@@ -26,8 +26,11 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch
-from flat_tokens.rows.loader import MixedBatch, Mixture, ReferenceOrder, ShuffledLoader, Steps
+from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.mixture import MixedBatch, Mixture
+from flat_tokens.rows.order import ReferenceOrder
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.steps import Steps
 from flat_tokens.writer import write_dataset
 from tests.elsewhere import elsewhere
 

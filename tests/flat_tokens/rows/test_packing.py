@@ -27,8 +27,10 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
-from flat_tokens.rows import packing, views
-from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView, best_fit
+from flat_tokens.rows import best_fit as fitting
+from flat_tokens.rows import packing_index, starts
+from flat_tokens.rows.best_fit import best_fit
+from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from tests.elsewhere import elsewhere
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
@@ -61,9 +63,9 @@ def _memory_store() -> Iterator[None]:
 @pytest.fixture
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true of a few documents is then true of millions: every boundary between two windows is met."""
-    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 3)
-    monkeypatch.setattr(packing, "ENTRIES_PER_SAMPLE", 2)
-    monkeypatch.setattr(packing, "PIECES_AT_A_TIME", 4)
+    monkeypatch.setattr(starts, "SEQUENCES_AT_A_TIME", 3)
+    monkeypatch.setattr(packing_index, "ENTRIES_PER_SAMPLE", 2)
+    monkeypatch.setattr(fitting, "PARTS_AT_A_TIME", 4)
 
 
 # torchtune's rules, sample by sample
@@ -630,7 +632,7 @@ def test_jax_knows_packs_as_trees() -> None:
 def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of index that are made, in order."""
     made: list[str] = []
-    for kind in (packing.DocumentRuns, packing.TokenSlices, packing.ChosenPieces):
+    for kind in (packing_index.WholeDocuments, packing_index.SplitDocuments, packing_index.ChosenDocuments):
         make = kind.make
 
         def counted(tokens: FlatTokens, plan: Any, make: Any = make, name: str = kind.__name__) -> Any:

@@ -22,8 +22,11 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, LayoutName, TokenBatch, write_dataset
-from flat_tokens.rows import views
-from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
+from flat_tokens.rows import frameworks
+from flat_tokens.rows.blocks import block_starts
+from flat_tokens.rows.documents import DocumentTokens
+from flat_tokens.rows.packed import PackedTokens
+from flat_tokens.rows.starts import SEQUENCES_AT_A_TIME
 from tests.elsewhere import elsewhere
 
 NAMES = get_args(LayoutName)
@@ -270,7 +273,7 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
     train = split_of_lengths(tmp_path, lengths)
     expected = megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(views, "SEQUENCES_AT_A_TIME", window)
+        patch.setattr("flat_tokens.rows.starts.SEQUENCES_AT_A_TIME", window)
         assert block_starts(train, block).tolist() == expected
     ids, starts = spread(train)
     rows = [fields_of(ids[start : start + block], starts[start : start + block]) for start in expected]
@@ -279,7 +282,7 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
 
 def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
     """Longer than a window, at the module's own size of it."""
-    lengths = np.random.default_rng(0).geometric(1 / 12, 3 * views.SEQUENCES_AT_A_TIME) - 1
+    lengths = np.random.default_rng(0).geometric(1 / 12, 3 * SEQUENCES_AT_A_TIME) - 1
     train = split_lengths_quickly(tmp_path, lengths)
     documents = list(zip((np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), strict=True))
     for block in (8, 100):
@@ -287,7 +290,7 @@ def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 1 << 10)
+    monkeypatch.setattr("flat_tokens.rows.starts.SEQUENCES_AT_A_TIME", 1 << 10)
     train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
     assert len(block_starts(train, 8)) == 199_999  # the reader's cache is warm from here on
     tracemalloc.start()
@@ -639,7 +642,7 @@ def torch_rows(train: FlatTokens) -> None:
             for row, expected in zip(tensors.__getitems__(indices), view.__getitems__(indices), strict=True):
                 same(row, expected)
     encoded = train.packed(16)[0].encoded
-    assert views.converted(encoded, "torch").data_ptr() == encoded.ctypes.data, "a tensor is the array, not a copy"
+    assert frameworks.converted(encoded, "torch").data_ptr() == encoded.ctypes.data, "a tensor is the array, not a copy"
 
 
 @needs_torch
@@ -694,7 +697,9 @@ def jax_rows(train: FlatTokens) -> None:
     fields = train.documents(5, fields=("inputs", "length"), framework="jax").batch([1, 2])
     same(fields, train.documents(5, fields=("inputs", "length")).batch([1, 2]))
     encoded = train.packed(16).batch([1, 2]).encoded
-    assert views.converted(encoded, "jax").unsafe_buffer_pointer() == encoded.ctypes.data, "a jax array is the batch, not a copy"
+    assert frameworks.converted(encoded, "jax").unsafe_buffer_pointer() == encoded.ctypes.data, (
+        "a jax array is the batch, not a copy"
+    )
 
 
 @needs_jax

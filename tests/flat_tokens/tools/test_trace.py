@@ -16,7 +16,8 @@ import pytest
 
 import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.rows.loader import ReferenceOrder, ShuffledLoader
+from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.order import ReferenceOrder
 from flat_tokens.tools.cli import main
 from tests.flat_tokens.demo import DEMO, build_dataset, build_demo
 

@@ -1,0 +1,94 @@
+"""Arrays of numpy, torch and jax: operations that they name differently, and memory that they can share."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import extra
+
+Array: TypeAlias = Any
+"""A numpy array, a torch tensor, or a jax array or tracer."""
+Framework = Literal["numpy", "torch", "jax"]
+REUSED_TOKENS = range(1 << 18, (1 << 24) + 1)
+"""Arrays of this many tokens are recycled: 1 to 64 MiB. The allocator keeps smaller ones by itself."""
+REUSED_ARRAYS = 4
+"""At most this many unused arrays are kept."""
+
+
+def room_for(shape: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    """Uninitialized uint32[shape] at a multiple of 64 bytes: jax takes over only such arrays without a copy."""
+    count = math.prod(shape)
+    room = _reused(count + 16) if count in REUSED_TOKENS else np.empty(count + 16, np.uint32)
+    skipped = -room.ctypes.data % 64 // 4
+    return room[skipped : skipped + count].reshape(shape)
+
+
+class _Lent:
+    """Memory of a large array. It is kept for the next one when the array and all its slices are gone."""
+
+    __slots__ = ("__array_interface__", "_memory")
+    left: ClassVar[deque[npt.NDArray[np.uint32]]] = deque(maxlen=REUSED_ARRAYS)
+
+    def __init__(self, memory: npt.NDArray[np.uint32]) -> None:
+        self._memory, self.__array_interface__ = memory, memory.__array_interface__
+
+    def __del__(self) -> None:
+        self.left.append(self._memory)
+
+
+def _reused(count: int) -> npt.NDArray[np.uint32]:
+    """Uninitialized uint32[count]. Pages of fresh memory cost several times as much as the computation that fills them."""
+    try:
+        memory = _Lent.left.pop()
+    except IndexError:
+        memory = np.empty(count, np.uint32)
+    lent: Any = _Lent(memory if len(memory) == count else np.empty(count, np.uint32))
+    return np.asarray(lent)
+
+
+def namespace_of(array: Array) -> Any:
+    """The module that an array belongs to: numpy, torch or jax.numpy."""
+    if (torch := sys.modules.get("torch")) is not None and isinstance(array, torch.Tensor):
+        return torch
+    try:
+        return array.__array_namespace__()
+    except AttributeError:
+        raise TypeError(f"encoded tokens are an array of numpy, torch or jax, but this is a {type(array).__name__}") from None
+
+
+def bits(encoded: Array) -> Array:
+    """uint32 as int32, bit for bit: torch computes with hardly any unsigned type."""
+    namespace = namespace_of(encoded)
+    if encoded.dtype.itemsize != 4:
+        raise TypeError(f"encoded tokens are uint32, or its bits as int32, but these are {encoded.dtype}")
+    return encoded.view(namespace.int32)
+
+
+def places_along(array: Array) -> Array:
+    """0, 1, 2 ... along the last axis: int32[length]."""
+    namespace = namespace_of(array)
+    device = {"device": array.device} if namespace.__name__ == "torch" else {}
+    return namespace.arange(array.shape[-1], dtype=namespace.int32, **device)
+
+
+def running_max(array: Array) -> Array:
+    """The largest so far along the last axis."""
+    namespace = namespace_of(array)
+    if namespace is np:
+        return np.maximum.accumulate(array, axis=-1)
+    if namespace.__name__ == "torch":
+        return namespace.cummax(array, -1).values
+    return extra("jax", "a jax array").lax.cummax(array, axis=array.ndim - 1)
+
+
+def converted(array: npt.NDArray[Any], framework: Framework) -> Array:
+    """The array as one of *framework*, in the same memory where possible."""
+    if framework == "torch":
+        return extra("torch", "framework='torch'").as_tensor(array)
+    return extra("jax", "framework='jax'").device_put(array)

@@ -1,0 +1,367 @@
+"""The packing index: which documents go together in a pack.
+
+It holds no tokens, is made in one pass over ``seq_starts``, and can be kept in a file that all processes map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
+
+import google_crc32c
+import numpy as np
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.rows.best_fit import best_packs
+from flat_tokens.rows.starts import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
+from flat_tokens.stores.store import Store
+
+if TYPE_CHECKING:
+    from flat_tokens.reader import FlatTokens
+
+Fit = Literal["greedy", "best"]
+TooLong = Literal["error", "cut"]
+ENTRIES_PER_SAMPLE = 64
+"""One entry of ``seq_starts`` in this many is kept to find a token's document, so that a pack's entries are one read."""
+INDEX_VERSION = 1
+
+log = logging.getLogger(__name__)
+
+
+class Parts(NamedTuple):
+    """Contents of some packs, as parts of documents: parts ``splits[r]:splits[r + 1]`` are row r's, in order.
+
+    ``splits``: int64[rows + 1]. ``documents``, ``offsets``, ``lengths``: int64[parts], where a part begins in its document.
+    ``document_range``: int64[rows, 2]. ``starts``, ``counts``, ``at``: int64[reads], the tokens to read, and their places
+    in the rows laid end to end.
+    """
+
+    splits: Int64s
+    documents: Int64s
+    offsets: Int64s
+    lengths: Int64s
+    document_range: Int64s
+    starts: Int64s
+    counts: Int64s
+    at: Int64s
+
+
+class Plan(NamedTuple):
+    """The settings that an index depends on."""
+
+    length: int
+    split_across_pack: bool
+    max_packs: int | None
+    fit: Fit
+    too_long: TooLong
+
+
+@dataclass(frozen=True)
+class WholeDocuments:
+    """Greedy packs of whole documents: pack k is documents ``firsts[k]:firsts[k + 1]``."""
+
+    tokens: FlatTokens
+    plan: Plan
+    firsts: Int64s
+
+    @classmethod
+    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+        starts = read_starts(tokens)
+        if plan.too_long == "cut":
+            starts = end_to_end(np.minimum(np.diff(entries), plan.length) for entries in starts)
+        return cls(tokens, plan, first_documents(starts, plan.length, plan.max_packs, tokens.store.url))
+
+    @property
+    def arrays(self) -> tuple[Int64s, ...]:
+        return (self.firsts,)
+
+    @property
+    def pack_count(self) -> int:
+        return len(self.firsts) - 1
+
+    def parts(self, packs: Int64s) -> Parts:
+        document_range = np.stack([self.firsts[packs], self.firsts[packs + 1]], axis=1)
+        starts, lengths, splits = document_bounds(self.tokens, *document_range.T)
+        lengths = np.minimum(lengths, self.plan.length) if self.plan.too_long == "cut" else lengths
+        # A document that is cut has its pack to itself, so that a pack's tokens always stand together.
+        return Parts(
+            splits,
+            ranges(document_range[:, 0], np.diff(splits)),
+            np.zeros(len(lengths), np.int64),
+            lengths,
+            document_range,
+            starts[splits[:-1]],
+            np.diff(running_sums(lengths)[splits]),
+            np.arange(len(packs)) * self.plan.length,
+        )
+
+
+@dataclass(frozen=True)
+class SplitDocuments:
+    """Greedy packs that split documents: pack k is tokens ``k * length`` to ``+ length`` of the split.
+
+    ``samples``: every 64th entry of ``seq_starts``, between two of which the entries of a pack are found.
+    """
+
+    tokens: FlatTokens
+    plan: Plan
+    samples: Int64s
+
+    @classmethod
+    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+        samples, first = [np.empty(0, np.int64)], 0
+        for entries in read_starts(tokens):
+            samples.append(entries[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
+            first += len(entries) - 1
+        return cls(tokens, plan, np.concatenate(samples))
+
+    @property
+    def arrays(self) -> tuple[Int64s, ...]:
+        return (self.samples,)
+
+    @property
+    def pack_count(self) -> int:
+        count = -(-self.tokens.token_count // self.plan.length)
+        return count if self.plan.max_packs is None else min(count, self.plan.max_packs)
+
+    def parts(self, packs: Int64s) -> Parts:
+        begins, ends = packs * self.plan.length, (packs + 1) * self.plan.length
+        # The documents from the last sample up to the pack's first token, to the first sample behind its last one
+        first = np.searchsorted(self.samples, begins, side="right") - 1
+        first[packs == 0] = 0  # with the empty documents before the first token
+        stop = np.searchsorted(self.samples, ends, side="right") * ENTRIES_PER_SAMPLE
+        first, stop = first * ENTRIES_PER_SAMPLE, np.minimum(stop, self.tokens.seq_count)
+        starts, lengths, splits = document_bounds(self.tokens, first, stop)
+        begin, end = np.repeat(begins, np.diff(splits)), np.repeat(ends, np.diff(splits))
+        part_starts = np.maximum(starts, begin)
+        part_lengths = np.minimum(starts + lengths, end) - part_starts
+        # An empty document where two packs meet belongs to the first of them.
+        empty_here = (lengths == 0) & (starts <= end) & ((starts > begin) | (begin == 0))
+        here = np.flatnonzero((part_lengths > 0) | empty_here)
+        documents, splits = ranges(first, np.diff(splits))[here], np.searchsorted(here, splits)
+        if (np.diff(splits) == 0).any():
+            raise ValueError(f"{self.tokens.store.url}: seq_starts has no documents for some tokens. Run flat_tokens.verify.")
+        return Parts(
+            splits,
+            documents,
+            (part_starts - starts)[here],
+            part_lengths[here],
+            np.stack([documents[splits[:-1]], documents[splits[1:] - 1] + 1], axis=1),
+            begins,
+            np.minimum(ends, self.tokens.token_count) - begins,
+            np.arange(len(packs)) * self.plan.length,
+        )
+
+
+@dataclass(frozen=True)
+class ChosenDocuments:
+    """Packs of chosen documents: pack k is those numbered ``documents[firsts[k]:firsts[k + 1]]``.
+
+    ``numbers`` has the parts' numbers where longer documents are cut, part j from token ``j * length`` on; else it is empty.
+    """
+
+    tokens: FlatTokens
+    plan: Plan
+    firsts: Int64s
+    documents: Int64s
+    numbers: Int64s
+
+    @classmethod
+    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+        firsts, (documents, numbers), padding = best_packs(document_parts(tokens, plan), plan.length)
+        if padding >= plan.length:  # in their order, documents may take fewer packs
+            starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
+            in_order = first_documents(starts, plan.length, None, tokens.store.url)
+            if len(in_order) < len(firsts):
+                firsts, (documents, numbers) = (
+                    in_order,
+                    np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1),
+                )
+        if plan.max_packs is not None:
+            firsts = firsts[: plan.max_packs + 1]
+            documents, numbers = documents[: firsts[-1]], numbers[: firsts[-1]]
+        return cls(tokens, plan, firsts, documents, numbers if numbers.any() else numbers[:0])
+
+    @property
+    def arrays(self) -> tuple[Int64s, ...]:
+        return self.firsts, self.documents, self.numbers
+
+    @property
+    def pack_count(self) -> int:
+        return len(self.firsts) - 1
+
+    def parts(self, packs: Int64s) -> Parts:
+        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
+        chosen, splits = ranges(first, counts), running_sums(counts)
+        documents = self.documents[chosen]
+        starts, lengths = self.tokens.bounds(documents)
+        offsets = self.numbers[chosen] * self.plan.length if len(self.numbers) else np.zeros(len(documents), np.int64)
+        lengths = np.minimum(lengths - offsets, self.plan.length)
+        # place in all parts -> place in all rows
+        sums, row_starts = running_sums(lengths), np.arange(len(packs)) * self.plan.length
+        at = sums[:-1] + np.repeat(row_starts - sums[splits[:-1]], counts)
+        no_range = np.zeros((len(packs), 2), np.int64)
+        return Parts(splits, documents, offsets, lengths, no_range, starts + offsets, lengths, at)
+
+
+PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ChosenDocuments
+
+
+def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
+    """The first document of every pack of whole documents in order, and one past the last pack's: int64[packs + 1].
+
+    *starts*: where documents start, int64[n + 1] as `read_starts` gives them. ValueError for a document longer than
+    *length*, unless it comes after *max_packs* packs.
+    """
+    firsts, pack_count, document_count, token_count = [np.zeros(1, np.int64)], 0, 0, 0
+    limit = length  # where the open pack is full
+    for entries in starts:
+        count = len(entries) - 1
+        # document -> the first one that is too much for a pack opened by it; count, where that is in a later array
+        successors = np.searchsorted(entries, entries[:-1] + length, side="right") - 1
+        too_long = successors == np.arange(count)
+        successors[too_long] = count
+        path = walk(int(np.searchsorted(entries, limit, side="right")) - 1, successors)
+        path = path if max_packs is None else path[: max_packs - pack_count]
+        opens = np.concatenate([[0], path]) if document_count == 0 else path
+        if count and (wrong := opens[too_long[opens]]).size:
+            raise ValueError(_too_long(name, document_count + int(wrong[0]), int(np.diff(entries)[wrong[0]]), length))
+        firsts.append(path + document_count)
+        pack_count += len(path)
+        limit = int(entries[path[-1]]) + length if len(path) else limit
+        document_count, token_count = document_count + count, int(entries[-1])
+        if pack_count == max_packs:
+            return np.concatenate(firsts)
+    if token_count:
+        firsts.append(np.array([document_count]))
+    return np.concatenate(firsts)
+
+
+def document_parts(tokens: FlatTokens, plan: Plan) -> Iterator[Int64s]:
+    """The parts to pack, some at a time: int64[3, n], each one's document, its number in that, and its length."""
+    document_count = 0
+    for entries in read_starts(tokens):
+        sizes = np.diff(entries)
+        if not plan.split_across_pack:
+            if plan.too_long == "error" and (wrong := np.flatnonzero(sizes > plan.length)).size:
+                raise ValueError(_too_long(tokens.store.url, document_count + int(wrong[0]), int(sizes[wrong[0]]), plan.length))
+            sizes = np.minimum(sizes, plan.length)
+        counts = -(-sizes // plan.length)
+        documents, numbers = np.repeat(np.arange(len(sizes)), counts), ranges(np.zeros(len(sizes), np.int64), counts)
+        lengths = np.minimum(sizes[documents] - numbers * plan.length, plan.length)
+        yield np.stack([documents + document_count, numbers, lengths])
+        document_count += len(sizes)
+
+
+def _too_long(name: str, document: int, size: int, length: int) -> str:
+    return (
+        f"{name}: document {document} has {size} tokens, but a pack has {length}. "
+        "Take longer packs, split_across_pack=True, or too_long='cut'."
+    )
+
+
+def index_type(plan: Plan) -> type[PackingIndex]:
+    if plan.fit == "best":
+        return ChosenDocuments
+    return SplitDocuments if plan.split_across_pack else WholeDocuments
+
+
+class IndexFile(NamedTuple):
+    """The file of an index: one ``.npy`` of int64 that begins with ``key``, a digest of all that the index depends on."""
+
+    directory: str
+    name: str
+    key: bytes
+
+    @classmethod
+    def at(cls, cache: str | os.PathLike[str], tokens: FlatTokens, plan: Plan) -> Self:
+        """The file in the directory *cache*, or beside the dataset. ValueError if that is not a local path."""
+        if cache == "beside":
+            store = replace(tokens.store, root=posixpath.dirname(tokens.store.root) + ".packing")
+        else:
+            store = Store.at(cache)
+        if not store.is_local:
+            raise ValueError(f"{store.url}: a packing index is mapped, so it is kept on a local disk. Set cache to a directory.")
+        depends_on = {
+            "version": INDEX_VERSION,
+            "seq_starts": _identity(tokens),
+            "token_count": tokens.token_count,
+            "seq_count": tokens.seq_count,
+            **plan._asdict(),
+        }
+        key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).digest()
+        return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)
+
+    def load(self) -> list[Int64s] | None:
+        """The index's arrays, mapped; None where the file is missing, cut short, or of another index."""
+        try:
+            stored = np.asarray(np.lib.format.open_memmap(posixpath.join(self.directory, self.name), mode="r"))
+        except (OSError, ValueError, OverflowError):
+            return None
+        key = np.frombuffer(self.key, "<i8")
+        if stored.dtype != np.dtype("<i8") or stored.ndim != 1 or not np.array_equal(stored[: len(key)], key):
+            return None
+        # key, crc32c of all that follows, number of arrays, their lengths, the arrays one after another
+        checksum, rest = stored[len(key) : len(key) + 1], stored[len(key) + 1 :]
+        if not len(rest) or google_crc32c.value(rest) != checksum[0]:
+            return None
+        splits = running_sums(rest[1 : 1 + rest[0]]) + 1 + rest[0]
+        return [rest[first:stop] for first, stop in pairwise(splits)]
+
+    def save(self, arrays: Sequence[Int64s]) -> None:
+        """Write the file, which appears whole or not at all. OSError if that fails."""
+        parts = [np.array([len(arrays), *map(len, arrays)], np.int64), *arrays]
+        checksum = 0
+        for part in parts:
+            checksum = google_crc32c.extend(checksum, np.ascontiguousarray(part))
+        parts = [np.frombuffer(self.key, "<i8"), np.array([checksum]), *parts]
+        header = io.BytesIO()
+        shape = (sum(map(len, parts)),)
+        np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": shape})
+        with Store.at(self.directory).create(self.name) as writer:
+            writer.write(header.getvalue())
+            for part in parts:
+                writer.write(np.ascontiguousarray(part, "<i8"))
+
+
+def _identity(tokens: FlatTokens) -> str:
+    """A digest of ``seq_starts``: of its objects' digests if the manifest has them, else of its content."""
+    dataset = replace(tokens.store, root=posixpath.dirname(tokens.store.root))
+    prefix = f"{posixpath.basename(tokens.store.root)}/seq_starts/"
+    try:
+        objects = read_manifest(dataset)["objects"]
+    except (OSError, ValueError):  # another writer's dataset
+        objects = []
+    if listed := sorted([item["key"], item["sha256"]] for item in objects if item["key"].startswith(prefix)):
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    sha256 = hashlib.sha256()
+    for entries in read_starts(tokens):
+        sha256.update(entries.astype("<i8", copy=False).data)
+    return sha256.hexdigest()
+
+
+def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[PackingIndex, bool]:
+    """The index, and whether it is mapped from *file*. It is made and kept there first if need be; without a file it is
+    made in memory. Processes that make the same index at the same time write the same bytes.
+    """
+    kind = index_type(plan)
+    if file is None:
+        return kind.make(tokens, plan), False
+    if (arrays := file.load()) is not None:
+        return kind(tokens, plan, *arrays), True
+    made = kind.make(tokens, plan)
+    try:
+        file.save(made.arrays)
+    except OSError as error:
+        log.warning("The packing index is made anew each time, because it can't be kept: %s", error)
+        return made, False
+    arrays = file.load()
+    return (made, False) if arrays is None else (kind(tokens, plan, *arrays), True)
