@@ -1,0 +1,235 @@
+"""One shard of MDS, as it is read: where its samples are, and their tokens.
+
+A shard is ``uint32 n | uint32 offset[n + 1] | configuration, JSON | samples``, its offsets counted from the file's start. A
+sample is the sizes of its columns of variable size (uint32 each), then the columns, by name. A column of type
+``ndarray:int32`` holds, in each sample, the kind of an array and its values: one byte ``dimensions << 2 | c``, a shape
+of integers of ``2 ** c`` bytes, as narrow as they can be, the items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.foreign import MAX_CHUNK_BYTES, inflate
+from flat_tokens.formats.indexed import token_ids
+from flat_tokens.stores.store import Store
+
+INT32 = np.dtype("<i4")
+MAX_SHARD_BYTES = 2**32
+"""Offsets are 32 bits wide."""
+WINDOW_BYTES = 16 << 20
+
+
+def shape_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
+
+
+class Layout(NamedTuple):
+    """How a shard's samples are laid out: where among their columns the tokens are, and of which type."""
+
+    sizes: tuple[int | None, ...]
+    """Of the columns, by name; None where each sample says it."""
+    at: int
+    dtype: np.dtype[Any]
+    has_shape: bool
+    """Whether the items stand behind the array's shape."""
+
+    @property
+    def variable(self) -> list[int]:
+        """Which columns are of variable size."""
+        return [i for i, size in enumerate(self.sizes) if size is None]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of a sample, without its columns of variable size."""
+        return 4 * len(self.variable) + sum(size for size in self.sizes if size is not None)
+
+
+class Samples(NamedTuple):
+    """Where the samples of a shard are. Sample i is bytes ``offsets[i] : offsets[i + 1]``, its tokens stand from
+    ``begins[i]`` on, and they are tokens ``entries[i] : entries[i + 1]`` of the shard.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    entries: npt.NDArray[np.uint64]
+
+    def lengths(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Tokens of samples ``first:last``: int64[last - first]."""
+        entries = self.entries[first : last + 1].astype(np.int64)
+        return entries[1:] - entries[:-1]
+
+
+@dataclass(frozen=True, eq=False)  # what is remembered of a shard is of this opening of it: the file may change
+class Shard:
+    """The tokens of a shard, one sample's behind the other's."""
+
+    store: Store
+    key: str
+    layout: Layout
+    sample_count: int
+    size: int
+    """In bytes, unpacked."""
+    packed: tuple[str, str, int] | None
+    """Codec, key and size of the packed shard."""
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.packed[1] if self.packed else self.key)
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens, all samples together."""
+        return int(_samples_of(self).entries[-1])
+
+    def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+        return _samples_of(self).entries[first : last + 1]
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError where a sample does not hold what it says."""
+        width, samples = self.layout.dtype.itemsize, _samples_of(self)
+        out = np.empty(stop - start, self.layout.dtype)
+        while start < stop:
+            first = int(np.searchsorted(samples.entries, np.uint64(start), side="right")) - 1
+            low = int(samples.offsets[first])
+            last = int(np.searchsorted(samples.offsets, low + WINDOW_BYTES, side="right")) - 1
+            last = max(min(last, int(np.searchsorted(samples.entries, np.uint64(stop)))), first + 1)
+            end = min(stop, int(samples.entries[last]))
+            if last == first + 1:  # perhaps a very large one
+                self._check_heads(samples, first, last, self.read(low, int(samples.begins[first])))
+                begin = int(samples.begins[first]) + (start - int(samples.entries[first])) * width
+                found = self.read(begin, begin + (end - start) * width)
+            else:
+                data = self.read(low, int(samples.offsets[last]))
+                self._check_heads(samples, first, last, data)
+                found = self._between(samples, first, last, data)[(start - int(samples.entries[first])) * width :]
+            out[len(out) - (stop - start) : len(out) - (stop - end)] = found[: (end - start) * width].view(self.layout.dtype)
+            start = end
+        return token_ids(out, self.path)
+
+    def _check_heads(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> None:
+        """ValueError where samples do not say the sizes and shapes that their offsets leave room for."""
+        layout, low = self.layout, samples.offsets[first]
+        if layout.sizes[layout.at] is not None:
+            return
+        lengths = samples.lengths(first, last)
+        shapes = shape_bytes(lengths)
+        sizes = lengths * layout.dtype.itemsize + (1 + shapes) * layout.has_shape
+        at = samples.offsets[first:last] - low + 4 * layout.variable.index(layout.at)
+        wrong = _integers(data, at, 4) != sizes
+        if layout.has_shape:
+            at = samples.begins[first:last] - low - shapes
+            wrong |= data[at - 1] != (1 << 2 | shapes >> 1)
+            for width in (1, 2, 4):
+                these = np.flatnonzero(shapes == width)
+                wrong[these] |= _integers(data, at[these], width) != lengths[these]
+        if wrong.any():
+            raise ValueError(
+                f"{self.path}: sample {first + int(np.flatnonzero(wrong)[0])} is not one array of {layout.dtype.name} in one "
+                "dimension, as its offset says. The shard is damaged, or of another kind."
+            )
+
+    def _between(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The tokens' bytes among all bytes of samples ``first:last``."""
+        begins = samples.begins[first:last]
+        ends = begins + samples.lengths(first, last) * self.layout.dtype.itemsize
+        sizes = np.empty(2 * len(begins) + 1, np.int64)
+        sizes[1::2] = ends - begins
+        sizes[0::2] = np.append(begins, samples.offsets[last]) - np.append(samples.offsets[first], ends)
+        found: npt.NDArray[np.uint8] = data[np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)]
+        return found
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Bytes ``start:stop`` of the shard, unpacked."""
+        if self.packed is not None:
+            return _unpacked(self)[start:stop]
+        data = self.store.read_range(self.key, start, stop)
+        if len(data) != stop - start:
+            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
+        return np.frombuffer(data, np.uint8)
+
+
+def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """The integers of *width* bytes at these positions."""
+    stored: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(width)]
+    return stored.view(f"<u{width}")[:, 0].astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _samples_of(shard: Shard) -> Samples:
+    """Where a shard's samples are, by its offsets. ValueError where they are not within the shard, one behind the other."""
+    layout, count, path = shard.layout, shard.sample_count, shard.path
+    if shard.packed is None and (size := shard.store.size(shard.key)) != shard.size:
+        raise ValueError(f"{path}: has {size} bytes, but the index says {shard.size}. Fetch or write it again.")
+    if (ends := 4 * (count + 2)) > shard.size:
+        raise ValueError(f"{path}: has {shard.size} bytes, which do not hold {count} samples")
+    head = shard.read(0, ends).view("<u4")
+    offsets = head[1:].astype(np.int64)
+    if head[0] != count:
+        raise ValueError(f"{path}: has {head[0]} samples, but the index says {count}")
+    sizes = np.diff(offsets)
+    if offsets[0] < ends or offsets[-1] != shard.size or (sizes < layout.fixed_bytes).any():
+        raise ValueError(f"{path}: its offsets do not run from {ends} to {shard.size}, each leaving room for a sample")
+    variable = layout.variable
+    if variable == [layout.at]:
+        stored = (sizes - layout.fixed_bytes)[:, None]
+    else:
+        stored = _variable_sizes(shard, offsets)
+        if (wrong := np.flatnonzero(stored.sum(1) + layout.fixed_bytes != sizes)).size:
+            raise ValueError(f"{path}: sample {wrong[0]} has columns of other sizes than its offset says")
+    begins = offsets[:-1] + 4 * len(variable)
+    for i, fixed in enumerate(layout.sizes[: layout.at + 1]):
+        held = stored[:, variable.index(i)] if fixed is None else np.full(count, fixed)
+        begins = begins + held * (i < layout.at)
+    lengths, shapes = _lengths(held, layout)
+    if (wrong := np.flatnonzero(lengths < 0)).size:
+        raise ValueError(
+            f"{path}: sample {wrong[0]} has {held[wrong[0]]} bytes of tokens, which are no {layout.dtype.name} array"
+        )
+    return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64))
+
+
+def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many tokens columns of so many bytes hold, -1 where that cannot be, and the bytes that stand before them."""
+    width, shapes = layout.dtype.itemsize, np.zeros_like(held)
+    if layout.has_shape:
+        shapes = 1 + np.where(held < 3 + (1 << 8) * width, 1, np.where(held < 4 + (1 << 16) * width, 2, 4))
+    lengths, rest = np.divmod(held - shapes, width)
+    fits = (rest == 0) & (lengths >= 0)
+    if layout.has_shape:
+        fits &= 1 + shape_bytes(lengths) == shapes
+    return np.where(fits, lengths, -1), shapes
+
+
+def _variable_sizes(shard: Shard, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sizes of the columns of variable size: int64[n, columns]. Takes a pass over the shard."""
+    columns = len(shard.layout.variable)
+    sizes = np.empty((len(offsets) - 1, columns), np.int64)
+    first = 0
+    while first < len(sizes):
+        last = max(int(np.searchsorted(offsets, offsets[first] + WINDOW_BYTES, side="right")) - 1, first + 1)
+        end = offsets[last] if last > first + 1 else offsets[first] + 4 * columns
+        data = shard.read(int(offsets[first]), int(end))
+        for column in range(columns):
+            sizes[first:last, column] = _integers(data, offsets[first:last] - offsets[first] + 4 * column, 4)
+        first = last
+    return sizes
+
+
+@lru_cache(maxsize=1)
+def _unpacked(shard: Shard) -> npt.NDArray[np.uint8]:
+    assert shard.packed is not None
+    codec, key, expected = shard.packed
+    if max(shard.size, expected) > MAX_CHUNK_BYTES:
+        raise ValueError(f"{shard.path}: is larger than packed shards may be ({MAX_CHUNK_BYTES} bytes). Unpack it.")
+    if (size := shard.store.size(key)) != expected:
+        raise ValueError(f"{shard.path}: has {size} bytes, but the index says {expected}. Fetch or write it again.")
+    try:
+        return np.frombuffer(inflate(codec, memoryview(shard.store.read(key)), shard.size), np.uint8)
+    except ValueError as error:
+        raise ValueError(f"{shard.path}: {error}") from error
