@@ -24,11 +24,11 @@ MAX_PROBLEMS = 10
 
 
 Seen = Callable[[int], object]
-"""Who is told of bytes that have been read, from any thread."""
+"""Is called with the count of bytes that have been read, from any thread."""
 
 
 class Checked(NamedTuple):
-    """How far a check has come: bytes that it has read, of so many, and faults that it has found."""
+    """Progress of a check: the bytes read, the bytes to read, and the faults found."""
 
     byte_count: int
     of: int
@@ -36,7 +36,7 @@ class Checked(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A dataset is not what it says. ``path``: the version that was checked; ``faults``: a sentence each, up to ten."""
+    """A dataset is damaged. ``path``: the version that was checked; ``faults``: a sentence each, up to ten."""
 
     def __init__(self, path: str, faults: tuple[str, ...]) -> None:
         super().__init__(path, faults)
@@ -52,7 +52,7 @@ def faults_found(count: int) -> str:
 
 
 class Verification(NamedTuple):
-    """What was checked and found right."""
+    """Result of a check that found no fault."""
 
     path: str
     level: str
@@ -71,10 +71,10 @@ def verify(
 ) -> Verification:
     """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
     metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
-    *watch* is told again and again how far it is, by one thread at a time.
+    *watch* is called with the progress, by one thread at a time.
 
-    A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names all
-    that is wrong, up to ten things; FileNotFoundError where there is no published dataset.
+    A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names
+    up to ten faults; FileNotFoundError if there is no published dataset.
     """
     root = Store.at(path_or_url)
     store = resolve(root)
@@ -100,7 +100,7 @@ def verify(
 
 
 def adding_up(watch: Callable[[Checked], object] | None, of: int, faults: Sequence[str] = ()) -> Seen:
-    """Who is told of bytes and tells *watch* how many of all they come to, one thread at a time."""
+    """A function that adds up counts of bytes and calls *watch* with the sum, one thread at a time."""
     done, one_at_a_time = 0, threading.Lock()
 
     def seen(count: int) -> None:
@@ -114,8 +114,8 @@ def adding_up(watch: Callable[[Checked], object] | None, of: int, faults: Sequen
 
 
 def bytes_to_check(store: Store) -> int:
-    """What a full check of a dataset reads: its objects once for their digests, and its arrays, as they are in memory, once
-    for the format. What cannot be opened counts for nothing.
+    """Number of bytes that a full check reads: the objects once for their digests, and the arrays, as they are in memory,
+    once for the format. Parts that cannot be opened are not counted.
     """
     count = 0
     with contextlib.suppress(ValueError, FileNotFoundError):
@@ -135,7 +135,7 @@ def check_published(
     threads: int,
     seen: Seen | None = None,
 ) -> Iterator[str]:
-    """Every fault of a published version, as a sentence. *seen* is told of bytes as they are read."""
+    """Every fault of a published version, as a sentence. *seen* is called with the counts of bytes read."""
     described = store.exists(MANIFEST)
     if root != store:
         digest = store.digest(MANIFEST).sha256 if described else "missing"
@@ -176,7 +176,7 @@ def check_objects(
     for key in sorted(set(found) - {stored.key for stored in expected} - besides):
         yield f"{key} is not in the manifest"
     if level == "full":
-        # What is of another size is a fault already; what is not below the root is not read.
+        # Objects of another size are a fault already; keys that leave the root are not read.
         there = [stored for stored in expected if found.get(stored.key) == stored.size]
         with ThreadPoolExecutor(threads) as pool:
             for stored, now in zip(there, pool.map(lambda s: store.digest(s.key, seen), there), strict=True):
@@ -228,6 +228,6 @@ def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[npt.ND
 
 
 def _distinct_starts(split: FlatTokens) -> Iterator[npt.NDArray[np.uint64]]:
-    """First tokens of the sequences that have one, in blocks; an entry at the end of the tokens marks nothing."""
+    """First tokens of the non-empty sequences, in blocks: an entry at the end of the tokens marks no start."""
     for entries in _blocks(split.seq_starts.length, split.seq_starts.read):
         yield np.unique(entries[entries < split.token_count])

@@ -1,4 +1,4 @@
-"""Writing flat-tokens arrays and small datasets. Large datasets are put together object by object; see ``arrays``."""
+"""Writing flat-tokens arrays and small datasets. Large datasets are written object by object; see ``arrays.writing``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FlatTokensWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        both = ExitStack()  # what fails in one array reaches the other
+        both = ExitStack()  # a failure in one array reaches the other
         both.push(self._starts)
         both.push(self._tokens)
         if kind is not None:
@@ -63,9 +63,9 @@ def write_dataset(
     layout: LayoutName = "mmap",
     provenance: dict[str, Any] | None = None,
 ) -> Store:
-    """Write a dataset to a path or URL that holds none yet, the root group's metadata last.
+    """Write a dataset to an empty path or URL, the root group's metadata last.
 
-    FileExistsError where something is there already.
+    FileExistsError if something is there already.
     """
     store, chosen = Store.at(path_or_url), LAYOUTS[layout]
     if store.exists(""):
@@ -87,5 +87,5 @@ def write_dataset(
 
 
 def commit(store: Store, layout: Layout) -> None:
-    """Publish what is written at *store*: from here on readers, plain zarr ones included, see a dataset."""
+    """Publish the arrays at *store*: from now on readers, plain zarr ones included, see a dataset."""
     put_metadata(store, "", group_metadata(layout.zarr_format, {}))

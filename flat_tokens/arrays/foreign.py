@@ -1,44 +1,25 @@
-"""Arrays of other writers: how they are stored, and decoding their chunks.
-
-zarr-python reads them too, but inflates a chunk as far as the chunk says, which is a stranger's word. Here the metadata
-says how large a chunk is, within limits, and nothing is inflated beyond that.
-"""
+"""Arrays of other writers: how their metadata says that they are stored."""
 
 from __future__ import annotations
 
 import reprlib
-import zlib
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from numcodecs.blosc import Blosc
-from numcodecs.lz4 import LZ4
-from numcodecs.zstd import Zstd
 
-ABSENT = 2**64 - 1
-"""Offset and length of an inner chunk that a shard's index says is not stored."""
+from flat_tokens.arrays.codecs import MAX_CHUNK_BYTES, ShardIndex, blosc_part, check_size, inflate, without_crc32c
 
-MAX_CHUNK_BYTES = 1 << 30
-"""Chunks above this are refused before anything is allocated: a few bytes of metadata can ask for petabytes."""
 MAX_INNER_CHUNKS = 1 << 20
 
 COMPRESSORS: dict[int, set[str]] = {2: {"zstd", "blosc", "gzip", "zlib", "lz4"}, 3: {"zstd", "blosc", "gzip"}}
 BYTE_ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
 
 
-class ShardIndex(NamedTuple):
-    """Where a shard's index stands, and whether its crc32c stands behind it."""
-
-    location: Literal["start", "end"] = "end"
-    crc32c: bool = True
-
-
 @dataclass(frozen=True)
 class ForeignSpec:
-    """How another writer stored an array. A chunk that is not stored there stands for the array's fill value."""
+    """The storage of another writer's array. A chunk that is not stored stands for the array's fill value."""
 
     numpy_dtype: np.dtype[Any]
     stored_dtype: np.dtype[Any]
@@ -47,9 +28,9 @@ class ForeignSpec:
     object_name: str
     index: ShardIndex | None
     codecs: tuple[tuple[str, int], ...]
-    """Of a chunk's bytes: in the order of encoding, each with the size of what goes into it."""
+    """The codecs of a chunk's bytes in the order of encoding, each with the size of its input."""
     delta: tuple[np.dtype[Any], np.dtype[Any]] | None
-    """Types of the items and of their differences, where these are stored instead."""
+    """Types of the items and of their differences, if these are stored instead."""
     absent_value: int
 
     @property
@@ -85,85 +66,9 @@ class ForeignSpec:
         return np.frombuffer(data, self.stored_dtype, last - first, first * itemsize - begin)
 
 
-def blosc_part(stored: memoryview, size: int, start: int, stop: int) -> tuple[int, memoryview]:
-    """The blocks of a Blosc 1 buffer of *size* decompressed bytes that hold bytes ``start:stop``: (first byte, bytes).
-
-    A buffer is a header of 16 bytes (flags at 2, decompressed size at 4, size of a block at 8, compressed size at 12), the
-    offset of each block as int32, then the blocks, in any order. Some of the blocks under a header of their own are a
-    buffer too, so that the library decodes them.
-    """
-    if (claimed := _claimed_size("blosc", stored)) != size:
-        raise ValueError(f"does not decompress to {size} bytes (it says {claimed})")
-    block_size = int.from_bytes(stored[8:12], "little")
-    if stored[2] & 0x02 or not 0 < block_size < size:  # stored as it is, or one block
-        return 0, inflate("blosc", stored, size)
-    count = -(-size // block_size)
-    body = 16 + 4 * count
-    if len(stored) < body:
-        raise ValueError(f"does not decompress to {size} bytes (it is cut off)")
-    offsets = np.frombuffer(stored, "<i4", count, 16).astype(np.int64)
-    if offsets.min() < body or offsets.max() >= len(stored):
-        raise ValueError(f"does not decompress to {size} bytes (its blocks stand outside of it)")
-    ends = np.append(np.sort(offsets), len(stored))
-    first, last = start // block_size, -(-stop // block_size)
-    wanted = [stored[offset : ends[np.searchsorted(ends, offset, side="right")]] for offset in offsets[first:last].tolist()]
-    starts = 16 + 4 * len(wanted) + np.cumsum([0, *map(len, wanted)])
-    part_size = min(last * block_size, size) - first * block_size
-    header = bytes(stored[:4]) + np.array([part_size, block_size, starts[-1], *starts[:-1]], "<i4").tobytes()
-    return first * block_size, inflate("blosc", memoryview(b"".join([header, *wanted])), part_size)
-
-
-def check_size(stored: memoryview, size: int) -> None:
-    if len(stored) != size:
-        raise ValueError(f"has {len(stored)} bytes instead of {size}")
-
-
-def without_crc32c(stored: memoryview) -> memoryview:
-    """The bytes before their crc32c."""
-    if google_crc32c.value(np.frombuffer(stored[:-4], np.uint8)) != int.from_bytes(stored[-4:], "little"):
-        raise ValueError("does not match its crc32c")
-    return stored[:-4]
-
-
-def inflate(codec: str, stored: memoryview, size: int) -> memoryview:
-    """*stored*, decompressed to exactly *size* bytes and never further: what it says of its own size is not believed."""
-    try:
-        if codec in ("gzip", "zlib"):
-            inflater = zlib.decompressobj(31 if codec == "gzip" else 15)
-            data = inflater.decompress(stored, size + 1)
-            if len(data) != size or not inflater.eof or inflater.unused_data:
-                raise ValueError("it is of another size")
-            return memoryview(data)
-        # numcodecs leaves the rest of its output untouched where a chunk is shorter.
-        if (claimed := _claimed_size(codec, stored)) not in (size, None):
-            raise ValueError(f"it says {claimed}")
-        out = np.empty(size, np.uint8).data
-        {"zstd": Zstd, "blosc": Blosc, "lz4": LZ4}[codec]().decode(stored, out)
-        return out
-    except (RuntimeError, ValueError, zlib.error) as error:
-        raise ValueError(f"does not decompress to {size} bytes ({error})") from error
-
-
-def _claimed_size(codec: str, stored: memoryview) -> int | None:
-    """The size that a compressed chunk says it has; None where a zstd frame leaves it open."""
-    if codec == "lz4":
-        return int.from_bytes(stored[:4], "little")
-    if codec == "blosc":
-        if len(stored) < 16 or int.from_bytes(stored[12:16], "little") != len(stored):
-            raise ValueError("it is cut off")
-        return int.from_bytes(stored[4:8], "little")
-    if len(stored) < 6 or bytes(stored[:4]) != b"\x28\xb5\x2f\xfd":
-        raise ValueError("it is not a zstd frame")
-    single_segment, width = stored[4] >> 5 & 1, (0, 2, 4, 8)[stored[4] >> 6]
-    start = 6 - single_segment + (0, 1, 2, 4)[stored[4] & 3]
-    if width == 0:
-        return stored[start] if single_segment else None
-    return int.from_bytes(stored[start : start + width], "little") + (256 if width == 2 else 0)
-
-
 def foreign_spec(metadata: dict[str, Any], dtype: Literal["uint32", "uint64"]) -> ForeignSpec:
-    """How an array is stored. ValueError where it is in a way that is not read here, KeyError and its like where the
-    metadata is not complete.
+    """The specification in an array's metadata. ValueError if arrays like it are not read here, KeyError and its like if
+    the metadata is not complete.
     """
     return (_foreign_spec_v3 if metadata["zarr_format"] == 3 else _foreign_spec_v2)(metadata, np.dtype(dtype))
 
@@ -226,7 +131,7 @@ def _object_name(metadata: dict[str, Any]) -> str:
 
 
 def _byte_codecs(names: list[Any], size: int, compressors: set[str]) -> tuple[tuple[str, int], ...]:
-    """Codecs from bytes to bytes, each with the size of what it encodes. Behind a compressor nobody knows that size."""
+    """Codecs from bytes to bytes, each with the size of what it encodes. That size is not known behind a compressor."""
     for name in names:
         if name != "crc32c" and (type(name) is not str or name not in compressors):
             raise ValueError(f"is stored with {reprlib.repr(name)}, which is not among the codecs read here")
@@ -242,7 +147,7 @@ def _absent_value(value: Any, dtype: np.dtype[Any]) -> int:
 
 
 def check_lengths(object_length: Any, chunk_length: Any, itemsize: int) -> None:
-    """ValueError where a chunk or a shard is larger than anything that is read here."""
+    """ValueError if a chunk or a shard is larger than the limits."""
     if not all(type(n) is int and n > 0 for n in (object_length, chunk_length)) or object_length % chunk_length:
         raise ValueError(f"has chunks of {reprlib.repr(object_length)} and {reprlib.repr(chunk_length)} items, which cannot be")
     if chunk_length * itemsize > MAX_CHUNK_BYTES:

@@ -1,4 +1,4 @@
-"""Layouts: how the arrays of a dataset are cut into stored objects, and the metadata that says so."""
+"""Layouts: how the arrays of a dataset are divided into stored objects, and the metadata of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs.zstd import Zstd
 
-from flat_tokens.arrays.foreign import ShardIndex, check_size, inflate, without_crc32c
+from flat_tokens.arrays.codecs import ShardIndex, check_size, inflate, without_crc32c
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
 
@@ -19,7 +19,7 @@ MAX_LENGTH = 1 << 48
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """How a one-dimensional array is stored. ``zstd_level`` None means raw items, each inner chunk with its crc32c."""
+    """The storage of a one-dimensional array. ``zstd_level`` None means raw items, each inner chunk with its crc32c."""
 
     dtype: Literal["uint32", "uint64"]
     dimension: str
@@ -47,7 +47,7 @@ class ArraySpec:
 
     @property
     def absent_value(self) -> None:
-        """Every chunk is stored, so one that is not there is lost."""
+        """None: every chunk is stored, so a missing one is an error."""
         return None
 
     def object_count(self, length: int) -> int:
@@ -104,7 +104,7 @@ class ArraySpec:
         return bytes(Zstd(level=self.zstd_level, checksum=True).encode(items))
 
     def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
-        """One inner chunk: dtype[chunk_length]. ValueError where its checksum or size is not right."""
+        """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is wrong."""
         size = self.chunk_length * self.numpy_dtype.itemsize
         if self.zstd_level is not None:
             return np.frombuffer(inflate("zstd", stored, size), self.numpy_dtype)
@@ -113,7 +113,7 @@ class ArraySpec:
 
 
 class Layout(NamedTuple):
-    """The arrays' specifications under one name."""
+    """The specifications of both arrays under one name."""
 
     name: LayoutName
     encoded_tokens: ArraySpec
@@ -152,5 +152,5 @@ def group_metadata(zarr_format: Literal[2, 3], attributes: dict[str, Any]) -> di
 
 
 def to_json(value: Any) -> bytes:
-    """JSON in one fixed form, so that equal values are equal bytes."""
+    """JSON in one fixed form: equal values give equal bytes."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

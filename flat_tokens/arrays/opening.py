@@ -1,4 +1,4 @@
-"""Opening arrays: metadata is read with limits, and arrays of other writers are recognised."""
+"""Opening arrays of this library and of other writers. Metadata is read within limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_METADATA_BYTES = 1 << 20
 def read_metadata(store: Store, node: Literal["array", "group"]) -> dict[str, Any]:
     """The zarr metadata of an array or group, v3 or v2, with its attributes under ``attributes``.
 
-    FileNotFoundError where there is none; ValueError where it is not metadata of such a node.
+    FileNotFoundError if there is none; ValueError if it is not metadata of such a node.
     """
     v2_key = ".zarray" if node == "array" else ".zgroup"
     for key, zarr_format in (("zarr.json", 3), (v2_key, 2)):
@@ -40,8 +40,8 @@ def read_metadata(store: Store, node: Literal["array", "group"]) -> dict[str, An
 
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A small JSON object, in one request. FileNotFoundError where there is none; ValueError, naming it, where it is not
-    JSON or not small.
+    """A small JSON object, in one request. FileNotFoundError if there is none; ValueError, naming it, if it is not JSON or
+    not small.
     """
     (data,) = store.read_ranges([key], [0], [MAX_METADATA_BYTES + 1])
     if isinstance(data, FileNotFoundError):
@@ -58,9 +58,9 @@ def read_json(store: Store, key: str) -> dict[str, Any]:
 
 
 def open_array(store: Store, dtype: Literal["uint32", "uint64"], *, in_order: bool = False) -> StoredArray:
-    """Open the array at *store*'s root. ValueError, naming it, where it is not a plain array of that type.
+    """Open the array at *store*'s root. ValueError, naming it, if it is not a plain array of that type.
 
-    *in_order*: it was written here; see ``StoredArray``.
+    *in_order*: it was written by this library; see ``StoredArray``.
     """
     metadata = read_metadata(store, "array")
     shape, found = metadata.get("shape"), metadata.get("data_type", metadata.get("dtype"))
@@ -80,7 +80,7 @@ def open_array(store: Store, dtype: Literal["uint32", "uint64"], *, in_order: bo
 
 
 def _matching_spec(metadata: dict[str, Any], dtype: Literal["uint32", "uint64"]) -> ArraySpec | None:
-    """The specification that would have written this metadata, if there is one."""
+    """The specification whose metadata this is, if there is one."""
     zarr_format = metadata["zarr_format"]
     if zarr_format == 3:
         object_length, codec = metadata["chunk_grid"]["configuration"]["chunk_shape"][0], metadata["codecs"][0]

@@ -1,9 +1,9 @@
-"""Reading stored arrays at random, without zarr-python: from mapped files, from compressed chunks, from object stores.
+"""Random reads of stored arrays, without zarr-python: from mapped files, from compressed chunks, from object stores.
 
-Where the items lie in a local file as they are (layout ``mmap``), a read is a copy out of the page cache: 2,048 tokens
-take about as long as from ``np.memmap``. Elsewhere a read asks for just the bytes that hold its items, many reads
-together ask for all of them at once, and a few decoded chunks are kept. Reads that take all items of an inner chunk
-check its crc32c or its zstd checksum; a read of a part of a raw chunk cannot, which is what ``verify`` is for.
+If a local file holds the items uncompressed (layout ``mmap``), a read is a copy out of the page cache: 2,048 tokens take
+about as long as from ``np.memmap``. Elsewhere only the bytes that hold the wanted items are read, those of many reads at
+once, and a few decoded chunks are kept. Reads of a whole inner chunk check its crc32c or its zstd checksum; reads of a
+part of a raw chunk cannot: ``verify`` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.foreign import ABSENT, ForeignSpec
+from flat_tokens.arrays.codecs import ABSENT
+from flat_tokens.arrays.foreign import ForeignSpec
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
@@ -30,30 +31,30 @@ if TYPE_CHECKING:
 
 
 MAPPED_FILES = 256
-"""Files kept mapped, each with a descriptor: well below the usual limit of 1,024."""
+"""Files kept mapped, each with a descriptor. The usual limit is 1,024."""
 DECODED_BYTES = 16 << 20
 """Decoded chunks kept by an array: enough for the entries of two million sequences."""
 INDEXES = 1024
 """Indexes of shards kept, of 16 KiB each in the layouts written here."""
 READ_AHEAD_WORDS = 8 << 20
-"""Words of a mapped file that are asked for beyond a read of many chunks: the next one most likely begins where it ends."""
-RUN_BYTES = 16 << 20
-"""Bytes asked for at a time where one read takes more."""
+"""Words of a mapped file fetched ahead of a read of many chunks: the next read most likely begins where it ends."""
+READ_BYTES = 16 << 20
+"""Larger reads are done in steps of this many bytes."""
 MERGED_GAP = 1 << 16
-"""Ranges of one object that are closer than this are asked for in one request, which costs more than these bytes."""
+"""Ranges of one object that are closer than this are read by one request: a request costs more than these bytes."""
 MERGED_BYTES = (4 << 20) + 4096
-"""No further than this, so that what is wanted of an object comes in several streams: 4 MiB of items, and their checksums."""
+"""The most that one request reads, so that large reads use several streams: 4 MiB of items, and their checksums."""
 
 WAITED_SECONDS = 30e-6
 SECONDS_AN_ITEM = 4e-9
-"""A copy that takes longer than this much, and this much an item, has waited for the disk: memory is ten times as fast."""
+"""A copy that takes longer than this, and this much an item, has waited for the disk: memory is ten times as fast."""
 READS_ASKED_FIRST = 1024
-"""Then so many reads ask for all their pages at once, and many reads for theirs together, before they touch the first.
-Asking costs a microsecond, which is why it isn't always done; a read out of a cold cache is one request instead of three.
+"""This many reads after such a copy ask the system for all their pages before they touch the first. Asking costs a
+microsecond, so it isn't always done; from a cold cache a read is one request of the disk instead of three.
 """
 
 
-class Piece(NamedTuple):
+class ItemRange(NamedTuple):
     """Items ``first:last`` of object *i*, which go to ``out[at:]``."""
 
     i: int
@@ -62,15 +63,15 @@ class Piece(NamedTuple):
     at: int
 
 
-class Span(NamedTuple):
-    """Where an inner chunk, or the wanted part of a raw one, stands in its object."""
+class ByteRange(NamedTuple):
+    """The bytes of an inner chunk, or of the wanted part of a raw one, in its object."""
 
     offset: int
     size: int
 
 
 class Recent(collections.OrderedDict[Any, Any]):
-    """The *limit* values that were used last; threads may share it."""
+    """A cache of the *limit* values that were used last. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -91,10 +92,10 @@ class Recent(collections.OrderedDict[Any, Any]):
 
 
 class StoredArray:
-    """A one-dimensional array of *length* items, read in ranges. It holds no items but what its caches are allowed.
+    """A one-dimensional array of *length* items, read in ranges. Only its caches hold items, up to their limits.
 
-    *in_order*: the writer is known to put the inner chunks of raw shards one behind the other, so that no index is needed
-    to find them in an object store.
+    *in_order*: the writer is known to store the inner chunks of raw shards in order, so that no index is needed to find
+    them in an object store.
     """
 
     def __init__(self, store: Store, spec: ArraySpec | ForeignSpec, length: int, *, in_order: bool = False) -> None:
@@ -107,7 +108,7 @@ class StoredArray:
         raw = not isinstance(spec, ForeignSpec) and spec.zstd_level is None and spec.dtype == "uint32"
         self._is_raw, self._is_mapped = raw, raw and store.is_local and not store.read_once
         self._ask_first = 0
-        """How many of the next reads tell the system what they want before they copy it."""
+        """This many of the next reads tell the system what they want before they copy it."""
         self._waits = 0
         self._words: dict[int, npt.NDArray[np.uint32] | None] = {}
         self._files = Recent(MAPPED_FILES)
@@ -118,14 +119,14 @@ class StoredArray:
         return _restore, (self.store, self._spec, self.length, self._in_order)
 
     def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Items ``start:stop``, with ``0 <= start <= stop <= length``; in *out*, if it is given."""
+        """Items ``start:stop``, with ``0 <= start <= stop <= length``; written to *out* if it is given."""
         i = start // self._object_length
         first = start - i * self._object_length
         chunk = first // self._chunk_length
         if first + stop - start < (chunk + 1) * self._chunk_length:  # within one chunk, as nearly all random reads are
             part = None
             if (words := self._words.get(i)) is not None:
-                # A read that takes all items of its chunk goes the checked way below.
+                # A read of all items of its chunk is checked below.
                 if stop < self.length or first > chunk * self._chunk_length:
                     part = words[first + chunk : first + chunk + stop - start]
                     if self._ask_first:
@@ -145,19 +146,19 @@ class StoredArray:
                 out = np.empty(stop - start, self.numpy_dtype)
             except MemoryError as error:
                 raise MemoryError(f"{self.store.url}: items {start} to {stop} do not fit into memory") from error
-        step = max(RUN_BYTES // self._chunk_bytes, 1) * self._chunk_length
+        step = max(READ_BYTES // self._chunk_bytes, 1) * self._chunk_length
         at = start
-        while at < stop:  # in runs that end where chunks do
+        while at < stop:  # in steps that end where chunks do
             end = min((at // step + 1) * step, stop)
-            self._read_pieces(self._cut(at, end, at - start), out)
+            self._read_ranges(self._by_object(at, end, at - start), out)
             at = end
         return out
 
     def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The items at *indices*: dtype[n]. Each inner chunk is read once, and those of an object store all together."""
+        """The items at *indices*: dtype[n]. Each inner chunk is read once, those of an object store all at once."""
         out = np.empty(len(indices), self.numpy_dtype)
         order = np.argsort(indices, kind="stable")
-        chunks = indices[order] // self._chunk_length  # chunks of all objects, one behind the other
+        chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
         groups = {
             divmod(int(chunks[first]), self._spec.chunks_per_object): order[first:last]
@@ -174,9 +175,9 @@ class StoredArray:
         """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
 
         *out* is one-dimensional and contiguous; each range lies within the array. From an object store everything is
-        asked for together: about one round trip, and one more where indexes of shards are not known yet.
+        read at once: about one round trip, and one more if indexes of shards are not known yet.
         """
-        rest: list[Piece] = []
+        rest: list[ItemRange] = []
         copies: list[tuple[npt.NDArray[np.uint32], int, int, int]] = []  # words, first, count, place
         object_length, chunk_length = self._object_length, self._chunk_length
         for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
@@ -189,7 +190,7 @@ class StoredArray:
                 if words is not None and first + length <= (chunk + 1) * chunk_length:
                     copies.append((words, first + chunk, length, place))
                     continue
-            rest += self._cut(start, start + length, place)
+            rest += self._by_object(start, start + length, place)
         if copies:
             if self._ask_first:
                 self._ask_first = max(self._ask_first - len(copies), 0)
@@ -200,11 +201,11 @@ class StoredArray:
                 out[place : place + count] = words[first : first + count]
             self._note(perf_counter() - begin, sum(count for _, _, count, _ in copies), len(copies))
         if rest:
-            self._read_pieces(rest, out)
+            self._read_ranges(rest, out)
 
     def _note(self, seconds: float, items: int, reads: int) -> None:
-        """Note how long copies out of mapped files took: when several in a row waited for the disk, the next ones ask it
-        first. A single slow one has more likely waited for a processor.
+        """Note how long copies out of mapped files took. After several in a row that waited for the disk, the next reads ask
+        for their pages first. A single slow copy has more likely waited for a processor.
         """
         if seconds > reads * WAITED_SECONDS + items * SECONDS_AN_ITEM:
             self._waits += min(reads, 3)
@@ -213,40 +214,40 @@ class StoredArray:
         elif self._waits:
             self._waits -= 1
 
-    def _cut(self, start: int, stop: int, at: int) -> list[Piece]:
-        """Items ``start:stop`` as pieces of objects; item ``start`` goes to ``out[at]``."""
-        pieces = []
+    def _by_object(self, start: int, stop: int, at: int) -> list[ItemRange]:
+        """Items ``start:stop`` as ranges of objects; item ``start`` goes to ``out[at]``."""
+        ranges = []
         while start < stop:
             i = start // self._object_length
             base = i * self._object_length  # position in the array -> position in the object
             last = min(stop - base, self._object_length)
-            pieces.append(Piece(i, start - base, last, at))
+            ranges.append(ItemRange(i, start - base, last, at))
             at += base + last - start
             start = base + last
-        return pieces
+        return ranges
 
-    def _read_pieces(self, pieces: list[Piece], out: npt.NDArray[Any]) -> None:
+    def _read_ranges(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
         if self._is_mapped:
-            pieces = [piece for piece in pieces if not self._read_mapped(piece, out)]
+            ranges = [one for one in ranges if not self._read_mapped(one, out)]
         elif self._is_raw and self._in_order and not self.store.is_local:
-            self._read_raw(pieces, out)
+            self._read_raw(ranges, out)
             return
-        by_chunk: dict[tuple[int, int], list[Piece]] = {}
-        for piece in pieces:
-            for c in range(piece.first // self._chunk_length, -(-piece.last // self._chunk_length)):
-                low, high = max(piece.first, c * self._chunk_length), min(piece.last, (c + 1) * self._chunk_length)
-                by_chunk.setdefault((piece.i, c), []).append(Piece(c, low, high, piece.at + low - piece.first))
+        by_chunk: dict[tuple[int, int], list[ItemRange]] = {}
+        for one in ranges:
+            for c in range(one.first // self._chunk_length, -(-one.last // self._chunk_length)):
+                low, high = max(one.first, c * self._chunk_length), min(one.last, (c + 1) * self._chunk_length)
+                by_chunk.setdefault((one.i, c), []).append(ItemRange(c, low, high, one.at + low - one.first))
         if isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
             self._read_parts(by_chunk, out)
             return
-        wanted = sum(piece.last - piece.first for piece in pieces)
+        wanted = sum(one.last - one.first for one in ranges)
         for (i, c), items in self._chunks(list(by_chunk), keep=wanted < len(by_chunk) * self._chunk_length):
             base = c * self._chunk_length  # position in the object -> position in the chunk
             for _, first, last, at in by_chunk[i, c]:
                 out[at : at + last - first] = items[first - base : last - base]
 
-    def _read_parts(self, by_chunk: dict[tuple[int, int], list[Piece]], out: npt.NDArray[Any]) -> None:
-        """Decode just the parts of chunks that are asked for."""
+    def _read_parts(self, by_chunk: dict[tuple[int, int], list[ItemRange]], out: npt.NDArray[Any]) -> None:
+        """Decode only the wanted parts of chunks."""
         for (i, c), stored in self._stored_chunks(sorted(by_chunk)):
             for _, first, last, at in by_chunk[i, c]:
                 base = c * self._chunk_length
@@ -281,25 +282,25 @@ class StoredArray:
 
     # Raw shards: mapped, or read in place
 
-    def _read_mapped(self, piece: Piece, out: npt.NDArray[Any]) -> bool:
-        """Copy a piece out of a mapped shard; False where the shard cannot be mapped."""
-        words = self._words.get(piece.i)
-        if words is None and piece.i not in self._words:
-            words = self._map_words(piece.i)
+    def _read_mapped(self, one: ItemRange, out: npt.NDArray[Any]) -> bool:
+        """Copy a range out of a mapped shard. False if the shard cannot be mapped."""
+        words = self._words.get(one.i)
+        if words is None and one.i not in self._words:
+            words = self._map_words(one.i)
         if words is None:
             return False
-        # Whoever reads many chunks at once goes through the file: the system fetches ahead, and need not keep it mapped.
-        begin, count = self._word(piece.first), piece.last - piece.first
+        # A read of many chunks is one of a whole file, most likely: the system fetches ahead, and need not keep it mapped.
+        begin, count = self._word(one.first), one.last - one.first
         if count > self._chunk_length:
             _ask_for(words, begin, min(count + READ_AHEAD_WORDS, len(words) - begin))
-        first, at = piece.first, piece.at
-        while first < piece.last:
+        first, at = one.first, one.at
+        while first < one.last:
             c = first // self._chunk_length
-            last = min((c + 1) * self._chunk_length, piece.last)
-            if first == c * self._chunk_length and (last - first == self._chunk_length or self._is_end(piece.i, last)):
+            last = min((c + 1) * self._chunk_length, one.last)
+            if first == c * self._chunk_length and (last - first == self._chunk_length or self._is_end(one.i, last)):
                 chunk = words[first + c : first + c + self._chunk_length + 1]
                 if google_crc32c.value(chunk[:-1]) != int(chunk[-1]):
-                    raise self._damaged(piece.i, f"inner chunk {c} does not match its crc32c")
+                    raise self._damaged(one.i, f"inner chunk {c} does not match its crc32c")
             out[at : at + last - first] = words[first + c : last + c]
             at += last - first
             first = last
@@ -311,7 +312,7 @@ class StoredArray:
         return i * self._object_length + last == self.length
 
     def _map_words(self, i: int) -> npt.NDArray[np.uint32] | None:
-        """A raw shard's chunks as words: uint32[chunks * (chunk_length + 1)]; None where they do not stand in order."""
+        """A raw shard's chunks as words: uint32[chunks * (chunk_length + 1)]; None if they are not in order."""
         words = None
         index = self._index(i)
         stored = min(-(-(self.length - i * self._object_length) // self._chunk_length), self._spec.chunks_per_object)
@@ -328,7 +329,7 @@ class StoredArray:
         return words
 
     def _open_map(self, i: int) -> mmap.mmap:
-        """A local object's file, mapped. Reads are scattered: the system reads no further than it is asked."""
+        """A local object's file, mapped. Reads are scattered, so the system reads nothing ahead."""
         fd = os.open(self.store.path(self._spec.object_key(i)), os.O_RDONLY)
         try:
             data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
@@ -340,42 +341,42 @@ class StoredArray:
             data.madvise(mmap.MADV_RANDOM)
         return data
 
-    def _read_raw(self, pieces: list[Piece], out: npt.NDArray[Any]) -> None:
-        """Pieces of raw shards in an object store, whose chunks stand in order: just their bytes, all asked for together."""
-        spans = []
-        for piece in pieces:
-            begin, end = self._word(piece.first) * 4, (self._word(piece.last - 1) + 1) * 4
-            spans.append((piece.i, Span(begin, end - begin)))
-        for piece, data in zip(pieces, self._fetch(spans), strict=True):
-            base, first, at = self._word(piece.first), piece.first, piece.at
+    def _read_raw(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
+        """Read ranges of raw shards in an object store, whose chunks are in order: only their bytes, all at once."""
+        stored = []
+        for one in ranges:
+            begin, end = self._word(one.first) * 4, (self._word(one.last - 1) + 1) * 4
+            stored.append((one.i, ByteRange(begin, end - begin)))
+        for one, data in zip(ranges, self._fetch(stored), strict=True):
+            base, first, at = self._word(one.first), one.first, one.at
             words = np.frombuffer(data, "<u4")
-            while first < piece.last:
+            while first < one.last:
                 c = first // self._chunk_length
-                last = min((c + 1) * self._chunk_length, piece.last)
+                last = min((c + 1) * self._chunk_length, one.last)
                 part = words[first + c - base : last + c - base]
-                if last - first == self._chunk_length and last < piece.last:  # all of it, and what follows is here too
+                if last - first == self._chunk_length and last < one.last:  # a whole chunk, and its crc32c was read too
                     crc = int(words[last + c - base])
                     if google_crc32c.value(part) != crc:
-                        raise self._damaged(piece.i, f"inner chunk {c} does not match its crc32c")
+                        raise self._damaged(one.i, f"inner chunk {c} does not match its crc32c")
                 out[at : at + last - first] = part
                 at += last - first
                 first = last
 
     def _word(self, item: int) -> int:
-        """Position in the object's items -> position in its words, with a crc32c behind each chunk."""
+        """Position in the object's items -> position in its words: a crc32c follows each chunk."""
         return item + item // self._chunk_length
 
     # Encoded chunks
 
     def _stored_chunks(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], memoryview | None]]:
-        """((object, chunk), its stored bytes, None where it is not stored) for each wanted chunk."""
+        """((object, chunk), its stored bytes, or None if it is not stored) for each wanted chunk."""
         if not wanted:
             return
         if self._spec.index is None:
             yield from self._whole_objects(wanted)
             return
         self._fetch_indexes(sorted({i for i, _ in wanted}))
-        spans, present = [], []
+        ranges, present = [], []
         for i, c in wanted:
             try:
                 index = self._index(i)
@@ -390,32 +391,32 @@ class StoredArray:
                 continue
             if size > 2 * self._chunk_bytes + 4096:
                 raise self._damaged(i, "is far larger than its chunks")
-            spans.append((i, Span(offset, size)))
+            ranges.append((i, ByteRange(offset, size)))
             present.append((i, c))
-        if self.store.is_local and self._run(spans):
-            yield from self._borrowed_run(spans, present)
+        if self.store.is_local and self._adjoin(ranges):
+            yield from self._borrowed(ranges, present)
             return
-        yield from zip(present, self._fetch(spans), strict=True)
+        yield from zip(present, self._fetch(ranges), strict=True)
 
-    def _run(self, spans: list[tuple[int, Span]]) -> bool:
-        """Whether these chunks stand one behind the other in one object."""
+    def _adjoin(self, ranges: list[tuple[int, ByteRange]]) -> bool:
+        """Whether the ranges follow one another in one object."""
         return all(
             here == there and first.offset + first.size == second.offset
-            for (here, first), (there, second) in itertools.pairwise(spans)
-        ) and bool(spans)
+            for (here, first), (there, second) in itertools.pairwise(ranges)
+        ) and bool(ranges)
 
-    def _borrowed_run(
-        self, spans: list[tuple[int, Span]], present: list[tuple[int, int]]
+    def _borrowed(
+        self, ranges: list[tuple[int, ByteRange]], present: list[tuple[int, int]]
     ) -> Iterator[tuple[tuple[int, int], memoryview]]:
-        i, begin, end = spans[0][0], spans[0][1].offset, spans[-1][1].offset + spans[-1][1].size
+        i, begin, end = ranges[0][0], ranges[0][1].offset, ranges[-1][1].offset + ranges[-1][1].size
         with self.store.borrow_range(self._spec.object_key(i), begin, end) as data:
             if len(data) < end - begin:
                 raise self._damaged(i, "is cut off")
-            for where, (_, span) in zip(present, spans, strict=True):
-                yield where, data[span.offset - begin : span.offset - begin + span.size]
+            for where, (_, byte_range) in zip(present, ranges, strict=True):
+                yield where, data[byte_range.offset - begin : byte_range.offset - begin + byte_range.size]
 
     def _whole_objects(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], memoryview | None]]:
-        """Objects that are one chunk each. They are not read further than a chunk can be large."""
+        """Objects that are one chunk each. No more than the largest possible chunk is read."""
         limit = 2 * self._chunk_bytes + 4096
         if self.store.is_local and isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
             found: list[memoryview | FileNotFoundError | None] = []
@@ -448,13 +449,13 @@ class StoredArray:
 
     # Bytes and indexes
 
-    def _fetch(self, spans: list[tuple[int, Span]]) -> list[memoryview]:
-        """The bytes of many spans. Those that lie close together are read together."""
-        order = sorted(range(len(spans)), key=lambda k: (spans[k][0], spans[k][1]))
+    def _fetch(self, ranges: list[tuple[int, ByteRange]]) -> list[memoryview]:
+        """The bytes of many ranges. Ranges close to each other are read together."""
+        order = sorted(range(len(ranges)), key=lambda k: (ranges[k][0], ranges[k][1]))
         requests: list[tuple[int, int, int]] = []  # object, first byte, byte behind the last
-        place: list[int] = [0] * len(spans)
+        place: list[int] = [0] * len(ranges)
         for k in order:
-            i, (offset, size) = spans[k]
+            i, (offset, size) = ranges[k]
             here, begin, end = requests[-1] if requests else (-1, 0, 0)
             if here == i and offset <= end + MERGED_GAP and (offset + size <= begin + MERGED_BYTES or offset + size <= end):
                 requests[-1] = (i, begin, max(end, offset + size))
@@ -464,7 +465,7 @@ class StoredArray:
         keys = [self._spec.object_key(i) for i, _, _ in requests]
         found = self.store.read_ranges(keys, [begin for _, begin, _ in requests], [end for _, _, end in requests])
         parts = []
-        for k, (i, (offset, size)) in enumerate(spans):
+        for k, (i, (offset, size)) in enumerate(ranges):
             data, begin = found[place[k]], requests[place[k]][1]
             if isinstance(data, FileNotFoundError):
                 raise data
@@ -475,7 +476,7 @@ class StoredArray:
         return parts
 
     def _fetch_indexes(self, objects: list[int]) -> None:
-        """Ask for the indexes of several shards together; one that fails is asked for again where it is needed."""
+        """Read the indexes of several shards at once. One that is missing is read again when it is needed."""
         unknown = [i for i in objects if self._indexes.find(i) is None]
         if self.store.is_local or len(unknown) < 2:
             return
@@ -508,14 +509,14 @@ class StoredArray:
         assert self._spec.index is not None
         location, checked = self._spec.index
         count, length = self._spec.chunks_per_object, self._index_bytes()
-        # Some stand-ins for object stores answer a question for the last bytes with the whole object.
+        # Some stand-ins for object stores send the whole object instead of its last bytes.
         stored = stored[:length] if location == "start" else stored[max(len(stored) - length, 0) :]
         damaged = self._damaged(i, "the shard's index is damaged")
         if len(stored) != length or (checked and google_crc32c.value(stored[:-4]) != int.from_bytes(stored[-4:], "little")):
             raise damaged
         index = np.frombuffer(stored, "<u8", count * 2).reshape(count, 2)
         offsets, lengths = index[index[:, 0] != ABSENT].T
-        # In floats: offset + length of a hostile index overflows 64 bits. Spans beyond the object come back cut off.
+        # In floats: offset + length of a hostile index overflows 64 bits. Ranges beyond the object come back cut off.
         if (offsets.astype(np.float64) + lengths > 1 << 60).any():
             raise damaged
         return index
@@ -526,8 +527,8 @@ class StoredArray:
 
 
 def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int, advice: int = mmap.MADV_WILLNEED) -> None:
-    """Tell the system that words ``first:first + count`` of a mapped file are wanted, without waiting for them, or that they
-    are not: what is given up stays in the page cache.
+    """Tell the system, without waiting, that words ``first:first + count`` of a mapped file are wanted, or, with another
+    *advice*, that they are no longer: they stay in the page cache.
     """
     begin = first * 4 // mmap.PAGESIZE * mmap.PAGESIZE
     with contextlib.suppress(OSError):  # advice that cannot be taken

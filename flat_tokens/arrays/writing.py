@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.foreign import ABSENT
+from flat_tokens.arrays.codecs import ABSENT
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
@@ -67,8 +67,8 @@ class ObjectEncoder:
 class ArrayWriter:
     """Writes the objects of an array in order, from object *first_object* on, in memory of one chunk.
 
-    Starting at the first object it writes a whole array, of a length that need not be known, and its metadata behind it.
-    ``write_metadata=False`` writes a run of objects alone, for arrays that several writers put together.
+    From the first object on it writes a whole array, whose length need not be known, and then its metadata.
+    ``write_metadata=False`` writes some objects alone, for arrays that several writers write together.
     """
 
     def __init__(self, store: Store, name: str, spec: ArraySpec, *, first_object: int = 0, write_metadata: bool = True) -> None:
@@ -96,7 +96,7 @@ class ArrayWriter:
         encoder, writer, self._encoder, self._writer = self._encoder, self._writer, None, None
         assert encoder is not None
         assert writer is not None
-        with writer:  # what fails here leaves nothing behind
+        with writer:  # a failure leaves nothing behind
             encoder.close()
         self.objects.append(writer.stored)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.foreign import MAX_CHUNK_BYTES, inflate
+from flat_tokens.arrays.codecs import MAX_CHUNK_BYTES, inflate
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.stores.store import Store
 

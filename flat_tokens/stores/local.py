@@ -35,12 +35,12 @@ def give_back(buffer: mmap.mmap) -> None:
 
 @functools.cache
 def _writing_threads() -> ThreadPoolExecutor:
-    """Threads that wait for the disk, so that the one that makes the data need not."""
+    """Threads that wait for the disk instead of the one that makes the data."""
     return ThreadPoolExecutor(4, "disk")
 
 
 def _forget_after_fork() -> None:
-    """A child has none of its parent's threads, and must not share its buffers: they are mapped into both."""
+    """Drop the parent's threads, which a child does not have, and its buffers, which are mapped into both."""
     global _spare_buffers_lock
     _spare_buffers_lock = threading.Lock()
     _spare_buffers.clear()
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryview | None:
-    """Bytes ``start:stop`` of a local file, read into *buffer* past the page cache; None where that cannot be done."""
+    """Bytes ``start:stop`` of a local file, read into *buffer* past the page cache; None if that is not possible."""
     if not hasattr(os, "O_DIRECT"):
         return None
     begin = start // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
@@ -75,8 +75,8 @@ def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryvi
 class LocalSink:
     """A file written past the page cache where the system allows it, synced, then renamed into place.
 
-    Token data is written once and read much later, if at all by this machine: letting it push everything else out
-    of the page cache makes a build slower than its disk. While one buffer is written, the next one fills.
+    Token data is written once and read much later, if at all by this machine. If it pushed everything else out of the
+    page cache, a build would be slower than its disk. While one buffer is written, the next one is filled.
     """
 
     def __init__(self, target: Path, staging: Path) -> None:
@@ -108,7 +108,7 @@ class LocalSink:
                     self._fd = self._open(direct=False)
                     _write_all(self._fd, self._buffer, self._filled)
                 elif self._filled:
-                    # A direct write covers whole blocks; what stands behind the end is cut off below.
+                    # A direct write covers whole blocks; the bytes behind the end are cut off below.
                     self._flush(-(-self._filled // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
                 self._wait()
                 os.ftruncate(self._fd, self._size)
@@ -128,7 +128,7 @@ class LocalSink:
         self._temporary.unlink(missing_ok=True)
 
     def _flush(self, length: int) -> None:
-        """Hand the buffer to a writing thread, when it has written the one before."""
+        """Hand the buffer to a writing thread after it has written the one before."""
         assert self._buffer is not None
         if self._fd < 0:
             self._fd = self._open(direct=True)
@@ -180,7 +180,7 @@ def _write_all(fd: int, buffer: mmap.mmap, length: int) -> None:
 
 
 def _end_direct(fd: int) -> bool:
-    """Let writes go through the page cache from here on; False where they do already."""
+    """Let further writes go through the page cache. False if they do already."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     direct = getattr(os, "O_DIRECT", 0)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~direct)
@@ -189,7 +189,7 @@ def _end_direct(fd: int) -> bool:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Say in errors of the system, which knows descriptors alone, which object could not be written and what helps."""
+    """Add to errors of the system, which knows only descriptors, the object's path and the remedy."""
     try:
         yield
     except OSError as error:
@@ -201,7 +201,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they survive a power loss."""
+    """Make a directory and its parents so that they survive a power loss."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)

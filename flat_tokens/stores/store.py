@@ -1,8 +1,8 @@
-"""Where datasets live: a local directory or any fsspec URL, with whole-object, durable, digested writes.
+"""Stores: a local directory or any fsspec URL, with durable, digested writes of whole objects.
 
 An object appears under its name complete or not at all: on a local disk it is written under a staging name,
-synced and renamed; an object store shows an upload when it is finished. What a remote store does not answer because it is
-busy or the connection broke is asked again.
+synced and renamed; an object store shows an upload when it is finished. Requests of a remote store that fail because it
+is busy or the connection broke are repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import posixpath
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,23 +25,18 @@ from flat_tokens.stores.local import (
     WRITE_BUFFER_BYTES,
     LocalSink,
     give_back,
-    make_directory,
-    named_errors,
     read_direct,
     take_buffer,
 )
-from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
+from flat_tokens.stores.remote import RemoteSink, client_options
+from flat_tokens.stores.retry import PATIENCE_SECONDS, persist, status_of
 
 DIRECT_READ_BYTES = 1 << 18
-CONNECTIONS = 64
-CONNECT_SECONDS = 10.0
-REQUEST_SECONDS = 300.0
-"""For what goes out or comes in by one request, of PART_BYTES mostly."""
 PART_BYTES = 16 << 20
-"""Larger objects of object stores are read in parts of this size, and large ones are written so."""
+"""Larger objects of object stores are read and written in parts of this size."""
 PARTS_AT_ONCE = 4
 UPLOADS = 6
-"""Times that an upload in parts is begun, if errors end it that would not pass by themselves."""
+"""Times that an upload in parts is begun, if it fails with errors that a repeated request does not cure."""
 
 
 class StoredObject(NamedTuple):
@@ -54,7 +48,7 @@ class StoredObject(NamedTuple):
 
 
 class Sink(Protocol):
-    """The part of a file that an object is written to."""
+    """The methods of a file that an object is written to."""
 
     def write(self, data: memoryview, /) -> object: ...
     def commit(self) -> None: ...
@@ -66,8 +60,8 @@ class Store:
     """A tree of objects below *root*. Keys are relative and use forward slashes.
 
     *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
-    remote stores are held here until they are whole. *read_once*: large reads from a local disk go past the page cache too,
-    as data does that is copied and not used again. *patience*: for so many seconds a remote store is asked again.
+    remote stores are kept here until they are complete. *read_once*: the data is read once, so large reads from a local
+    disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds.
     """
 
     root: str
@@ -80,7 +74,7 @@ class Store:
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
         """The store at a local path or fsspec URL."""
         url = os.fspath(path_or_url)
-        fs, root = fsspec.core.url_to_fs(url, **_options(url))
+        fs, root = fsspec.core.url_to_fs(url, **client_options(url))
         return cls(root.rstrip("/") or "/", fs, staging, read_once)
 
     @property
@@ -99,8 +93,8 @@ class Store:
         return posixpath.join(self.root, key) if key else self.root
 
     def ask(self, operation: str, key: str = "", /, *arguments: Any, **options: Any) -> Any:
-        """What the file system answers to one of its own operations on a path, asked again where the store is remote and its
-        error may pass. Of fsspec's operations, those that may be done twice: ``info``, ``ls``, ``find``, ``cat_file``.
+        """Result of one of the file system's own operations on a path, which is repeated if the store is remote and its error
+        transient. For those of fsspec's operations that may be done twice: ``info``, ``ls``, ``find``, ``cat_file``.
         """
         if self.is_local:
             return getattr(self.fs, operation)(self.path(key), *arguments, **options)
@@ -108,10 +102,10 @@ class Store:
         return persist(lambda: getattr(fs, operation)(path, *arguments, **options), self._named(key), self.patience)
 
     def read(self, key: str) -> bytes:
-        """The whole object; FileNotFoundError where there is none."""
+        """The whole object. FileNotFoundError if there is none."""
         if self.is_local:
             return Path(self.path(key)).read_bytes()
-        # Asked for the whole, the client of S3 asks for its size first.
+        # Without a start, the client of S3 asks for the size first.
         whole = {"start": 0} if "s3" in self._protocols else {}
         try:
             return bytes(self.ask("cat_file", key, **whole))
@@ -139,8 +133,8 @@ class Store:
     ) -> list[bytes | FileNotFoundError]:
         """Bytes ``starts[k]:stops[k]`` of object ``keys[k]`` for every k; ``-n:None`` are its last n bytes.
 
-        From an object store all are asked for at once. What is not there comes back as its FileNotFoundError; what stands
-        behind an object's end is left out.
+        From an object store all are read at once. For a missing object its FileNotFoundError is returned; bytes behind an
+        object's end are left out.
         """
         if self.is_local:
             return [self._read_local(key, start, stop) for key, start, stop in zip(keys, starts, stops, strict=True)]
@@ -173,14 +167,14 @@ class Store:
             return error
 
     def connected(self) -> fsspec.AbstractFileSystem:
-        """The file system, in this process: a forked child must not use its parent's connections and event loop."""
+        """The file system for this process: a forked child must not use its parent's connections and event loop."""
         if getattr(self.fs, "_pid", None) in (None, os.getpid()):
             return self.fs
         return type(self.fs)(*self.fs.storage_args, **self.fs.storage_options)
 
     @contextlib.contextmanager
     def borrow_range(self, key: str, start: int, stop: int) -> Iterator[memoryview]:
-        """Bytes ``start:stop`` of an object, in a buffer that is used again after the ``with`` block."""
+        """Bytes ``start:stop`` of an object, in a buffer that is reused after the ``with`` block."""
         if self.read_once and self.is_local and DIRECT_READ_BYTES <= stop - start <= WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT:
             buffer = take_buffer()
             try:
@@ -192,15 +186,15 @@ class Store:
         yield memoryview(self.read_range(key, start, stop))
 
     def info(self, key: str) -> dict[str, Any]:
-        """What the store says of an object: its size, when it was written, the name of that state of it."""
+        """The store's description of an object: its size, the time of its writing, its etag or generation."""
         return dict(self.ask("info", key))
 
     def size(self, key: str) -> int:
-        """Size in bytes; FileNotFoundError where there is no such object."""
+        """Size in bytes; FileNotFoundError if there is no such object."""
         return os.stat(self.path(key)).st_size if self.is_local else int(self.info(key)["size"])
 
     def exists(self, key: str) -> bool:
-        """Whether there is an object, or anything below a prefix. A store that does not answer is an error, and no absence."""
+        """Whether there is an object, or anything below a prefix. A store that does not answer raises an error."""
         if self.is_local:
             return os.path.exists(self.path(key))
         try:
@@ -210,7 +204,7 @@ class Store:
         return True
 
     def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
-        """The bytes of an object from *start* on, in order and bounded pieces."""
+        """The bytes of an object from *start* on, in order, in blocks of bounded size."""
         if self.is_local:
             with open(self.path(key), "rb") as file:
                 file.seek(start)
@@ -221,17 +215,17 @@ class Store:
             try:
                 part = self.ask("cat_file", key, start=start, end=start + PART_BYTES)
             except Exception as error:
-                if status_of(error) == 416:  # nothing stands there: what came before was all
+                if status_of(error) == 416:  # there are no bytes: the object ended before
                     return
                 raise
-            # More than was asked for is all of it, of a server that knows no ranges.
+            # A server that knows no ranges sends the whole object.
             yield part if len(part) <= PART_BYTES else part[start:]
             if len(part) != PART_BYTES:
                 return
             start += PART_BYTES
 
     def digest(self, key: str, seen: Callable[[int], object] | None = None) -> StoredObject:
-        """Read an object through and say what it is now. *seen* is told the bytes of each piece."""
+        """Read an object and return its size and digest as they are now. *seen* is called with the size of each block."""
         sha256, size = hashlib.sha256(), 0
         for block in self.blocks(key):
             sha256.update(block)
@@ -252,7 +246,7 @@ class Store:
         return ObjectWriter(self, key)
 
     def put(self, key: str, data: bytes) -> StoredObject:
-        """Write a small object in one piece."""
+        """Write a small object at once."""
         with self.create(key) as writer:
             writer.write(data)
         return writer.stored
@@ -269,14 +263,14 @@ class Store:
             try:
                 persist(lambda: fs.put_file(os.fspath(path), self.path(key), **parts), self._named(key), self.patience)
             except Exception as error:
-                # An upload in parts may be one of which the store knows nothing more: its last acknowledgement was lost.
+                # The store may have forgotten an upload in parts whose last acknowledgement was lost.
                 if begun == UPLOADS or isinstance(error, TimeoutError) or status_of(error) in (401, 403):
                     raise
             else:
                 return
 
     def remove(self, key: str) -> None:
-        """Remove an object or everything below a prefix; nothing happens where there is none."""
+        """Remove an object or everything below a prefix. Nothing happens if there is none."""
         with contextlib.suppress(FileNotFoundError):
             self.ask("rm", key, recursive=True)
 
@@ -288,41 +282,15 @@ class Store:
         return str(self.fs.unstrip_protocol(self.path(key)))
 
 
-def _options(url: str) -> dict[str, Any]:
-    """What the client of a store is told, where fsspec's configuration says nothing else: to bear no silence for ever, to try
-    again a few times by itself, and to remember no listing, which others' writes would make wrong.
-    """
-    protocol, options = url.partition("://")[0], dict[str, Any]()
-    if protocol in ("s3", "s3a"):
-        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS}
-        retries = {"mode": "standard", "total_max_attempts": 3}
-        # Its client would ask for ten ranges at a time.
-        config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
-        options = {"config_kwargs": config, "use_listings_cache": False}
-    elif protocol in ("gs", "gcs", "http", "https"):
-        import aiohttp
-
-        waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
-        if protocol in ("http", "https"):
-            options = {"client_kwargs": {"timeout": waiting}}
-        else:
-            options = {"requests_timeout": waiting, "use_listings_cache": False}
-    configured = fsspec.config.conf.get(protocol, {})
-    return {
-        name: {**ours, **configured.get(name, {})} if isinstance(ours, dict) else configured.get(name, ours)
-        for name, ours in options.items()
-    }
-
-
 def _checked(part: Any, start: int, stop: int | None) -> bytes:
-    """One answer to a question for a range. Some servers give the whole object instead."""
+    """The bytes of a range, of which some servers send the whole object instead."""
     if stop is not None and len(part) > stop - start:
         return bytes(part[start:stop])
     return bytes(part[start:]) if stop is None and len(part) > -start else bytes(part)
 
 
 class ObjectWriter:
-    """Writes one object and its digest; nothing is visible under the object's name until the block has ended."""
+    """Writes one object and computes its digest. Nothing is visible under the object's name until the block has ended."""
 
     stored: StoredObject
 
@@ -348,40 +316,3 @@ class ObjectWriter:
             return
         self._sink.commit()
         self.stored = StoredObject(self._key, self._size, self._sha256.hexdigest())
-
-
-class RemoteSink:
-    """Held here until it is whole, in memory or, where it is large, on a local disk; then uploaded, as often as it takes."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        self._store, self._key = store, key
-        self._held = bytearray()
-        self._file: Any = None
-
-    def write(self, data: memoryview) -> None:
-        if self._file is None and len(self._held) + len(data) > WRITE_BUFFER_BYTES:
-            if self._store.staging:
-                make_directory(Path(self._store.staging))
-            self._file = tempfile.NamedTemporaryFile(dir=self._store.staging, prefix=".upload.")  # noqa: SIM115  # see discard()
-            self._file.write(self._held)
-            self._held.clear()
-        if self._file is None:
-            self._held += data
-        else:
-            with named_errors(Path(self._file.name)):
-                self._file.write(data)
-
-    def commit(self) -> None:
-        try:
-            if self._file is None:
-                self._store.ask("pipe_file", self._key, bytes(self._held))
-            else:
-                with named_errors(Path(self._file.name)):
-                    self._file.flush()
-                self._store.upload(self._key, self._file.name)
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        if self._file is not None:
-            self._file.close()

@@ -16,6 +16,7 @@ import pytest
 import requests
 
 import flat_tokens.stores.local
+import flat_tokens.stores.remote
 import flat_tokens.stores.retry
 import flat_tokens.stores.store
 from tests.proxy import Proxy, proxy
@@ -43,7 +44,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.import_module(client), "asyncio", _QuickAsyncio())
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 1.5)
     for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
         monkeypatch.setattr(logging.getLogger(server), "disabled", True)
 

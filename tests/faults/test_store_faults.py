@@ -20,6 +20,7 @@ import pytest
 
 import flat_tokens
 import flat_tokens.stores.local
+import flat_tokens.stores.remote
 import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
@@ -213,7 +214,7 @@ def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
 @pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call hangs. The error names the object, and is one of those that another try may mend."""
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 0.2)
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: "stall"
@@ -224,7 +225,7 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
 
 
 def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 0.2)
     store, faults = Store.at(f"{bucket.url}/out"), ["stall", "stall", "stall"]
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: faults.pop() if faults else None
