@@ -3,7 +3,7 @@
 >>> opened = open_any("corpus/train.pbin")
 >>> opened.format, opened.splits["train"].seq_count
 
-What a module has to offer is said in ``contract``; this is the list of them, and knowing a path's format by its content.
+This is the list of formats, and the recognition of a path's format by its content. ``contract`` defines what each offers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.opening import read_metadata
-from flat_tokens.formats.contract import Files, Format, Part, Readable, Splits, split_of
+from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
 from flat_tokens.formats.mds import MDS
 from flat_tokens.formats.megatron import MEGATRON
@@ -24,31 +24,43 @@ from flat_tokens.manifest import SPLITS, SplitName
 from flat_tokens.reader import open_split, resolve
 from flat_tokens.stores.store import Store
 
-__all__ = ["FLAT_TOKENS", "FORMATS", "STREAMS", "Files", "Format", "Opened", "Part", "Readable", "Splits", "open_any", "source"]
+__all__ = [
+    "FLAT_TOKENS",
+    "FORMATS",
+    "STREAMS",
+    "ExportFile",
+    "Files",
+    "Format",
+    "Opened",
+    "Readable",
+    "Splits",
+    "open_any",
+    "source",
+]
 
 FLAT_TOKENS = "flat-tokens"
 
 _STREAMS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
 STREAMS = frozenset(entry.name for entry in _STREAMS)
-"""Formats that keep documents apart by an end-of-text token alone, which has to be named on the way in."""
+"""Formats that separate documents only by an end-of-text token, which has to be named for an import."""
 _LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, MDS, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 
 
 class Opened(NamedTuple):
-    """What was found at a path: the format's name, and its splits."""
+    """The dataset found at a path: the format's name, and its splits."""
 
     format: str
     splits: Mapping[SplitName, Readable]
 
 
 def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, options: Any = None) -> Opened:
-    """Open what is at a path, in whatever format: a directory, a file, or the prefix that several files share.
+    """Open a dataset of any format: a directory, a file, or the prefix that several files share.
 
-    The format is known by its content; one without anything to know it by has to be named. *options* are an instance of
-    the format's own dataclass. ValueError where no format is recognised, or several; FileNotFoundError where nothing is
-    there.
+    The format is recognised by its content; formats without a recognisable content have to be named. *options* are an
+    instance of the format's own dataclass. ValueError if no format is recognised, or several; FileNotFoundError if there
+    is nothing.
     """
     if format in (None, FLAT_TOKENS) and (splits := _flat_tokens(Store.at(path_or_url), required=format is not None)):
         return Opened(FLAT_TOKENS, splits)
@@ -62,14 +74,14 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
 
 
 def source(path_or_url: str | os.PathLike[str]) -> Splits:
-    """The splits of a dataset, as an export takes them. FileNotFoundError where there is no dataset."""
+    """The splits of a dataset, as an export takes them. FileNotFoundError if there is no dataset."""
     store = resolve(Store.at(path_or_url))
     read_metadata(store, "group")
     return {split: open_split(store / split) for split in SPLITS}
 
 
 def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
-    """The splits of a dataset, or a flat-tokens array alone under the split's name; nothing where *root* is neither."""
+    """The splits of a dataset, or a flat-tokens array alone under the split's name; nothing if *root* is neither."""
     try:
         store = resolve(root)
         metadata = read_metadata(store, "group")

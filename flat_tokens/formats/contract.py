@@ -1,17 +1,17 @@
-"""What every format's module agrees on.
+"""The contract of the formats' modules.
 
 Writing is divided by output file, so that files can be written by different machines and again after a failure:
 
-- ``plan(splits, options) -> list[Part]``: the files, each with the run of sequences or tokens that goes into it. All
-  that can be refused is refused here, from what the arrays say of themselves, before anything is written.
-- ``write(splits, part, store, options) -> list[StoredObject]``: one of them, whole, through ``Store.create``. Writing a
-  part again gives the same bytes.
-- ``finish(splits, written, store, options) -> list[StoredObject]``: what can be written only when the parts are there,
-  such as an index over them; *written* is what ``write`` returned for all of the plan's parts, in order.
+- ``plan(splits, options) -> list[ExportFile]``: the files, each with the range of sequences or tokens that goes into
+  it. Options that do not fit the arrays are refused here, before anything is written.
+- ``write(splits, file, store, options) -> list[StoredObject]``: one of them, whole, through ``Store.create``. Writing a
+  file again gives the same bytes.
+- ``finish(splits, written, store, options) -> list[StoredObject]``: objects that need the files, such as an index over
+  them; *written* is what ``write`` returned for all of the plan's files, in order.
 
-Reading knows a format by its content: ``recognise(files)`` says whether some of the files have it, and
-``open(files, options)`` gives their splits as `Readable`, the shape of ``FlatTokens``. Options are one frozen dataclass
-a format, for both directions, of fields that JSON holds; what is wrong in one raises ValueError when it is made.
+A format is recognised by its content: ``recognise(files)`` says whether some of the files have it, and
+``open(files, options)`` returns their splits as `Readable`, a subset of ``FlatTokens``. The options of a format, for both
+directions, are one frozen dataclass of fields that JSON holds. It raises ValueError for a wrong value.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store, StoredObject
 
 BATCH_TOKENS = 1 << 19
-"""Tokens handled at a time: 2 MB as they are stored, which a processor's cache holds."""
+"""Tokens processed at a time: 2 MB, which fit into a processor's cache."""
 
 Splits = Mapping[SplitName, FlatTokens]
-"""What is exported: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them alone."""
+"""The splits to export: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them."""
 
 
-class Part(NamedTuple):
-    """One file of an export: its *key*, and which run of its *split*, in the format's own units, goes into it."""
+class ExportFile(NamedTuple):
+    """One file of an export: its *key*, and the range of its *split* that goes into it, in the format's own units."""
 
     key: str
     split: SplitName
@@ -66,16 +66,16 @@ class Readable(Protocol):
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
         """Sequences ``start:stop`` in order.
 
-        A batch may end inside a sequence that is longer than *max_tokens*. The next one then goes on with it: its
-        ``seq_starts`` begins above 0, or is ``[token_count]`` alone where no sequence starts in it, and its tokens before
-        that carry no mark. So a file of one endless sequence is read in bounded memory, and batches one behind the other
-        are always the whole array, which is how ``FlatTokensWriter.append`` takes them.
+        A batch may end inside a sequence that is longer than *max_tokens*. The next one then continues it: its
+        ``seq_starts`` begins above 0, or is only ``[token_count]`` if no sequence starts in it, and its tokens before
+        that are not marked. So a file of one endless sequence is read in bounded memory, and all batches together are
+        the whole array, as ``FlatTokensWriter.append`` takes them.
         """
         ...
 
 
 class Files(NamedTuple):
-    """What a path names: *keys*, in order, of files below *store*, which is a directory."""
+    """The files at a path: their *keys* below the directory *store*, in order."""
 
     store: Store
     keys: tuple[str, ...]
@@ -84,7 +84,7 @@ class Files(NamedTuple):
     def at(cls, path_or_url: str | os.PathLike[str]) -> Self:
         """The files at a path or URL: all below a directory, one file, or those that begin with a prefix and a dot.
 
-        FileNotFoundError where there are none. Hidden files are left out.
+        FileNotFoundError if there are none. Hidden files are left out.
         """
         store, (above, name) = Store.at(path_or_url), file_at(path_or_url)
         if store.exists("") and store.info("")["type"] == "file":
@@ -117,33 +117,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format(Generic[O]):
-    """A neighbour's format: what it is, and its module's functions."""
+    """A neighbour's format: its description, and its module's functions."""
 
     name: str
     summary: str
     """One line for a list of formats."""
     keeps: str
-    """What a round trip gives back."""
+    """The properties that survive a round trip."""
     loses: str
-    """What it doesn't."""
+    """The properties that do not."""
     options: type[O]
     recognise: Callable[[Files], bool]
     open: Callable[[Files, O], Mapping[SplitName, Readable]]
-    plan: Callable[[Splits, O], list[Part]]
-    write: Callable[[Splits, Part, Store, O], list[StoredObject]]
+    plan: Callable[[Splits, O], list[ExportFile]]
+    write: Callable[[Splits, ExportFile, Store, O], list[StoredObject]]
     finish: Callable[[Splits, Sequence[StoredObject], Store, O], list[StoredObject]]
 
 
 def nothing_to_finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Any) -> list[StoredObject]:
-    """For formats whose files stand alone."""
+    """``finish`` of formats whose files need no others."""
     return []
 
 
 def members(files: Files, ending: str, has_format: Callable[[Store, str], bool]) -> list[str]:
-    """The files to open in a format that is asked for: one that was named, all with its *ending*, or else all that have it.
+    """The files to open in a given format: a single file, else all with its *ending*, else all whose content has it.
 
-    A file with the ending that is damaged must not be passed over, so what has the ending is not looked into here.
-    ValueError where there is no such file.
+    Files with the ending are not examined here: a damaged one must not be passed over. ValueError if there is no file.
     """
     if len(files.keys) == 1:
         return list(files.keys)
@@ -157,74 +156,74 @@ VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdou
 
 
 def split_of(key: str) -> SplitName:
-    """The split that a file's path says it belongs to, by its words: ``fineweb_val_000000.npy`` is validation."""
+    """The split of a file, from the words in its path: ``fineweb_val_000000.npy`` is validation."""
     return "validation" if VALIDATION_WORDS & set(re.split(r"[^a-z]+", key.lower())) else "train"
 
 
 def by_split(keys: Sequence[str], opened: Callable[[str], Readable]) -> dict[SplitName, Readable]:
-    """The files' readers, those of a split one behind the other in the order of the keys."""
-    parts: dict[SplitName, list[Readable]] = {}
+    """The readers of files by split, joined in the order of the keys."""
+    found: dict[SplitName, list[Readable]] = {}
     for key in keys:
-        parts.setdefault(split_of(key), []).append(opened(key))
-    return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in parts.items()}
+        found.setdefault(split_of(key), []).append(opened(key))
+    return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in found.items()}
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Several readers, one behind the other, as one."""
+    """Several readers, one after another, as one."""
 
-    parts: tuple[Readable, ...]
+    readers: tuple[Readable, ...]
 
     @property
     def token_count(self) -> int:
-        return sum(part.token_count for part in self.parts)
+        return sum(reader.token_count for reader in self.readers)
 
     @property
     def seq_count(self) -> int:
-        return sum(part.seq_count for part in self.parts)
+        return sum(reader.seq_count for reader in self.readers)
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         first, count = self._firsts(), self.seq_count
         check_index(i, count, "the files")
         k = bisect.bisect_right(first, i % count) - 1
-        return self.parts[k].sequence(i % count - first[k])
+        return self.readers[k].sequence(i % count - first[k])
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
         if not 0 <= start <= (self.seq_count if stop is None else stop) <= self.seq_count:
             raise IndexError(f"the files: there are no sequences {start} to {stop}; there are {self.seq_count}")
-        for first, part in zip(self._firsts(), self.parts, strict=True):
-            last = first + part.seq_count
+        for first, reader in zip(self._firsts(), self.readers, strict=True):
+            last = first + reader.seq_count
             low, high = max(start, first), last if stop is None else min(stop, last)
             if low < high:
-                yield from part.batches(low - first, high - first, max_tokens=max_tokens)
+                yield from reader.batches(low - first, high - first, max_tokens=max_tokens)
 
     def _firsts(self) -> list[int]:
         firsts = [0]
-        for part in self.parts[:-1]:
-            firsts.append(firsts[-1] + part.seq_count)
+        for reader in self.readers[:-1]:
+            firsts.append(firsts[-1] + reader.seq_count)
         return firsts
 
 
 def check_index(i: int, seq_count: int, where: str) -> None:
-    """IndexError where there is no sequence *i*, negative ones counted from the end."""
+    """IndexError if there is no sequence *i*. Negative ones count from the end."""
     if not -seq_count <= i < seq_count:
         raise IndexError(f"{where}: there is no sequence {i}; there are {seq_count}")
 
 
 def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) -> None:
-    """ValueError where an option is set, but not to a token id."""
+    """ValueError if an option is set, but not to a token id."""
     if value is not None and (type(value) is not int or not 0 <= value <= largest):
         raise ValueError(f"{name} is {value!r}, but it is a token id from 0 to {largest}")
 
 
 def check_positive(name: str, value: int | None) -> None:
-    """ValueError where an option is set, but not to a count."""
+    """ValueError if an option is set, but not to a count."""
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
 
 
 def check_id_fits(splits: Splits, largest: int, what: str) -> None:
-    """ValueError, naming ``max_token_id``, where a split holds ids that *what* can't."""
+    """ValueError, naming ``max_token_id``, if a split holds ids that *what* can't."""
     for split in splits.values():
         if split.token_count and split.max_token_id > largest:
             raise ValueError(f"{split.store.url}: max_token_id is {split.max_token_id}, but {what} holds ids up to {largest}")
@@ -233,38 +232,40 @@ def check_id_fits(splits: Splits, largest: int, what: str) -> None:
 def bounded_batches(
     split: FlatTokens, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS
 ) -> Iterator[TokenBatch]:
-    """Sequences ``start:stop`` of a flat-tokens array, long ones cut as `Readable.batches` says: none above *max_tokens*."""
+    """Sequences ``start:stop`` of a flat-tokens array, in batches of at most *max_tokens*; see `Readable.batches`."""
     stop = split.seq_count if stop is None else stop
-    for run in runs(lambda first, last: checked_entries(split, first, last), start, stop, max_tokens):
-        encoded = split.slice(run.start, run.stop)
-        yield TokenBatch(encoded, run.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
+    for part in token_ranges(lambda first, last: checked_entries(split, first, last), start, stop, max_tokens):
+        encoded = split.slice(part.start, part.stop)
+        yield TokenBatch(encoded, part.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
 
 
-class Run(NamedTuple):
-    """Tokens ``start:stop`` of an array, and which sequences start and end among them, as positions in the array."""
+class TokenRange(NamedTuple):
+    """Tokens ``start:stop`` of an array, and the sequences that start and end among them, as positions in the array."""
 
     start: int
     stop: int
     starts: npt.NDArray[np.uint64]
     begins: npt.NDArray[np.uint64]
-    """Of the sequences that end: the first may have begun in an earlier run."""
+    """Starts of the sequences that end here. The first may have begun in an earlier range."""
     ends: npt.NDArray[np.uint64]
 
     @property
     def seq_starts(self) -> npt.NDArray[np.uint64]:
-        """Those of a ``TokenBatch`` of the run's tokens."""
+        """``seq_starts`` of a ``TokenBatch`` of these tokens."""
         return np.append(self.starts, np.uint64(self.stop)) - np.uint64(self.start)
 
     @property
     def last(self) -> npt.NDArray[np.int64]:
-        """Positions among the run's tokens of the last ones of the sequences that end and have any: int64[n], increasing."""
+        """Positions in the range of the last tokens of the non-empty sequences that end here: int64[n], increasing."""
         return (self.ends[self.ends > self.begins] - np.uint64(self.start)).astype(np.int64) - 1
 
 
-def runs(entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, stop: int, max_tokens: int) -> Iterator[Run]:
-    """Sequences ``start:stop`` in runs of at most *max_tokens* tokens, cut between sequences unless one is longer.
+def token_ranges(
+    entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, stop: int, max_tokens: int
+) -> Iterator[TokenRange]:
+    """Sequences ``start:stop`` in ranges of at most *max_tokens* tokens, cut between sequences unless one is longer.
 
-    ``entries_of(first, last)`` gives ``seq_starts[first : last + 1]``. A sequence's end is in the run of its last token.
+    ``entries_of(first, last)`` gives ``seq_starts[first : last + 1]``. A sequence ends in the range of its last token.
     """
     while start < stop:
         entries = entries_of(start, min(start + STARTS_AT_A_TIME, stop))
@@ -273,17 +274,17 @@ def runs(entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, s
             begun = k - (token < entries[k])  # the first sequence that has not ended
             last = int(np.searchsorted(entries, np.uint64(token + max_tokens), side="right")) - 1
             if last > begun:  # up to a sequence's end
-                yield Run(token, int(entries[last]), entries[k:last], entries[begun:last], entries[begun + 1 : last + 1])
+                yield TokenRange(token, int(entries[last]), entries[k:last], entries[begun:last], entries[begun + 1 : last + 1])
                 k, token = last, int(entries[last])
             else:  # into one that is too long
                 started = entries[k : begun + 1]
-                yield Run(token, token + max_tokens, started, entries[:0], entries[:0])
+                yield TokenRange(token, token + max_tokens, started, entries[:0], entries[:0])
                 k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
 
 
 def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
-    """The same items, made by a thread while those before them are used. Up to *count* of them wait."""
+    """The same items, made ahead by a thread, up to *count* of them."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(count))
@@ -293,7 +294,7 @@ def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
 
 
 def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.uint64]:
-    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError where they do not increase to the token count."""
+    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
     if not 0 <= start <= stop <= split.seq_count:
         raise IndexError(f"{split.store.url}: there are no sequences {start} to {stop}; there are {split.seq_count}")
     entries = split.seq_starts.read(start, stop + 1)
@@ -305,41 +306,41 @@ def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.
     return entries
 
 
-def cut_at_sequences(split: FlatTokens, max_tokens: int | None) -> list[tuple[int, int]]:
-    """Runs of whole sequences, each of at most *max_tokens* tokens unless one sequence is longer; one run where None.
+def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[tuple[int, int]]:
+    """Ranges of whole sequences, of at most *max_tokens* tokens each unless one sequence is longer; one range if None.
 
-    Looks up a few entries of ``seq_starts`` a run, however many sequences there are. No run where there is no sequence.
+    Reads a few entries of ``seq_starts`` for each range, however many sequences there are. No range without a sequence.
     """
 
     def entry(i: int) -> int:
         return int(split.seq_starts.read(i, i + 1)[0])
 
-    runs, start = [], 0
+    ranges, start = [], 0
     while start < split.seq_count:
         stop = split.seq_count
         if max_tokens is not None:
             stop = bisect.bisect_right(range(stop + 1), entry(start) + max_tokens, start + 1, key=entry) - 1
         stop = max(stop, start + 1)
-        runs.append((start, stop))
+        ranges.append((start, stop))
         start = stop
-    return runs
+    return ranges
 
 
-def plan_files(splits: Splits, tokens_per_file: int | None, ending: str) -> list[Part]:
+def plan_files(splits: Splits, tokens_per_file: int | None, ending: str) -> list[ExportFile]:
     """A file a split, or several of at most *tokens_per_file* tokens in whole sequences: ``train.bin``, ``train_00000.bin``.
 
-    The parts' runs are of sequences. A split without sequences has no file.
+    The ranges are of sequences. A split without sequences has no file.
     """
     require_sequences(splits)
-    parts = []
+    files = []
     for name, split in splits.items():
-        for i, (start, stop) in enumerate(cut_at_sequences(split, tokens_per_file)):
+        for i, (start, stop) in enumerate(sequence_ranges(split, tokens_per_file)):
             number = "" if tokens_per_file is None else f"_{i:05d}"
-            parts.append(Part(f"{name}{number}{ending}", name, start, stop))
-    return parts
+            files.append(ExportFile(f"{name}{number}{ending}", name, start, stop))
+    return files
 
 
 def require_sequences(splits: Splits) -> None:
-    """ValueError where there is nothing to export."""
+    """ValueError if there is nothing to export."""
     if not any(split.seq_count for split in splits.values()):
         raise ValueError(f"{', '.join(split.store.url for split in splits.values())}: there are no sequences to export")

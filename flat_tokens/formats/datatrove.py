@@ -1,7 +1,7 @@
 """datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``.
 
-Neither has a header. A ``.ds.metadata`` beside them says in its first line, behind the tokenizer's name, how many bytes a
-token has; without it, the last document's end and the size of the tokens do.
+Neither has a header. A ``.ds.metadata`` beside them has the bytes of a token in its first line, behind the tokenizer's
+name. Without it, the width follows from the last document's end and the size of the tokens.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.formats.contract import (
+    ExportFile,
     Files,
     Format,
-    Part,
     Readable,
     Splits,
     ahead,
     by_split,
     check_positive,
     check_token_id,
-    cut_at_sequences,
     nothing_to_finish,
     require_sequences,
+    sequence_ranges,
 )
 from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.manifest import SplitName
@@ -60,35 +60,35 @@ def token_dtype(splits: Splits, options: Datatrove) -> np.dtype[Any]:
     return np.dtype("<u2" if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) <= 1 << 16 else "<u4")
 
 
-def plan(splits: Splits, options: Datatrove) -> list[Part]:
+def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
     """A directory a split: datatrove's own readers take all files of a directory."""
     token_dtype(splits, options)
     require_sequences(splits)
     return [
-        Part(f"{name}/{i:05d}_{name}.ds", name, start, stop)
+        ExportFile(f"{name}/{i:05d}_{name}.ds", name, start, stop)
         for name, split in splits.items()
-        for i, (start, stop) in enumerate(cut_at_sequences(split, options.tokens_per_file))
+        for i, (start, stop) in enumerate(sequence_ranges(split, options.tokens_per_file))
     ]
 
 
-def write(splits: Splits, part: Part, store: Store, options: Datatrove) -> list[StoredObject]:
+def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
     dtype = token_dtype(splits, options)
-    documents = Documents(splits[part.split], part.start, part.stop, options.end_of_text)
-    with store.create(part.key) as tokens_writer:
+    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    with store.create(file.key) as tokens_writer:
         for tokens in ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
     end = 0
-    with store.create(f"{part.key}.index") as writer:
+    with store.create(f"{file.key}.index") as writer:
         for lengths in documents.lengths():
             ends = end + np.cumsum(lengths)
             writer.write(ends.astype("<u8"))
             end = int(ends[-1]) if len(ends) else end
     metadata = f"{options.tokenizer}|{dtype.itemsize}\n{end}\n{_metric(end)}"
-    return [tokens_writer.stored, writer.stored, store.put(f"{part.key}.metadata", metadata.encode())]
+    return [tokens_writer.stored, writer.stored, store.put(f"{file.key}.metadata", metadata.encode())]
 
 
 def _metric(count: int) -> str:
-    """A count of tokens as people say it, three digits of it: ``1.23 GT``."""
+    """A count of tokens in three digits: ``1.23 GT``."""
     value, prefixes = float(count), ["", "k", "M", "G", "T", "P", "E"]
     while value >= 999.5:
         value, prefixes = value / 1000, prefixes[1:]
@@ -97,7 +97,7 @@ def _metric(count: int) -> str:
 
 
 def token_width(store: Store, key: str) -> int:
-    """Bytes of a token in the tokens *key*. ValueError, naming the file, where there is no index of them."""
+    """Bytes of a token in the tokens *key*. ValueError, naming the file, if there is no index of them."""
     index = f"{key}.index"
     if not store.exists(index):
         raise ValueError(f"{store.path(key)}: has no {index} beside it. Without it, where the documents end is not known.")
@@ -114,7 +114,7 @@ def token_width(store: Store, key: str) -> int:
 
 
 def _said_width(store: Store, key: str) -> int | None:
-    """Bytes of a token by the metadata, if there is any that says so."""
+    """Bytes of a token according to the metadata, if there is any."""
     metadata = f"{key}.metadata"
     if not store.exists(metadata):
         return None
@@ -157,7 +157,7 @@ def open_files(files: Files, options: Datatrove) -> Mapping[SplitName, Readable]
 
 
 def _tokens_of(files: Files) -> list[str]:
-    """The files of tokens: what is named alone, or ends with ``.ds``."""
+    """The files of tokens: a single file, or those that end with ``.ds``."""
     if len(files.keys) == 1:
         return [files.keys[0].removesuffix(".index").removesuffix(".metadata")]
     return [key for key in files.keys if key.endswith(".ds")]

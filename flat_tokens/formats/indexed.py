@@ -1,7 +1,7 @@
-"""Tokens in one file with an index of its documents: what Modalities, Megatron-LM and datatrove have in common.
+"""Files of tokens with an index of their documents, as Modalities, Megatron-LM and datatrove have them.
 
-Documents lie one behind the other. Their consumers want a token at each document's end, which the sequences here do not
-have: it is added on the way out and removed on the way in.
+Documents follow one another. Their consumers want a token at each document's end, which the sequences here do not have:
+it is added on export and removed on import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.formats.contract import BATCH_TOKENS, Run, Splits, check_index, checked_entries, runs
+from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, check_index, checked_entries, token_ranges
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store
 
@@ -23,7 +23,7 @@ Closing = Literal["always", "unless_present"]
 
 
 class Tokens(Protocol):
-    """A run of token ids in a file."""
+    """Token ids in a file."""
 
     @property
     def path(self) -> str: ...
@@ -32,13 +32,13 @@ class Tokens(Protocol):
     def length(self) -> int: ...
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Tokens ``start:stop``: uint32[stop - start], a copy. ValueError, naming the file, where it does not hold them."""
+        """Tokens ``start:stop``: uint32[stop - start], a copy. ValueError, naming the file, if it does not hold them."""
         ...
 
 
 @dataclass(frozen=True)
 class StoredItems:
-    """Numbers of one type that lie one behind the other in a stored object, read in ranges."""
+    """An array of numbers of one type in a stored object, read in ranges."""
 
     store: Store
     key: str
@@ -51,7 +51,7 @@ class StoredItems:
         return self.store.path(self.key)
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Items ``start:stop`` as they are stored. ValueError where the object ends before."""
+        """Items ``start:stop`` as they are stored. ValueError if the object ends before."""
         size = self.dtype.itemsize
         data = self.store.read_range(self.key, self.offset + start * size, self.offset + stop * size)
         if len(data) != (stop - start) * size:
@@ -59,12 +59,12 @@ class StoredItems:
         return np.frombuffer(data, self.dtype)
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError where one is no token id."""
+        """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError if one is no token id."""
         return token_ids(self.read(start, stop), self.path)
 
 
 def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
-    """Numbers that stand in the file at *path* as token ids: uint32[n], a copy. ValueError where one is no token id."""
+    """Numbers from the file at *path* as token ids: uint32[n], a copy. ValueError if one is no token id."""
     if len(items) and not (items.dtype.kind == "u" and items.dtype.itemsize < 4):
         low, high = items.min(), items.max()
         if not 0 <= low <= high <= MAX_TOKEN_ID:  # false for what is not a number, too
@@ -79,7 +79,7 @@ def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
 class IndexedFile:
     """A file of documents as a `Readable`: ``entries(i, j)`` is ``seq_starts[i : j + 1]`` in stored tokens, checked.
 
-    ``end_of_text``: is removed from the end of each document that has it there.
+    ``end_of_text`` is removed from the end of each document that has it there.
     """
 
     stored: Tokens
@@ -89,7 +89,7 @@ class IndexedFile:
 
     @cached_property
     def token_count(self) -> int:
-        """Without the tokens that are removed: these are counted when it is first asked for, in a pass over the file."""
+        """Without the removed tokens, which are counted in one pass over the file, once."""
         if self.end_of_text is None:
             return self.stored.length
         return sum(batch.token_count for batch in self.batches())
@@ -104,10 +104,10 @@ class IndexedFile:
         stop = self.seq_count if stop is None else stop
         if not 0 <= start <= stop <= self.seq_count:
             raise IndexError(f"{self.stored.path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
-        for run in runs(self.entries, start, stop, max_tokens):
-            tokens, seq_starts = self.stored.tokens(run.start, run.stop), run.seq_starts
+        for part in token_ranges(self.entries, start, stop, max_tokens):
+            tokens, seq_starts = self.stored.tokens(part.start, part.stop), part.seq_starts
             if self.end_of_text is not None:
-                removed = run.last[tokens[run.last] == self.end_of_text]
+                removed = part.last[tokens[part.last] == self.end_of_text]
                 keep = np.ones(len(tokens), np.bool_)
                 keep[removed] = False
                 tokens = tokens[keep]
@@ -117,7 +117,7 @@ class IndexedFile:
 
 
 def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -> int:
-    """The size of a vocabulary that holds all ids, *size* if it is given. ValueError where that one does not."""
+    """The size of a vocabulary that holds all ids, or *size* if it is given. ValueError if *size* is too small."""
     highest = max((split.max_token_id for split in splits.values() if split.token_count), default=0)
     highest = max(highest, end_of_text or 0)
     if size is not None and highest >= size:
@@ -132,8 +132,8 @@ def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -
 class Documents:
     """Sequences ``start:stop`` of a split as an exporter writes them, each closed by *end_of_text* if that is set.
 
-    ``unless_present``: not where a sequence ends with it already, as Modalities does it. Then the way back cannot know
-    such sequences from the others.
+    ``unless_present``: not if a sequence ends with it already, as in Modalities. An import cannot tell such sequences from
+    the others.
     """
 
     split: FlatTokens
@@ -144,19 +144,19 @@ class Documents:
 
     @cached_property
     def token_count(self) -> int:
-        """With the tokens that are added. Takes a pass over the tokens only if some may close a sequence already."""
+        """Including the added tokens. Needs a pass over the tokens only if some may close a sequence already."""
         if not self._must_look:
             first, last = self._token(self.start), self._token(self.stop)
             return last - first + (self.end_of_text is not None) * (self.stop - self.start)
         return sum(int(lengths.sum()) for lengths in self.lengths())
 
     def lengths(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Tokens of each document, with the one that is added: int64 arrays, in order."""
+        """Number of tokens of each document, including the added one: int64 arrays, in order."""
         if self._must_look:
-            for run, tokens in self._runs():
-                lengths = (run.ends - run.begins).astype(np.int64)
+            for part, tokens in self._ranges():
+                lengths = (part.ends - part.begins).astype(np.int64)
                 added = np.ones(len(lengths), np.bool_)
-                added[lengths > 0] = tokens[run.last] != self.end_of_text
+                added[lengths > 0] = tokens[part.last] != self.end_of_text
                 yield lengths + added
             return
         for start in range(self.start, self.stop, STARTS_AT_A_TIME):
@@ -164,15 +164,15 @@ class Documents:
             yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
 
     def tokens(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
-        """All their tokens, in arrays of some megabytes, of a type that they fit."""
-        for run, tokens in self._runs():
+        """All their tokens as *dtype*, in arrays of some megabytes."""
+        for part, tokens in self._ranges():
             if self.end_of_text is None:
                 yield tokens.astype(dtype)
                 continue
-            ends = (run.ends - np.uint64(run.start)).astype(np.int64)
+            ends = (part.ends - np.uint64(part.start)).astype(np.int64)
             if self._must_look:
                 closed = np.zeros(len(ends), np.bool_)
-                closed[run.ends > run.begins] = tokens[run.last] == self.end_of_text
+                closed[part.ends > part.begins] = tokens[part.last] == self.end_of_text
                 ends = ends[~closed]
             yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
@@ -180,9 +180,9 @@ class Documents:
     def _must_look(self) -> bool:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
-    def _runs(self) -> Iterator[tuple[Run, npt.NDArray[np.uint32]]]:
-        for run in runs(self._entries, self.start, self.stop, BATCH_TOKENS):
-            yield run, self.split.slice(run.start, run.stop) >> np.uint32(1)
+    def _ranges(self) -> Iterator[tuple[TokenRange, npt.NDArray[np.uint32]]]:
+        for part in token_ranges(self._entries, self.start, self.stop, BATCH_TOKENS):
+            yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
     def _entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
         return checked_entries(self.split, first, last)
@@ -192,7 +192,7 @@ class Documents:
 
 
 def insert(tokens: npt.NDArray[np.uint32], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """*tokens* in another type, with *token* put in so that it stands at the positions *at* (int64[n]) of the result."""
+    """*tokens* in another type, with *token* inserted at the positions *at* (int64[n]) of the result."""
     out = np.full(len(tokens) + len(at), token, dtype)
     keep = np.ones(len(out), np.bool_)
     keep[at] = False

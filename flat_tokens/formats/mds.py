@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from flat_tokens.formats.contract import (
     VALIDATION_WORDS,
+    ExportFile,
     Files,
     Format,
     Joined,
-    Part,
     Readable,
     Splits,
     check_positive,
@@ -86,14 +86,14 @@ class Mds(Stream):
 
 
 def _config(options: Mds) -> dict[str, Any]:
-    """What a shard says of itself, in its head and in the index."""
+    """The description of a shard, for its head and for the index."""
     return {
         "column_encodings": [f"ndarray:{INT32.name}"],
         "column_names": [options.column or COLUMNS[0]],
         "column_sizes": [None],
         "compression": None,
         "format": "mds",
-        "hashes": ["sha256"],  # one of those that streaming validates, and known of every object that is stored
+        "hashes": ["sha256"],  # streaming validates it, and it is known for every stored object
         "size_limit": options.size_limit,
         "version": 2,
     }
@@ -104,26 +104,26 @@ def _json(value: Any) -> bytes:
 
 
 def _sample_bytes(length: int) -> int:
-    """What a sample of so many tokens takes in a shard, with its offset, at most."""
+    """The most bytes that a sample of so many tokens takes in a shard, including its offset."""
     return 4 + HEAD_BYTES + INT32.itemsize * length
 
 
-def plan(splits: Splits, options: Mds) -> list[Part]:
-    """Parts in samples: sequences, or pieces of ``length`` tokens. A split without any has no files."""
+def plan(splits: Splits, options: Mds) -> list[ExportFile]:
+    """Files of samples: sequences, or ranges of ``length`` tokens. A split without any has no files."""
     require_sequences(splits)
     limit = options.size_limit - len(_shard_head(0, options)) - 4
-    parts = []
+    files = []
     for name, split in splits.items():
         if options.length is None:
-            runs = _cut_at_bytes(split, limit, options)
+            ranges = _ranges_of_bytes(split, limit, options)
         else:
             total, per_shard = _sample_count(split, options), limit // _sample_bytes(options.length)
             per_shard = min(max(per_shard, 1), MAX_SAMPLES)
-            runs = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
-        parts += [Part(f"{name}/shard.{i:05d}.mds", name, *run) for i, run in enumerate(runs)]
-    if not parts:
+            ranges = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
+        files += [ExportFile(f"{name}/shard.{i:05d}.mds", name, *one) for i, one in enumerate(ranges)]
+    if not files:
         raise ValueError(f"no split has as many as {options.length} tokens. Set a smaller length, or drop_last to false.")
-    return parts
+    return files
 
 
 def _sample_count(split: FlatTokens, options: Mds) -> int:
@@ -137,15 +137,15 @@ def _sample_count(split: FlatTokens, options: Mds) -> int:
     return total // options.length if options.drop_last else -(-total // options.length)
 
 
-def _cut_at_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int, int]]:
-    """Runs of sequences that take at most *limit* bytes each, unless one sequence takes more."""
+def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int, int]]:
+    """Ranges of sequences that take at most *limit* bytes each, unless one sequence takes more."""
 
     def size(i: int) -> int:
-        """Bytes that the first *i* sequences take, at most."""
+        """The most bytes that the first *i* sequences take."""
         entry = int(split.seq_starts.read(i, i + 1)[0])
         return INT32.itemsize * entry + i * _sample_bytes(int(options.end_of_text is not None))
 
-    runs, start = [], 0
+    ranges, start = [], 0
     while start < split.seq_count:
         before = size(start)
         stop = min(start + MAX_SAMPLES, split.seq_count)
@@ -153,23 +153,23 @@ def _cut_at_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int
         if stop == start and (alone := size(start + 1) - before + options.size_limit - limit) >= MAX_SHARD_BYTES:
             raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
         stop = max(stop, start + 1)
-        runs.append((start, stop))
+        ranges.append((start, stop))
         start = stop
-    return runs
+    return ranges
 
 
-def write(splits: Splits, part: Part, store: Store, options: Mds) -> list[StoredObject]:
+def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:
     """One shard, in two passes: over the samples' lengths for the offsets, then over the tokens."""
-    split, (_, _, start, stop) = splits[part.split], part
+    split, (_, _, start, stop) = splits[file.split], file
     lengths: Callable[[], Iterator[npt.NDArray[np.int64]]]
     if options.length is None:
         documents = Documents(split, start, stop, options.end_of_text)
         lengths, tokens = documents.lengths, documents.tokens(INT32)
     else:
         first, last = start * options.length, min(stop * options.length, stream_length(split, options))
-        lengths = partial(_pieces, last - first, options.length)
+        lengths = partial(_sample_lengths, last - first, options.length)
         tokens = stream(split, first, last, options, "after", INT32)
-    with store.create(part.key) as writer:
+    with store.create(file.key) as writer:
         head = _shard_head(stop - start, options)
         config, at = head[4:], len(head) + 4 * (stop - start + 1)
         writer.write(head[:4])
@@ -179,18 +179,18 @@ def write(splits: Splits, part: Part, store: Store, options: Mds) -> list[Stored
             writer.write(ends.astype("<u4"))
             at = int(ends[-1])
         writer.write(config)
-        for piece in _samples(lengths(), tokens):
-            writer.write(piece)
+        for data in _samples(lengths(), tokens):
+            writer.write(data)
     return [writer.stored]
 
 
 def _shard_head(count: int, options: Mds) -> bytes:
-    """What stands before and behind the offsets."""
+    """The bytes before and behind the offsets."""
     return np.array([count], "<u4").tobytes() + _json(_config(options))
 
 
-def _pieces(total: int, length: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The lengths of the samples that *total* tokens are cut into."""
+def _sample_lengths(total: int, length: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Lengths of the samples of *total* tokens."""
     for start in range(0, total, STARTS_AT_A_TIME * length):
         stop = min(start + STARTS_AT_A_TIME * length, total)
         yield np.diff(np.append(np.arange(start, stop, length), stop))
@@ -199,9 +199,9 @@ def _pieces(total: int, length: int) -> Iterator[npt.NDArray[np.int64]]:
 def _samples(
     lengths: Iterator[npt.NDArray[np.int64]], tokens: Iterator[npt.NDArray[np.int32]]
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of samples of these lengths, in arrays about as large as those of the tokens, which may end anywhere."""
+    """The bytes of samples of these lengths, in arrays about as large as those of *tokens*, which may end anywhere."""
     ahead = np.empty(0, np.int64)  # lengths of samples that have not begun
-    begun = 0  # tokens that are missing of the one that has
+    begun = 0  # missing tokens of the one that has begun
     for some in tokens:
         while ahead.sum() + begun < len(some) and (more := next(lengths, None)) is not None:
             ahead = np.concatenate([ahead, more])
@@ -213,15 +213,15 @@ def _samples(
         yield _interleaved(some, first, begin, here)
         begun += int((begin - here).sum()) - first
     none = np.empty(0, np.int32)
-    for rest in (ahead, *lengths):  # samples of no tokens behind all of them
+    for rest in (ahead, *lengths):  # empty samples at the end
         yield _interleaved(none, 0, rest, rest)
 
 
 def _interleaved(
     tokens: npt.NDArray[np.int32], first: int, lengths: npt.NDArray[np.int64], here: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
-    """*first* tokens of a sample that has begun, then the heads of samples of these *lengths*, each before the tokens of it
-    that are *here*.
+    """*first* tokens of a sample that has begun, then samples of these *lengths*: the head of each, and the tokens of it that
+    are *here*.
     """
     sizes = np.empty(2 * len(lengths) + 1, np.int64)
     sizes[0], sizes[1::2], sizes[2::2] = INT32.itemsize * first, _head_bytes(lengths), INT32.itemsize * here
@@ -239,7 +239,7 @@ def _head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _heads(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """The heads of samples: uint8[n, 9], and which of these bytes are there: bool[n, 9]."""
+    """The heads of samples: uint8[n, 9], and a mask of the bytes that are used: bool[n, 9]."""
     width, heads = shape_bytes(lengths), np.empty((len(lengths), HEAD_BYTES), np.uint8)
     heads[:, :4] = (1 + width + INT32.itemsize * lengths).astype("<u4")[:, None].view(np.uint8)
     heads[:, 4] = 1 << 2 | width >> 1  # one dimension; widths 1, 2 and 4 are 0, 1 and 2
@@ -250,11 +250,11 @@ def _heads(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.N
 def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Mds) -> list[StoredObject]:
     """Each split's index."""
     shards: dict[str, list[dict[str, Any]]] = {}
-    for part, item in zip(plan(splits, options), written, strict=True):
+    for file, item in zip(plan(splits, options), written, strict=True):
         basename = posixpath.basename(item.key)
         data = {"basename": basename, "bytes": item.size, "hashes": {"sha256": item.sha256}}
-        shard = {**_config(options), "raw_data": data, "samples": part.stop - part.start, "zip_data": None}
-        shards.setdefault(part.split, []).append(shard)
+        shard = {**_config(options), "raw_data": data, "samples": file.stop - file.start, "zip_data": None}
+        shards.setdefault(file.split, []).append(shard)
     return [store.put(f"{split}/{INDEX}", _json({"shards": found, "version": 2})) for split, found in shards.items()]
 
 
@@ -265,12 +265,12 @@ def recognise(files: Files) -> bool:
 
 
 def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
-    """The splits of a directory with an ``index.json``, or one in each of its directories, or a shard alone."""
+    """The splits of a directory with an ``index.json``, or with one in each of its directories, or of a single shard."""
     found: dict[SplitName, list[Shard]] = {}
     indices = _indices(files)
     for key in indices:
         directory = posixpath.dirname(key)
-        # The directory that was asked for is named by its user: of its name, a word alone tells.
+        # The user chose the name of the root directory: only a whole word in it names a split.
         name = directory or posixpath.basename(files.store.root)
         split = split_of(name) if directory or name in VALIDATION_WORDS else "train"
         for shard in _index(files.store, key):
@@ -284,7 +284,7 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
 
 
 def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
-    if options.length is not None or not shards:  # no shards are an empty stream
+    if options.length is not None or not shards:  # without shards, an empty stream
         return StreamReader(shards, options.end_of_text, "after")
     return Joined(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
 
@@ -308,7 +308,7 @@ def _is_index(store: Store, key: str) -> bool:
 
 
 def _index(store: Store, key: str) -> list[Any]:
-    """The entries of an index. ValueError where it is none."""
+    """The entries of an index. ValueError if it is not valid."""
     path = store.path(key)
     if store.size(key) > MAX_INDEX_BYTES:
         raise ValueError(f"{path}: is larger than an index may be ({MAX_INDEX_BYTES} bytes)")
@@ -329,7 +329,7 @@ def _parsed(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _own_config(store: Store, key: str) -> dict[str, Any] | None:
-    """What an index would say of a shard, by the shard itself; None where it is none."""
+    """The index entry of a shard, from the shard itself. None if it is not a shard."""
     head = store.read_range(key, 0, 8)
     count, start = (int.from_bytes(head[i : i + 4], "little") for i in (0, 4))
     before = 4 * (count + 2)
@@ -344,7 +344,7 @@ def _own_config(store: Store, key: str) -> dict[str, Any] | None:
 
 
 def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
-    """The shard of an index's *entry*. ValueError, naming the index by its *path*, where the entry cannot be right."""
+    """The shard of an index's *entry*. ValueError, naming the index by its *path*, if the entry is not valid."""
     try:
         if entry["format"] != "mds" or entry["version"] != 2:
             raise ValueError(f"lists a shard of format {reprlib.repr(entry['format'])}, version {reprlib.repr(entry['version'])}")

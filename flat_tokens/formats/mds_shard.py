@@ -1,4 +1,4 @@
-"""One shard of MDS, as it is read: where its samples are, and their tokens.
+"""Reading one shard of MDS: the places of its samples, and their tokens.
 
 A shard is ``uint32 n | uint32 offset[n + 1] | configuration, JSON | samples``, its offsets counted from the file's start. A
 sample is the sizes of its columns of variable size (uint32 each), then the columns, by name. A column of type
@@ -22,7 +22,7 @@ from flat_tokens.stores.store import Store
 INT32 = np.dtype("<i4")
 MAX_SHARD_BYTES = 2**32
 """Offsets are 32 bits wide."""
-WINDOW_BYTES = 16 << 20
+BYTES_AT_A_TIME = 16 << 20
 
 
 def shape_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -30,29 +30,29 @@ def shape_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 class Layout(NamedTuple):
-    """How a shard's samples are laid out: where among their columns the tokens are, and of which type."""
+    """The layout of a shard's samples: the place of the tokens among their columns, and their type."""
 
     sizes: tuple[int | None, ...]
-    """Of the columns, by name; None where each sample says it."""
+    """Sizes of the columns in the order of their names; None if each sample has its own."""
     at: int
     dtype: np.dtype[Any]
     has_shape: bool
-    """Whether the items stand behind the array's shape."""
+    """Whether the array's shape precedes the items."""
 
     @property
     def variable(self) -> list[int]:
-        """Which columns are of variable size."""
+        """The columns of variable size."""
         return [i for i, size in enumerate(self.sizes) if size is None]
 
     @property
     def fixed_bytes(self) -> int:
-        """Of a sample, without its columns of variable size."""
+        """Bytes of a sample without its columns of variable size."""
         return 4 * len(self.variable) + sum(size for size in self.sizes if size is not None)
 
 
 class Samples(NamedTuple):
-    """Where the samples of a shard are. Sample i is bytes ``offsets[i] : offsets[i + 1]``, its tokens stand from
-    ``begins[i]`` on, and they are tokens ``entries[i] : entries[i + 1]`` of the shard.
+    """The places of a shard's samples. Sample i is bytes ``offsets[i] : offsets[i + 1]``, its tokens begin at
+    ``begins[i]``, and they are tokens ``entries[i] : entries[i + 1]`` of the shard.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -65,9 +65,9 @@ class Samples(NamedTuple):
         return entries[1:] - entries[:-1]
 
 
-@dataclass(frozen=True, eq=False)  # what is remembered of a shard is of this opening of it: the file may change
+@dataclass(frozen=True, eq=False)  # caches are for one opening of a shard: the file may change
 class Shard:
-    """The tokens of a shard, one sample's behind the other's."""
+    """The tokens of all samples of a shard."""
 
     store: Store
     key: str
@@ -84,20 +84,20 @@ class Shard:
 
     @cached_property
     def length(self) -> int:
-        """Tokens, all samples together."""
+        """Number of tokens in all samples."""
         return int(_samples_of(self).entries[-1])
 
     def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
         return _samples_of(self).entries[first : last + 1]
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError where a sample does not hold what it says."""
+        """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError if a sample is damaged."""
         width, samples = self.layout.dtype.itemsize, _samples_of(self)
         out = np.empty(stop - start, self.layout.dtype)
         while start < stop:
             first = int(np.searchsorted(samples.entries, np.uint64(start), side="right")) - 1
             low = int(samples.offsets[first])
-            last = int(np.searchsorted(samples.offsets, low + WINDOW_BYTES, side="right")) - 1
+            last = int(np.searchsorted(samples.offsets, low + BYTES_AT_A_TIME, side="right")) - 1
             last = max(min(last, int(np.searchsorted(samples.entries, np.uint64(stop)))), first + 1)
             end = min(stop, int(samples.entries[last]))
             if last == first + 1:  # perhaps a very large one
@@ -113,7 +113,7 @@ class Shard:
         return token_ids(out, self.path)
 
     def _check_heads(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> None:
-        """ValueError where samples do not say the sizes and shapes that their offsets leave room for."""
+        """ValueError if the sizes and shapes in samples do not fit their offsets."""
         layout, low = self.layout, samples.offsets[first]
         if layout.sizes[layout.at] is not None:
             return
@@ -162,7 +162,7 @@ def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int
 
 @lru_cache(maxsize=4)
 def _samples_of(shard: Shard) -> Samples:
-    """Where a shard's samples are, by its offsets. ValueError where they are not within the shard, one behind the other."""
+    """The places of a shard's samples, from its offsets. ValueError if they are not in order within the shard."""
     layout, count, path = shard.layout, shard.sample_count, shard.path
     if shard.packed is None and (size := shard.store.size(shard.key)) != shard.size:
         raise ValueError(f"{path}: has {size} bytes, but the index says {shard.size}. Fetch or write it again.")
@@ -195,7 +195,7 @@ def _samples_of(shard: Shard) -> Samples:
 
 
 def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many tokens columns of so many bytes hold, -1 where that cannot be, and the bytes that stand before them."""
+    """The number of tokens in columns of so many bytes, -1 if that is impossible, and of the bytes before them."""
     width, shapes = layout.dtype.itemsize, np.zeros_like(held)
     if layout.has_shape:
         shapes = 1 + np.where(held < 3 + (1 << 8) * width, 1, np.where(held < 4 + (1 << 16) * width, 2, 4))
@@ -207,12 +207,12 @@ def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[n
 
 
 def _variable_sizes(shard: Shard, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The sizes of the columns of variable size: int64[n, columns]. Takes a pass over the shard."""
+    """The sizes of the columns of variable size: int64[n, columns]. Needs one pass over the shard."""
     columns = len(shard.layout.variable)
     sizes = np.empty((len(offsets) - 1, columns), np.int64)
     first = 0
     while first < len(sizes):
-        last = max(int(np.searchsorted(offsets, offsets[first] + WINDOW_BYTES, side="right")) - 1, first + 1)
+        last = max(int(np.searchsorted(offsets, offsets[first] + BYTES_AT_A_TIME, side="right")) - 1, first + 1)
         end = offsets[last] if last > first + 1 else offsets[first] + 4 * columns
         data = shard.read(int(offsets[first]), int(end))
         for column in range(columns):

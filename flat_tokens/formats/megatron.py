@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.formats.contract import (
+    ExportFile,
     Files,
     Format,
-    Part,
     Readable,
     Splits,
     ahead,
@@ -69,23 +69,23 @@ def token_type(splits: Splits, options: Megatron) -> int:
     return 8 if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) < SMALL_VOCABULARY else 4
 
 
-def plan(splits: Splits, options: Megatron) -> list[Part]:
+def plan(splits: Splits, options: Megatron) -> list[ExportFile]:
     token_type(splits, options)
     return plan_files(splits, options.tokens_per_file, ".bin")
 
 
-def write(splits: Splits, part: Part, store: Store, options: Megatron) -> list[StoredObject]:
+def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> list[StoredObject]:
     """The tokens, then their index, which makes them a dataset."""
     code = token_type(splits, options)
     dtype = np.dtype(DTYPES[code])
-    documents = Documents(splits[part.split], part.start, part.stop, options.end_of_text)
+    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
-        _check_lengths(documents, part)
-    with store.create(part.key) as tokens_writer:
+        _check_lengths(documents, file)
+    with store.create(file.key) as tokens_writer:
         for tokens in ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
-    count = part.stop - part.start
-    with store.create(f"{part.key.removesuffix('.bin')}.idx") as writer:
+    count = file.stop - file.start
+    with store.create(f"{file.key.removesuffix('.bin')}.idx") as writer:
         writer.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))
         for lengths in documents.lengths():
             writer.write(lengths.astype("<i4"))
@@ -99,8 +99,8 @@ def write(splits: Splits, part: Part, store: Store, options: Megatron) -> list[S
     return [tokens_writer.stored, writer.stored]
 
 
-def _check_lengths(documents: Documents, part: Part) -> None:
-    first = part.start
+def _check_lengths(documents: Documents, file: ExportFile) -> None:
+    first = file.start
     for lengths in documents.lengths():
         if len(lengths) and lengths.max() > MAX_LENGTH:
             i = first + int(lengths.argmax())
@@ -112,7 +112,7 @@ def _check_lengths(documents: Documents, part: Part) -> None:
 
 @dataclass(frozen=True)
 class Index:
-    """The arrays of an index, read in ranges, and the tokens they are about."""
+    """The arrays of an index, read in ranges, and its tokens."""
 
     tokens: StoredItems
     lengths: StoredItems
@@ -120,14 +120,14 @@ class Index:
     documents: StoredItems
 
     def sequence_starts(self, first: int, last: int) -> npt.NDArray[np.uint64]:
-        """Where sequences start, in tokens, and where the last one ends: uint64[last - first + 1]. Checked."""
+        """Starts of the sequences, in tokens, then the end of the last one: uint64[last - first + 1]. Checked."""
         lengths = self.lengths.read(first, last).astype(np.int64)
         pointers = self.pointers.read(first, min(last + 1, self.pointers.length))
         size = self.tokens.dtype.itemsize
         begins = pointers[: last - first]
         end = self.tokens.length * size if last == self.pointers.length else int(pointers[-1])
         ends = begins + lengths * size
-        # In this order nothing that overflows counts: what is out of bounds is wrong before its end is looked at.
+        # Checked in this order so that an overflow does not matter: bounds first, then ends.
         wrong = (lengths < 0) | (begins < 0) | (begins > self.tokens.length * size) | (begins % size != 0)
         wrong |= ends != np.append(begins, end)[1:]
         if wrong.any():
@@ -139,7 +139,7 @@ class Index:
         return (np.append(begins, end) // size).astype(np.uint64)
 
     def document_starts(self, first: int, last: int) -> npt.NDArray[np.uint64]:
-        """The same of documents, each of some sequences."""
+        """The same for documents, which have some sequences each."""
         sequences = self.documents.read(first, last + 1)
         if (sequences[1:] < sequences[:-1]).any() or sequences[0] < 0 or sequences[-1] > self.pointers.length:
             raise ValueError(
@@ -155,7 +155,7 @@ class Index:
 
 
 def open_index(store: Store, key: str) -> Index:
-    """The index *key* and its tokens; their sizes and ends are checked. ValueError, naming the file, where they are wrong."""
+    """The index *key* and its tokens; their sizes and ends are checked. ValueError, naming the file, if they are wrong."""
     path, size = store.path(key), store.size(key)
     header = store.read_range(key, 0, HEADER.size)
     if not header.startswith(MAGIC) or len(header) < HEADER.size:
@@ -164,7 +164,7 @@ def open_index(store: Store, key: str) -> Index:
     if version != VERSION or code not in DTYPES:
         raise ValueError(f"{path}: has version {version} and token type {code}; version 1 and types 1 to 8 are read")
     expected = HEADER.size + 12 * count + 8 * documents
-    if documents < 1 or size not in (expected, expected + count):  # a byte for each sequence more, where they have modes
+    if documents < 1 or size not in (expected, expected + count):  # one more byte for each sequence if they have modes
         raise ValueError(f"{path}: has {size} bytes, but {count} sequences and {documents} document entries take {expected}")
     tokens_key = f"{key.removesuffix('.idx')}.bin"
     tokens_size, dtype = store.size(tokens_key), np.dtype(DTYPES[code])

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.formats.contract import (
+    ExportFile,
     Files,
     Format,
-    Part,
     Readable,
     Splits,
     ahead,
@@ -83,35 +83,35 @@ class Modalities:
 
 
 def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
-    """The type of the tokens in the file. ValueError where an id is not in the vocabulary."""
+    """The type of the tokens in the file. ValueError if an id is not in the vocabulary."""
     size = vocabulary_size(splits, options.vocabulary_size, options.end_of_text)
     width = 4 if options.generation == 0 else 1 if size <= 1 << 8 else 2 if size <= 1 << 16 else 4
     return np.dtype(f"{'>' if options.generation < 2 else '<'}u{width}")
 
 
-def plan(splits: Splits, options: Modalities) -> list[Part]:
+def plan(splits: Splits, options: Modalities) -> list[ExportFile]:
     token_dtype(splits, options)
     return plan_files(splits, options.tokens_per_file, ".pbin")
 
 
-def write(splits: Splits, part: Part, store: Store, options: Modalities) -> list[StoredObject]:
+def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -> list[StoredObject]:
     dtype = token_dtype(splits, options)
-    documents = Documents(splits[part.split], part.start, part.stop, options.end_of_text, options.closing)
+    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text, options.closing)
     order: Literal["big", "little"] = "big" if options.generation < 2 else "little"
     header = (documents.token_count * dtype.itemsize).to_bytes(8, order)
     if options.generation > 0:
         header += dtype.itemsize.to_bytes(4, order)
-    with store.create(part.key) as writer:
+    with store.create(file.key) as writer:
         writer.write(header)
         for tokens in ahead(documents.tokens(dtype)):
             writer.write(tokens)
         base = 0 if options.generation == 3 else len(header)
-        for piece in write_pairs(_spans(documents, dtype.itemsize, base)):
+        for piece in write_pairs(_index_entries(documents, dtype.itemsize, base)):
             writer.write(piece)
     return [writer.stored]
 
 
-def _spans(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
+def _index_entries(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
     """Offset and length in bytes of each document: int64[n, 2]."""
     for lengths in documents.lengths():
         for at in range(0, len(lengths), 1 << 16):
@@ -122,11 +122,11 @@ def _spans(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[
 
 
 class Header(NamedTuple):
-    """Where things are in a ``.pbin`` file, by its first bytes."""
+    """The layout of a ``.pbin`` file, from its first bytes."""
 
     tokens: StoredItems
     bases: tuple[int, ...]
-    """What the first document's offset may be."""
+    """Possible offsets of the first document."""
     index_start: int
     index_stop: int
 
@@ -140,7 +140,7 @@ LAYOUTS: tuple[tuple[Literal["little", "big"], int, tuple[int, ...]], ...] = (
 
 
 def headers(store: Store, key: str) -> list[Header]:
-    """What the first bytes may say: the layouts by which the beginning of a pickle stands behind the tokens."""
+    """Possible layouts of a file: those in which the beginning of a pickle follows the tokens."""
     size = store.size(key)
     first = store.read_range(key, 0, min(12, size))
     if len(first) < 12 or size > MAX_FILE_BYTES or store.read_range(key, size - 1, size) != b".":
@@ -172,7 +172,7 @@ def open_pbins(files: Files, options: Modalities) -> Mapping[SplitName, Readable
 
 
 def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
-    """Open one ``.pbin`` file; its index is read and checked as a whole. ValueError, naming it, where it has none."""
+    """Open one ``.pbin`` file; its index is read and checked as a whole. ValueError, naming it, if it has none."""
     found = headers(store, key)
     if not found:
         raise ValueError(
@@ -187,12 +187,12 @@ def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
         except ValueError as error:
             refused.append(error)
     else:
-        raise refused[0]  # by the likeliest layout
+        raise refused[0]  # for the likeliest layout
     return IndexedFile(header.tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text)
 
 
 def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
-    """Where the documents start, in tokens, and where the last one ends: uint64[document_count + 1]. Checked."""
+    """Starts of the documents, in tokens, then the end of the last one: uint64[document_count + 1]. Checked."""
     tokens = header.tokens
     width, length = tokens.dtype.itemsize, tokens.length * tokens.dtype.itemsize
     seq_starts = array("Q")  # grows in place
@@ -228,7 +228,7 @@ def _sums_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The pairs of the pickle in bytes ``start:stop`` of a file: int64[n, 2] arrays, none empty. Nothing in it is run."""
+    """The pairs of the pickle in bytes ``start:stop`` of a file: int64[n, 2] arrays, none empty. Nothing in it is executed."""
     path = store.path(key)
     if stop - start > max_bytes:
         raise ValueError(f"{path}: its index has {stop - start} bytes, but max_index_bytes is {max_bytes}. Set it higher.")
@@ -240,7 +240,7 @@ def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -
 
 
 class RawIndex(NamedTuple):
-    """A raw index that was written, how many documents it lists, how many blank lines were left out."""
+    """A written raw index: its path, the number of documents, the number of blank lines that were left out."""
 
     stored: StoredObject
     document_count: int
@@ -255,14 +255,14 @@ def create_raw_index(
 ) -> RawIndex:
     """Write the raw index of a JSONL file: byte position and length of every line, its newline not counted.
 
-    *target* is the index's path, by default that of the file with ``.idx``. A line that is no JSON object at its ends,
-    such as the last one of a file that was not written to its end, is read as JSON, and refused if it is none; so is a
-    blank line, unless it is left out and counted (``skip``).
+    *target* is the index's path, by default that of the file with ``.idx``. A line without the braces of a JSON object,
+    such as the last one of a truncated file, is parsed, and refused if it is not JSON. A blank line is refused too, unless
+    it is left out and counted (``skip``).
     """
     source, target_store = file_at(jsonl), file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
     lines = _Lines(*source, blank)
     with target_store[0].create(target_store[1]) as writer:
-        for piece in write_pairs(lines.spans()):
+        for piece in write_pairs(lines.ranges()):
             writer.write(piece)
     return RawIndex(writer.stored, lines.line_count - lines.blank_count, lines.blank_count)
 
@@ -270,7 +270,7 @@ def create_raw_index(
 def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) -> npt.NDArray[np.int64]:
     """The raw index at a path: byte position and length of each document, int64[n, 2].
 
-    ValueError, naming the file, where it is not a pickled list of pairs, or the documents overlap.
+    ValueError, naming the file, if it is not a pickled list of pairs, or the documents overlap.
     """
     store, key = file_at(path)
     spans, end = array("q"), 0
@@ -289,13 +289,13 @@ def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) 
 
 
 class _Lines:
-    """The lines of a JSONL file, found by their newlines and looked at by their first and last bytes."""
+    """The lines of a JSONL file, found by their newlines and checked by their first and last bytes."""
 
     def __init__(self, store: Store, key: str, blank: Literal["error", "skip"]) -> None:
         self._store, self._key, self._blank = store, key, blank
         self.line_count = self.blank_count = 0
 
-    def spans(self) -> Iterator[npt.NDArray[np.int64]]:
+    def ranges(self) -> Iterator[npt.NDArray[np.int64]]:
         """Byte position and length of the documents: int64[n, 2] arrays, in order."""
         size = self._store.size(self._key)
         start, first, before = 0, 0, 0  # the open line, its first byte, the byte before the block
@@ -326,7 +326,7 @@ class _Lines:
         yield np.stack([starts, ends - starts], 1)[listed]
 
     def _is_document(self, start: int, stop: int, number: int) -> bool:
-        """Whether a line is JSON; False where it is blank and that is allowed. ValueError for all else."""
+        """Whether a line is JSON. False if it is blank and that is allowed; ValueError for anything else."""
         line = self._store.read_range(self._key, start, stop)
         where = f"{self._store.path(self._key)}: line {number}, at byte {start},"
         if not line.strip():

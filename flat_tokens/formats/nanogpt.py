@@ -1,4 +1,4 @@
-"""The nanoGPT family: tokens alone, one document behind the other, an end-of-text token between them.
+"""The nanoGPT family: files of tokens, with an end-of-text token between documents.
 
 =============  ======================================  =========  ====================  =====================
 format         files                                   token      header                end-of-text stands
@@ -30,9 +30,9 @@ import numpy.typing as npt
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import (
     BATCH_TOKENS,
+    ExportFile,
     Files,
     Format,
-    Part,
     Readable,
     Splits,
     ahead,
@@ -55,7 +55,7 @@ Place = Literal["before", "after"]
 
 LLMC_INTEGERS = 256
 LLMC_BEGINNINGS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
-"""Magic number and version of each type of tokens."""
+"""Magic number and version for each type of tokens."""
 NPY_MAGIC = b"\x93NUMPY"
 NPY_HEADER_BYTES = 4096
 MARKS_AT_A_TIME = 1 << 16
@@ -106,7 +106,7 @@ class NamedShards(Shards):
 
 
 class Kind(NamedTuple):
-    """What sets one of the family apart from the others."""
+    """The properties in which the formats of the family differ."""
 
     name: str
     dtype: np.dtype[Any]
@@ -114,7 +114,7 @@ class Kind(NamedTuple):
     header: Callable[[int, np.dtype[Any]], bytes]
     """Of a file of so many tokens."""
     parse: Callable[[Store, str], StoredItems]
-    """The tokens of a file. ValueError, naming it, where it is not of the kind."""
+    """The tokens of a file. ValueError, naming it, if it is not of the kind."""
     ending: str
 
 
@@ -135,10 +135,10 @@ def no_header(count: int, dtype: np.dtype[Any]) -> bytes:
 
 
 def npy_tokens(store: Store, key: str) -> StoredItems:
-    """The items of a one-dimensional ``.npy`` file. ValueError, naming it, where it is none or not whole.
+    """The items of a one-dimensional ``.npy`` file. ValueError, naming it, if it is none or not complete.
 
-    The header is a Python literal. It is looked through, not evaluated: numpy's own parser gives up on strange ones in
-    too many ways.
+    The header is a Python literal. It is matched, not evaluated: numpy's own parser fails on strange ones in too many
+    ways.
     """
     first = store.read_range(key, 0, min(store.size(key), NPY_HEADER_BYTES))
     if not first.startswith(NPY_MAGIC) or len(first) < 12 or first[6] not in (1, 2, 3):
@@ -155,7 +155,7 @@ def npy_tokens(store: Store, key: str) -> StoredItems:
 
 
 def llmc_tokens(store: Store, key: str) -> StoredItems:
-    """The tokens of an llm.c ``.bin`` file. ValueError, naming it, where it is none or not whole."""
+    """The tokens of an llm.c ``.bin`` file. ValueError, naming it, if it is none or not complete."""
     header = np.frombuffer(store.read_range(key, 0, 4 * LLMC_INTEGERS).ljust(12, b"\0")[:12], "<i4")
     magic, version, count = header.tolist()
     dtypes = [dtype for dtype, beginning in LLMC_BEGINNINGS.items() if beginning == (magic, version)]
@@ -169,7 +169,7 @@ def llmc_tokens(store: Store, key: str) -> StoredItems:
 
 
 def plain_tokens(store: Store, key: str) -> StoredItems:
-    """The tokens of a file that is nothing else. ValueError, naming it, where they do not fill it."""
+    """The tokens of a file that holds nothing else. ValueError, naming it, if its size is no multiple of theirs."""
     size = store.size(key)
     if size % 2:
         raise ValueError(f"{store.path(key)}: has {size} bytes, but tokens of two bytes each. It is truncated or no such file.")
@@ -190,7 +190,7 @@ LLMC_KIND = Kind("llm.c", np.dtype("<u2"), "before", llmc_header, llmc_tokens, "
 LLMC_LLAMA_KIND = Kind("llm.c-llama-3", np.dtype("<u4"), "before", llmc_header, llmc_tokens, ".bin")
 
 
-# A split as the files hold it is one stream of tokens, in which every sequence takes one place more than it has tokens.
+# In the files a split is one stream of tokens, in which every sequence takes one place more than it has tokens.
 
 
 def stream_length(split: FlatTokens, options: Stream) -> int:
@@ -198,7 +198,7 @@ def stream_length(split: FlatTokens, options: Stream) -> int:
 
 
 def check(splits: Splits, kind: Kind, options: Stream) -> None:
-    """ValueError where splits cannot be written so."""
+    """ValueError if splits cannot be written in this format."""
     require_sequences(splits)
     largest = min(int(np.iinfo(kind.dtype).max), 2**31 - 1)
     check_id_fits(splits, largest, f"{kind.name}'s {kind.dtype.name}")
@@ -211,57 +211,57 @@ def check(splits: Splits, kind: Kind, options: Stream) -> None:
             )
 
 
-def plan_nanogpt(splits: Splits, options: Stream) -> list[Part]:
+def plan_nanogpt(splits: Splits, options: Stream) -> list[ExportFile]:
     check(splits, NANOGPT_KIND, options)
     names: dict[SplitName, str] = {"train": "train.bin", "validation": "val.bin"}
-    return [Part(names[name], name, 0, stream_length(split, options)) for name, split in splits.items() if split.seq_count]
+    return [ExportFile(names[name], name, 0, stream_length(split, options)) for name, split in splits.items() if split.seq_count]
 
 
-def plan_build_nanogpt(splits: Splits, options: NamedShards) -> list[Part]:
+def plan_build_nanogpt(splits: Splits, options: NamedShards) -> list[ExportFile]:
     check(splits, BUILD_KIND, options)
     return _shards_of_both(splits, options, ".npy")
 
 
-def plan_llmc(splits: Splits, options: NamedShards) -> list[Part]:
+def plan_llmc(splits: Splits, options: NamedShards) -> list[ExportFile]:
     check(splits, LLMC_KIND, options)
     return _shards_of_both(splits, options, ".bin")
 
 
-def plan_llmc_llama(splits: Splits, options: NamedShards) -> list[Part]:
+def plan_llmc_llama(splits: Splits, options: NamedShards) -> list[ExportFile]:
     check(splits, LLMC_LLAMA_KIND, options)
     return _shards_of_both(splits, options, ".bin")
 
 
-def plan_jaxformer(splits: Splits, options: Shards) -> list[Part]:
+def plan_jaxformer(splits: Splits, options: Shards) -> list[ExportFile]:
     check(splits, JAXFORMER_KIND, options)
-    test, train = _runs(splits, "validation", options), _runs(splits, "train", options)
+    test, train = _ranges(splits, "validation", options), _ranges(splits, "train", options)
     return [
-        *(Part(f"test_{i:04d}.npy", "validation", *run) for i, run in enumerate(test)),
-        *(Part(f"train_{i:04d}.npy", "train", *run) for i, run in enumerate(train)),
+        *(ExportFile(f"test_{i:04d}.npy", "validation", *one) for i, one in enumerate(test)),
+        *(ExportFile(f"train_{i:04d}.npy", "train", *one) for i, one in enumerate(train)),
     ]
 
 
-def _shards_of_both(splits: Splits, options: NamedShards, ending: str) -> list[Part]:
-    """Validation from 0 on, train behind it; from 1 on where there is no validation, for 0 is validation's."""
-    validation, train = _runs(splits, "validation", options), _runs(splits, "train", options)
+def _shards_of_both(splits: Splits, options: NamedShards, ending: str) -> list[ExportFile]:
+    """Validation from number 0 on, then train, whose first number is 1 if there is no validation."""
+    validation, train = _ranges(splits, "validation", options), _ranges(splits, "train", options)
     first = max(len(validation), 1)
     return [
-        *(Part(f"{options.name}_val_{i:06d}{ending}", "validation", *run) for i, run in enumerate(validation)),
-        *(Part(f"{options.name}_train_{i:06d}{ending}", "train", *run) for i, run in enumerate(train, first)),
+        *(ExportFile(f"{options.name}_val_{i:06d}{ending}", "validation", *one) for i, one in enumerate(validation)),
+        *(ExportFile(f"{options.name}_train_{i:06d}{ending}", "train", *one) for i, one in enumerate(train, first)),
     ]
 
 
-def _runs(splits: Splits, name: SplitName, options: Shards) -> list[tuple[int, int]]:
-    """What of a split's stream is in each of its shards."""
+def _ranges(splits: Splits, name: SplitName, options: Shards) -> list[tuple[int, int]]:
+    """The range of a split's stream in each of its shards."""
     length = stream_length(splits[name], options) if name in splits else 0
     return [(start, min(start + options.tokens_per_shard, length)) for start in range(0, length, options.tokens_per_shard)]
 
 
-def write_stream(splits: Splits, part: Part, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
+def write_stream(splits: Splits, file: ExportFile, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
     check(splits, kind, options)
-    with store.create(part.key) as writer:
-        writer.write(kind.header(part.stop - part.start, kind.dtype))
-        for tokens in ahead(stream(splits[part.split], part.start, part.stop, options, kind.place, kind.dtype)):
+    with store.create(file.key) as writer:
+        writer.write(kind.header(file.stop - file.start, kind.dtype))
+        for tokens in ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
             writer.write(tokens)
     return [writer.stored]
 
@@ -274,7 +274,7 @@ def stream(
     for at in range(start, stop, BATCH_TOKENS):
         end = min(at + BATCH_TOKENS, stop)
         before, here = marks.passed, marks.until(end)
-        # stream -> array: a token comes after as many end-of-text tokens as there are before it
+        # stream -> array: subtract the end-of-text tokens before a token
         first, last = at - before, end - before - len(here)
         tokens = split.slice(first, last) >> np.uint32(1)
         if options.end_of_text is None:
@@ -303,7 +303,7 @@ class _Marks:
         self._ahead, self._read = np.empty(0, np.int64), self.passed
 
     def until(self, stop: int) -> npt.NDArray[np.int64]:
-        """The next ones that stand before *stop*: int64[n]."""
+        """The next ones before *stop*: int64[n]."""
         while self._read < self._count and (not len(self._ahead) or self._ahead[-1] < stop):
             last = min(self._read + MARKS_AT_A_TIME, self._count)
             self._ahead = np.concatenate([self._ahead, self._positions(self._read, last)])
@@ -314,7 +314,7 @@ class _Marks:
         return here
 
     def _positions(self, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Of the tokens of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
+        """Positions of those of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
         entries = checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
         return entries.astype(np.int64) + np.arange(first, last)
 
@@ -323,7 +323,7 @@ class _Marks:
 class StreamReader:
     """The files of a split, one stream of tokens, as a `Readable`.
 
-    Where documents begin is found in a pass over the files, when it is first asked for; ``batches`` of all of them need none.
+    The starts of documents are found in one pass over the files when they are needed; ``batches`` of all needs none.
     """
 
     files: tuple[Tokens, ...]
@@ -358,13 +358,13 @@ class StreamReader:
         yield from self._decode(self._tokens(int(self._bounds[start]), int(self._bounds[stop]), max_tokens))
 
     def _decode(self, blocks: Iterator[npt.NDArray[np.uint32]]) -> Iterator[TokenBatch]:
-        """Remove the end-of-text tokens of a stream that begins with a sequence, and begin sequences by them."""
-        begun = False  # a sequence that goes on with the next block
-        held = False  # a mark that ended a block: its sequence begins with the next block's first token
+        """Turn the end-of-text tokens of a stream into starts of sequences."""
+        begun = False  # a sequence continues in the next block
+        held = False  # a mark ended a block: its sequence begins with the next block's first token
         for tokens in blocks:
             marks = np.flatnonzero(tokens == self.end_of_text) if self.end_of_text is not None else np.empty(0, np.int64)
             kept = np.delete(tokens, marks)
-            starts = marks - np.arange(len(marks))  # of the sequences behind the marks, among what is kept
+            starts = marks - np.arange(len(marks))  # of the sequences behind the marks, among the tokens that are kept
             ends_with_mark = bool(len(marks)) and marks[-1] == len(tokens) - 1
             if held or not (begun or (self.place == "before" and len(marks) and marks[0] == 0)):
                 starts = np.append(0, starts)
@@ -387,7 +387,7 @@ class StreamReader:
 
     @cached_property
     def _marks(self) -> npt.NDArray[np.int64]:
-        """Where in the stream the end-of-text tokens stand."""
+        """Positions of the end-of-text tokens in the stream."""
         found, at = [np.empty(0, np.int64)], 0
         for tokens in self._tokens(0, self.stored_count, BATCH_TOKENS):
             found.append(np.flatnonzero(tokens == self.end_of_text) + at)
@@ -396,7 +396,7 @@ class StreamReader:
 
     @cached_property
     def _bounds(self) -> npt.NDArray[np.int64]:
-        """Where in the stream each sequence begins, with its end-of-text token, and where the last one ends."""
+        """Starts of the sequences in the stream, with their end-of-text tokens, then the end of the last one."""
         count = self.stored_count
         if self.end_of_text is None:
             return np.array([0, count] if count else [0])
@@ -425,7 +425,7 @@ def has_kind(store: Store, key: str, kind: Kind) -> bool:
 
 
 def _format(
-    kind: Kind, options: type[Stream], plan: Callable[[Splits, Any], list[Part]], summary: str, recognised: bool = True
+    kind: Kind, options: type[Stream], plan: Callable[[Splits, Any], list[ExportFile]], summary: str, recognised: bool = True
 ) -> Format[Any]:
     return Format(
         name=kind.name,
@@ -436,7 +436,7 @@ def _format(
         recognise=lambda files: recognised and any(has_kind(files.store, key, kind) for key in files.keys),
         open=lambda files, chosen: open_streams(files, chosen, kind),
         plan=plan,
-        write=lambda splits, part, store, chosen: write_stream(splits, part, store, chosen, kind),
+        write=lambda splits, file, store, chosen: write_stream(splits, file, store, chosen, kind),
         finish=nothing_to_finish,
     )
 

@@ -23,18 +23,18 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.extras import extra
 from flat_tokens.formats.contract import (
     BATCH_TOKENS,
+    ExportFile,
     Files,
     Format,
-    Part,
     Readable,
     Splits,
     by_split,
     check_index,
     check_positive,
-    cut_at_sequences,
     nothing_to_finish,
     require_sequences,
-    runs,
+    sequence_ranges,
+    token_ranges,
 )
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
@@ -96,30 +96,30 @@ def _check(column: str, **counts: int) -> None:
 # Writing
 
 
-def plan_parquet(splits: Splits, options: Parquet) -> list[Part]:
+def plan_parquet(splits: Splits, options: Parquet) -> list[ExportFile]:
     return _plan(splits, options.tokens_per_file, "{split}-{i:05d}-of-{count:05d}.parquet")
 
 
-def plan_arrow(splits: Splits, options: Arrow) -> list[Part]:
+def plan_arrow(splits: Splits, options: Arrow) -> list[ExportFile]:
     return _plan(splits, options.tokens_per_file, "{split}/data-{i:05d}-of-{count:05d}.arrow")
 
 
-def _plan(splits: Splits, tokens_per_file: int, key: str) -> list[Part]:
-    """Parts in sequences, by the names that ``datasets`` finds splits by. A split without sequences has no file."""
+def _plan(splits: Splits, tokens_per_file: int, key: str) -> list[ExportFile]:
+    """Files of whole sequences, under names by which ``datasets`` finds splits. A split without sequences has no file."""
     require_sequences(splits)
-    parts = []
+    files = []
     for name, split in splits.items():
-        cuts = cut_at_sequences(split, tokens_per_file)
+        cuts = sequence_ranges(split, tokens_per_file)
         for i, (start, stop) in enumerate(cuts):
             # Several sequences are never more tokens than a file's, so only one alone can be too long for a list.
             if stop == start + 1 and (length := int(np.diff(split.seq_starts.read(start, stop + 1))[0])) > MAX_ROW_TOKENS:
                 raise ValueError(f"{split.store.url}: sequence {start} has {length} tokens, but a list holds {MAX_ROW_TOKENS}")
-            parts.append(Part(key.format(split=name, i=i, count=len(cuts)), name, start, stop))
-    return parts
+            files.append(ExportFile(key.format(split=name, i=i, count=len(cuts)), name, start, stop))
+    return files
 
 
-def write_parquet(splits: Splits, part: Part, store: Store, options: Parquet) -> list[StoredObject]:
-    """One file, a row group for each run of sequences."""
+def write_parquet(splits: Splits, file: ExportFile, store: Store, options: Parquet) -> list[StoredObject]:
+    """One file, with a row group for each batch of sequences."""
     pyarrow, parquet = extra("pyarrow", "writing Parquet files"), extra("pyarrow.parquet", "writing Parquet files")
     settings: dict[str, Any] = {
         "compression": options.compression,
@@ -128,24 +128,24 @@ def write_parquet(splits: Splits, part: Part, store: Store, options: Parquet) ->
         "write_page_checksum": True,
     }
     schema = _schema(pyarrow, options.column)
-    with store.create(part.key) as file, parquet.ParquetWriter(_Sink(file), schema, **settings) as writer:
-        for batch in splits[part.split].batches(part.start, part.stop, max_tokens=options.tokens_per_row_group):
+    with store.create(file.key) as writing, parquet.ParquetWriter(_Sink(writing), schema, **settings) as writer:
+        for batch in splits[file.split].batches(file.start, file.stop, max_tokens=options.tokens_per_row_group):
             writer.write_batch(_record_batch(pyarrow, batch, schema))
-    return [file.stored]
+    return [writing.stored]
 
 
-def write_arrow(splits: Splits, part: Part, store: Store, options: Arrow) -> list[StoredObject]:
+def write_arrow(splits: Splits, file: ExportFile, store: Store, options: Arrow) -> list[StoredObject]:
     """One file, a stream of record batches."""
     pyarrow, ipc = extra("pyarrow", "writing Arrow files"), extra("pyarrow.ipc", "writing Arrow files")
     schema = _schema(pyarrow, options.column)
-    with store.create(part.key) as file, ipc.new_stream(_Sink(file), schema) as writer:
-        for batch in splits[part.split].batches(part.start, part.stop, max_tokens=options.tokens_per_batch):
+    with store.create(file.key) as writing, ipc.new_stream(_Sink(writing), schema) as writer:
+        for batch in splits[file.split].batches(file.start, file.stop, max_tokens=options.tokens_per_batch):
             writer.write_batch(_record_batch(pyarrow, batch, schema))
-    return [file.stored]
+    return [writing.stored]
 
 
 def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, options: Arrow) -> list[StoredObject]:
-    """The files by which ``datasets.load_from_disk`` finds the others; the one that says which splits there are comes last."""
+    """The files that ``datasets.load_from_disk`` finds the others by. The list of splits comes last."""
     objects, names = [], [name for name in splits if any(posixpath.dirname(item.key) == name for item in written)]
     for name in names:
         files = [item for item in written if posixpath.dirname(item.key) == name]
@@ -159,7 +159,7 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
             "_output_all_columns": False,
             "_split": name,
         }
-        # Features are spelled differently by older releases, and all of them take the schema's where there are none.
+        # Releases spell features differently; without features, all of them take the schema's.
         objects.append(store.put(f"{name}/dataset_info.json", to_json({"features": None})))
         objects.append(store.put(f"{name}/state.json", to_json(state)))
     objects.append(store.put("dataset_dict.json", to_json({"splits": names})))
@@ -196,7 +196,7 @@ class _Sink:
     def flush(self) -> None: ...
 
     def close(self) -> None:
-        """Nothing: the object is ended by who began it."""
+        """Nothing: the ``with`` block that began the object ends it."""
 
 
 # Reading
@@ -212,7 +212,7 @@ class RowFile(Protocol):
     def row_count(self) -> int: ...
 
     def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        """(first row, list array) of runs that cover rows ``start:stop``, each of about *max_tokens* where possible."""
+        """(first row, list array) of ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
         ...
 
 
@@ -228,7 +228,7 @@ class Rows:
 
     @cached_property
     def token_count(self) -> int:
-        """Counted in a pass over the file when it is first asked for."""
+        """Counted in one pass over the file, once."""
         return sum(batch.token_count for batch in self.batches())
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
@@ -252,19 +252,19 @@ class Rows:
 
 
 def _batches(array: Any, path: str, first: int, max_tokens: int) -> Iterator[TokenBatch]:
-    """A list array's rows, whose numbers begin with *first*, in runs of at most *max_tokens*."""
+    """A list array's rows, whose numbers begin with *first*, in ranges of at most *max_tokens*."""
     tokens, entries = _flat(array, path, first)
-    for run in runs(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
-        yield TokenBatch.from_flat(tokens[run.start : run.stop], run.seq_starts)
+    for part in token_ranges(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
+        yield TokenBatch.from_flat(tokens[part.start : part.stop], part.seq_starts)
 
 
 def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
     """A list array's ids (uint32[n], a copy) and where its rows start and the last one ends among them (uint64[rows + 1]).
 
-    ValueError, naming the row, where one is null or holds what is no token id.
+    ValueError, naming the row, if one is null or holds a number that is no token id.
     """
     with _refused_by_name(path, "lists"):
-        array.validate(full=True)  # offsets are a stranger's word, and nothing checked them so far
+        array.validate(full=True)  # nothing has checked the offsets, which may come from a stranger
     if array.null_count:
         nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
         raise ValueError(f"{path}: row {first + nulls[0]} is null. Leave such rows out, or make them empty lists.")
@@ -301,17 +301,17 @@ def recognise_arrow(files: Files) -> bool:
 
 
 def open_arrow(files: Files, options: Arrow) -> dict[SplitName, Readable]:
-    """What ``datasets`` saved to a directory, or other Arrow files: their rows are sequences."""
+    """A directory that ``datasets`` saved, or other Arrow files: their rows are sequences."""
     return by_split(_arrow_keys(files), lambda key: Rows(ArrowRows.at(files.store, key, options.column)))
 
 
 def _keys(files: Files, endings: tuple[str, ...]) -> list[str]:
-    """A file that is named alone may be named as it likes."""
+    """The files with one of *endings*, or a single file whatever its name."""
     return [key for key in files.keys if len(files.keys) == 1 or key.lower().endswith(endings)]
 
 
 def _arrow_keys(files: Files) -> list[str]:
-    """The Arrow files; in a directory that ``datasets`` saved only those of its list, as its caches lie there too."""
+    """The Arrow files. In a directory that ``datasets`` saved, only those of its list: its caches lie there too."""
     saved = {posixpath.dirname(key): key for key in files.keys if posixpath.basename(key) == "state.json"}
     keys = [key for key in _keys(files, ARROW_ENDINGS) if posixpath.dirname(key) not in saved]
     for directory, key in saved.items():
@@ -331,7 +331,7 @@ def _arrow_keys(files: Files) -> list[str]:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """The rows of a Parquet file. ``groups``: how many rows each row group has, as the file says."""
+    """The rows of a Parquet file. ``groups``: the number of rows in each row group, from the footer."""
 
     store: Store
     key: str
@@ -340,7 +340,7 @@ class ParquetRows:
 
     @classmethod
     def at(cls, store: Store, key: str, column: str) -> ParquetRows:
-        """Look at a file's footer. ValueError where the file is none, or has no such column of token ids."""
+        """Open a file by its footer. ValueError if it is not Parquet, or has no such column of token ids."""
         with _opened_parquet(store, key) as file:
             _check_column(file.schema_arrow, column, store.path(key))
             groups = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
@@ -372,11 +372,11 @@ class ParquetRows:
                 first += rows
 
     def _rows_at_a_time(self, file: Any, group: int, max_tokens: int) -> int:
-        """So many rows of a group that they are about *max_tokens* tokens, or one."""
+        """The number of rows of a group that are about *max_tokens* tokens; at least one."""
         rows = self.groups[group]
         if rows == 1:
             return 1
-        # Asking for a chunk's metadata ends the process where it is wrong, so the reader, which refuses it, goes first.
+        # Wrong metadata of a chunk ends the process when it is asked for; the reader, which refuses it, goes first.
         next(self._read(file, group, 1), None)
         leaf = next(i for i, column in enumerate(file.schema) if column.path.startswith(f"{self.column}."))
         tokens: int = file.metadata.row_group(group).column(leaf).num_values
@@ -397,7 +397,7 @@ class ArrowRows:
 
     @classmethod
     def at(cls, store: Store, key: str, column: str) -> ArrowRows:
-        """Look at a file's schema. ValueError where the file is none, or has no such column of token ids."""
+        """Open a file by its schema. ValueError if it is not Arrow, or has no such column of token ids."""
         rows = cls(store, key, column)
         with rows._opened() as (schema, _):
             _check_column(schema, column, rows.path)
@@ -409,12 +409,12 @@ class ArrowRows:
 
     @cached_property
     def row_count(self) -> int:
-        """Counted in a pass over the batches' headers when it is first asked for."""
+        """Counted in one pass over the batches' headers, once."""
         with self._opened(mapped=True) as (_, batches):
             return sum(len(batch) for batch in batches)
 
     def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        # One row is looked up through a map, which reads what is touched; all of them in large reads.
+        # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
         first = 0
         with self._opened(mapped=stop - start == 1) as (_, batches):
             for batch in batches:
@@ -460,7 +460,7 @@ def _source(store: Store, key: str, mapped: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _refused_by_name(path: str, kind: str) -> Iterator[None]:
-    """What pyarrow finds wrong in a file, as ValueError with the file's name; what the system says passes."""
+    """Turn pyarrow's errors about a file into ValueError with the file's name. The system's own errors pass."""
     pyarrow = extra("pyarrow", f"reading {kind} files")
     try:
         yield
@@ -471,7 +471,7 @@ def _refused_by_name(path: str, kind: str) -> Iterator[None]:
 
 
 def _check_column(schema: Any, column: str, path: str) -> None:
-    """ValueError where there is no column of that name, or not one of lists of integers."""
+    """ValueError if there is no column of that name, or it does not hold lists of integers."""
     indices = schema.get_all_field_indices(column)
     if len(indices) != 1:
         names = ", ".join(reprlib.repr(name) for name in schema.names[:20])

@@ -1,8 +1,8 @@
-"""Lists of pairs of integers as pickles, without pickle: Modalities keeps its indexes so.
+"""Pickled lists of pairs of integers, without pickle: the form of Modalities' indexes.
 
-An index is data from strangers, and unpickling runs what the data says. The reader here knows the few opcodes that such
-a list is written with and refuses every other; it puts the numbers straight into arrays, so that what an index takes up
-is bounded by its size in bytes. The writer gives, byte for byte, what ``pickle.dumps(list_of_tuples, protocol=4)`` gives.
+An index is data from strangers, and unpickling executes it. The reader here knows the few opcodes of such a list and
+refuses all others. It puts the numbers straight into arrays, so that the memory for an index is bounded by its size. The
+writer's bytes are those of ``pickle.dumps(list_of_tuples, protocol=4)``.
 
 A pickle is a program for a stack machine. Of a list of pairs it is, with every integer in its shortest form::
 
@@ -43,10 +43,10 @@ def read_pairs(blocks: Iterable[bytes]) -> Iterator[npt.NDArray[np.int64]]:
     """The pairs of a pickled ``list[tuple[int, int]]``, a block of its bytes at a time: int64[n, 2], in order.
 
     ValueError, saying at which byte, for everything else: other opcodes, references to earlier values, numbers above 64
-    bits, a list that does not end or is not alone. Nothing is executed, and no length that is claimed is believed.
+    bits, a list that does not end or is not alone. Nothing is executed, and no length in the data is trusted.
     """
     machine = _Machine()
-    rest, position = b"", 0  # what is not taken yet, and where it is in the pickle
+    rest, position = b"", 0  # the bytes that are left, and their position in the pickle
     for block in blocks:
         data, at = rest + block, 0
         whole = _WholePairs(data)
@@ -79,7 +79,7 @@ class _Machine:
         self.pair: tuple[int, int] | None = None
 
     def step(self, data: bytes, at: int, position: int) -> int:
-        """Take the opcode at ``data[at]``; its length, or 0 where it goes on behind *data*."""
+        """Take the opcode at ``data[at]`` and return its length, or 0 if it continues beyond *data*."""
         if at >= len(data):
             return 0
         opcode = data[at]
@@ -95,12 +95,12 @@ class _Machine:
         return length
 
     def _take(self, opcode: int, argument: bytes) -> bool:
-        """Change the state; False where the opcode has no place in it."""
+        """Change the state. False if the opcode is not allowed in it."""
         if not self.started:
             self.started = opcode == PROTO and 2 <= argument[0] <= 5
             return self.started
         if opcode == FRAME:
-            return True  # how the bytes were grouped says nothing about the value
+            return True  # the grouping of the bytes does not matter
         if MEMO_SIZES[opcode]:
             allowed, self.memoizable = self.memoizable, False  # kept for references, of which none is taken
             return allowed
@@ -149,9 +149,9 @@ def _length(opcode: int, data: bytes, at: int, position: int) -> int:
 
 
 class _WholePairs:
-    """The pairs in a block that stand in one piece.
+    """The pairs that lie within one block.
 
-    Where a pair would end is worked out for every byte at once, as if one began there; then the pairs are followed.
+    The end of a pair is computed for every byte at once, as if one began there; then the pairs are followed.
     """
 
     def __init__(self, block: bytes) -> None:
@@ -165,13 +165,13 @@ class _WholePairs:
         second = self._sizes[at + first]
         tuples = at + first + second
         ends = tuples + 1 + MEMO_SIZES[self._data[tuples + 1]]
-        # One that ends with the block may yet be followed by a memo opcode of its own.
+        # The memo opcode of a pair that ends with the block may follow in the next one.
         ends[(first == 0) | (second == 0) | (self._data[tuples] != TUPLE2) | (ends >= count)] = 0
         self._ends = memoryview(np.append(ends, np.int32(0)).data)
         self._begins: list[int] = []
 
     def follow(self, at: int, machine: _Machine) -> int:
-        """Take the pairs that stand at byte *at* and one behind the other from there; where they end."""
+        """Take the consecutive pairs from byte *at* on and return the byte where they end."""
         ends, take, begin = self._ends, self._begins.append, at
         while end := ends[at]:
             take(at)
@@ -181,7 +181,7 @@ class _WholePairs:
         return at
 
     def taken(self) -> npt.NDArray[np.int64]:
-        """The pairs followed since it was last asked: int64[n, 2]."""
+        """The pairs taken since the last call: int64[n, 2]."""
         at, self._begins = np.array(self._begins, np.int32), []
         return np.stack([_integers(self._data, at), _integers(self._data, at + self._sizes[at])], 1)
 
@@ -203,9 +203,9 @@ def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int32]) -> npt.NDA
 
 
 def write_pairs(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes | npt.NDArray[np.uint8]]:
-    """The pickle of pairs, given as int64[n, 2] arrays, of integers from 0 on; in pieces.
+    """The pickle of pairs of non-negative integers, given as int64[n, 2] arrays; some bytes at a time.
 
-    Byte for byte what ``pickle.dumps`` makes of a list of tuples with protocol 4, in memory of some blocks.
+    Byte for byte the result of ``pickle.dumps`` for a list of tuples with protocol 4, in memory of some blocks.
     """
     yield bytes([PROTO, 4])
     payload, boundaries = np.array([EMPTY_LIST, MEMOIZE], np.uint8), np.empty(0, np.int64)
@@ -216,7 +216,7 @@ def write_pairs(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes | npt
         payload = np.concatenate([payload, opcodes])
         done += len(pairs)
         cut = 0
-        # pickle ends a frame where it is about to save a value and finds that the frame is full.
+        # pickle ends a frame if it is full when the next value is saved.
         while (k := int(np.searchsorted(boundaries, cut + FRAME_TARGET))) < len(boundaries):
             frame = payload[cut : boundaries[k]]
             yield struct.pack("<BQ", FRAME, len(frame))
@@ -231,7 +231,7 @@ def write_pairs(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes | npt
 
 
 def _two_at_first(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[npt.NDArray[np.int64]]:
-    """The same pairs, one at first only if it is the only one: a list of one is written in another way."""
+    """The same pairs, the first two together: a list of one is written in another way."""
     rest, first = iter(blocks), np.empty((0, 2), np.int64)
     for block in rest:
         first = np.concatenate([first, block])
@@ -243,8 +243,8 @@ def _two_at_first(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[npt.NDArr
 
 
 def _opcodes_of(pairs: npt.NDArray[np.int64], done: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The opcodes of pairs behind *done* others: uint8[n]; and where among them an integer is saved: int64[m], increasing."""
-    # A row for each pair: the list's opcodes before it, two integers, the tuple's. What it has not, is masked out.
+    """The opcodes of pairs behind *done* others: uint8[n]; and the positions of the integers among them: int64[m], increasing."""
+    # A row for each pair: the list's opcodes before it, two integers, the tuple's. Missing ones are masked out.
     rows = np.zeros((len(pairs), 24), np.uint8)
     used = np.zeros(rows.shape, np.bool_)
     index = np.arange(done, done + len(pairs))

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import read_json
 from flat_tokens.checker import Checked, adding_up
-from flat_tokens.formats import FORMATS, Part, Splits, source
+from flat_tokens.formats import FORMATS, ExportFile, Splits, source
 from flat_tokens.manifest import MANIFEST, SPLITS, TOKEN_BYTES, SplitName
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.stores.store import Store, StoredObject
@@ -178,7 +178,7 @@ def _plan_at(store: Store) -> str | None:
         return None
 
 
-def write_part(part: Part, export: Export, path_or_url: str, seen: Callable[[int], object] | None = None) -> Written:
+def write_part(part: ExportFile, export: Export, path_or_url: str, seen: Callable[[int], object] | None = None) -> Written:
     """Write a part's files, unless they are there already, and its receipt. *seen* is told of tokens as they are exported,
     and of those of a part that is there.
     """
@@ -212,7 +212,7 @@ class Written(NamedTuple):
     reused: bool
 
 
-def _finished(part: Part, export: Export, store: Store, receipt: str) -> tuple[tuple[StoredObject, ...], int] | None:
+def _finished(part: ExportFile, export: Export, store: Store, receipt: str) -> tuple[tuple[StoredObject, ...], int] | None:
     """The files of a part that was written before, if each is there with every byte, and how many tokens they took."""
     try:
         facts = read_json(store, receipt)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TokenBatch
-from flat_tokens.formats.contract import ahead, bounded_batches, checked_entries, cut_at_sequences
+from flat_tokens.formats.contract import ahead, bounded_batches, checked_entries, sequence_ranges
 from flat_tokens.keys import mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
@@ -138,7 +138,7 @@ def _indices(one: Input, wanted: Sequence[str] | None) -> tuple[int, ...] | None
 
 
 def _runs_of(split: FlatTokens) -> Iterator[tuple[int, int]]:
-    for start, stop in cut_at_sequences(split, PIECE_TOKENS):
+    for start, stop in sequence_ranges(split, PIECE_TOKENS):
         for first in range(start, stop, PIECE_DOCUMENTS):
             yield first, min(first + PIECE_DOCUMENTS, stop)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Files, open_any, source
-from flat_tokens.formats.contract import Joined, ahead, bounded_batches, cut_at_sequences, split_of
+from flat_tokens.formats.contract import Joined, ahead, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.stores.store import Store
@@ -64,12 +64,12 @@ def test_bounded_batches_of_a_run_hold_that_run(sequences: list[list[int]], data
 @given(sequences=RAGGED, max_tokens=st.one_of(st.none(), st.integers(1, 30)))
 def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences: list[list[int]], max_tokens: int | None) -> None:
     split = splits_of(sequences)["train"]
-    runs = cut_at_sequences(split, max_tokens)
-    assert [i for start, stop in runs for i in range(start, stop)] == list(range(len(sequences)))
+    ranges = sequence_ranges(split, max_tokens)
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(sequences)))
     if max_tokens is None:
-        assert len(runs) == bool(sequences)
+        assert len(ranges) == bool(sequences)
         return
-    for start, stop in runs:
+    for start, stop in ranges:
         tokens = sum(map(len, sequences[start:stop]))
         assert stop == start + 1 or tokens <= max_tokens
         assert stop == len(sequences) or tokens + len(sequences[stop]) > max_tokens
