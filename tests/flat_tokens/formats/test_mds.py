@@ -361,7 +361,7 @@ def test_recognised_by_content(tmp_path: Path) -> None:
 
 
 def test_a_large_sample_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW_BYTES", 64)
+    monkeypatch.setattr("flat_tokens.formats.mds_shard.BYTES_AT_A_TIME", 64)
     sequences = [[1, 2], list(range(5000)), [], [3] * 20, *([i] for i in range(40))]
     export("mds", splits_of(sequences), tmp_path, Mds())
     assert read(tmp_path, max_tokens=7) == {"train": sequences}
