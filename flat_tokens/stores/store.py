@@ -39,6 +39,10 @@ UPLOADS = 6
 """Times that an upload in parts is begun, if it fails with errors that a repeated request does not cure."""
 
 
+NO_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""Errors that mean "there is no such object"."""
+
+
 class StoredObject(NamedTuple):
     """A stored object: its *key* below the store's root, *size* in bytes, hexadecimal *sha256* of its content."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import Range
 from tasks.config import Source
 from tasks.download.fetch import fetch_file, glimpsed
@@ -21,7 +21,6 @@ from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, SourceFile, 
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.shards.receipts import NOT_A_FILE
 from tasks.text.documents import stamp
 from tasks.text.slices import plan_slices, range_of
 
@@ -109,7 +108,7 @@ def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -
         facts = json.loads(root.read(_key(found, source)))
         digest = facts.pop("digest")
         record = Record.model_validate(facts)
-    except (*NOT_A_FILE, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (*NO_OBJECT, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if digest != record.digest or record.slice_bytes != slice_bytes:
         return None

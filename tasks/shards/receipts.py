@@ -11,16 +11,13 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.models import TokenShard, digest_of
 from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
 from tasks.shards.known_objects import digest_all
 
 logger = logging.getLogger(__name__)
 RECEIPTS_AT_ONCE = 1000
-
-NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""What reading an object raises where something else, or nothing, stands under its name."""
 
 
 def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
@@ -80,7 +77,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
         receipt = store.read(RECEIPT)
     except FileNotFoundError:
         return None
-    except NOT_A_FILE as error:
+    except NO_OBJECT as error:
         raise ValueError(str(error)) from error
     try:
         shard = read_receipt(receipt)
@@ -92,7 +89,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
         for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
             if now != stored:
                 raise ValueError(f"{stored.key} has {now.size} bytes, sha256 {now.sha256[:12]}; not what was written")
-    except NOT_A_FILE as error:
+    except NO_OBJECT as error:
         if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
             return None  # it went away meanwhile
         raise ValueError(str(error)) from error

@@ -18,7 +18,7 @@ import pyarrow as pa
 from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.local import make_directory, sync_directory
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.writer import FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
@@ -27,7 +27,7 @@ from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
-from tasks.shards.receipts import NOT_A_FILE, load_shard, put_aside, receipt_json, repairing, without_receipt
+from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Documents, Tally, bad_document, read_documents
 from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, engine_of
@@ -183,5 +183,5 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
 def _is_whole(store: Store, shard: TokenShard) -> bool:
     try:
         return all(store.digest(stored.key) == stored for stored in shard.objects)
-    except NOT_A_FILE:
+    except NO_OBJECT:
         return False
