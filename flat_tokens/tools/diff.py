@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import A, B, mix
+from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
@@ -127,9 +128,7 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
         old, new = in_a.get(name), in_b.get(name)
         before = {file.name: file.sha256 for file in old.files} if old else {}
         after = {file.name: file.sha256 for file in new.files} if new else {}
-        came, went = [file for file in after if file not in before], [file for file in before if file not in after]
-        by_digest = {before[file]: file for file in went}
-        renamed = [(by_digest[after[file]], file) for file in came if after[file] in by_digest]
+        files = compare_files(before, after)
         settings = []
         if old and new:
             settings = differences(
@@ -140,14 +139,11 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
             "source": name,
             "change": "changed" if old and new else "came" if new else "went",
             "settings": settings,
-            "files_came": [file for file in came if file not in {new_name for _, new_name in renamed}],
-            "files_went": [file for file in went if file not in {old_name for old_name, _ in renamed}],
-            "files_changed": [file for file in after if file in before and before[file] != after[file]],
-            "files_renamed": renamed,
+            **{f"files_{kind}": names for kind, names in files._asdict().items()},
             "files_same": sum(before.get(file) == digest for file, digest in after.items()),
         }
         # The same content under another source's name, so that a source that was renamed does not look like new text.
-        change["came_from_elsewhere"] = sum(after[file] in everything for file in change["files_came"])
+        change["came_from_elsewhere"] = sum(after[file] in everything for file in files.came)
         if change["change"] != "changed" or settings or any(change[key] for key in change if key in FILE_CHANGES):
             changes.append(change)
     return changes

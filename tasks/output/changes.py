@@ -1,28 +1,31 @@
-"""What came, went and changed from one version to the next, by their manifests."""
+"""Differences between two versions, by their manifests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from flat_tokens.manifest import compare_files
 from tasks.models import Model
 
 SHOWN_FILES = 20
 
+Kind = Literal["came", "went", "changed", "moved"]
+
 
 class FileChange(Model):
-    """A file that is not as it was. ``moved``: the same content under another name, which was *former_name*."""
+    """A file that differs. ``moved``: it has the same content under another name, which was *former_name*."""
 
     source: str
     name: str
-    kind: Literal["came", "went", "changed", "moved"]
+    kind: Kind
     sha256: str
     former_sha256: str | None = None
     former_name: str | None = None
 
 
 class SourceChange(Model):
-    """Documents that were written and their tokens, before and after; None where it is not known or there was no such source."""
+    """Files, written documents and their tokens, before and after; None where they are unknown or there was no such source."""
 
     name: str
     files: tuple[int, int]
@@ -97,24 +100,21 @@ def _pair(
 
 def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
     """Changes of one source's files, name -> content, in the order of their names."""
-    gone = {name: sha256 for name, sha256 in then.items() if name not in now}
-    names_of = {sha256: name for name, sha256 in gone.items()}
-    moved = {name: names_of.pop(sha256) for name, sha256 in now.items() if name not in then and sha256 in names_of}
-    for name in moved.values():
-        del gone[name]
-    for name in sorted({*now, *gone}):
-        if name in gone:
-            yield FileChange(source=source, name=name, kind="went", sha256=gone[name])
-        elif name in moved:
-            yield FileChange(source=source, name=name, kind="moved", sha256=now[name], former_name=moved[name])
-        elif name not in then:
-            yield FileChange(source=source, name=name, kind="came", sha256=now[name])
-        elif then[name] != now[name]:
-            yield FileChange(source=source, name=name, kind="changed", sha256=now[name], former_sha256=then[name])
+    files = compare_files(then, now)
+    former = {new: old for old, new in files.renamed}
+    of_kind: tuple[tuple[Kind, list[str]], ...] = (
+        ("came", files.came),
+        ("went", files.went),
+        ("changed", files.changed),
+        ("moved", list(former)),
+    )
+    for name, kind in sorted((name, kind) for kind, names in of_kind for name in names):
+        sha256, before = now.get(name, then.get(name, "")), then[name] if kind == "changed" else None
+        yield FileChange(source=source, name=name, kind=kind, sha256=sha256, former_sha256=before, former_name=former.get(name))
 
 
 def _settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Whatever else differs: revision, tokenizer, policy, split, columns, layout."""
+    """All other differences as sentences: revision, tokenizer, policy, split, columns, layout."""
     was, now = old["provenance"], new["provenance"]
     earlier = {source["name"]: source for source in was["sources"]}
     for source in now["sources"]:
@@ -144,7 +144,7 @@ def _short(value: Any) -> str:
 
 
 def as_text(changes: Changes) -> list[str]:
-    """For a terminal: a line for each file, the first ones of many, and one for each source."""
+    """Lines for a terminal: one for each file, the first ones of many, and one for each source."""
     lines = [f"  {change.kind:10} {_named(change)}" for change in changes.files[:SHOWN_FILES]]
     if len(changes.files) > SHOWN_FILES:
         lines.append(f"  ...        and {len(changes.files) - SHOWN_FILES:,} more files")
@@ -171,7 +171,7 @@ def _step(pair: tuple[int | None, int | None]) -> str:
 
 
 def as_markdown(changes: Changes) -> str:
-    """For a Prefect artifact."""
+    """Text for a Prefect artifact."""
     lines = [changes.headline[0].upper() + changes.headline[1:] + ".", ""]
     lines += ["| source | documents | tokens | files |", "|---|---:|---:|---:|"]
     lines += [
