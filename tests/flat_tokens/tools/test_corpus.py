@@ -19,41 +19,33 @@ from hypothesis import strategies as st
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, sources_of, vocabulary_of, windows
-from tests.flat_tokens.demo import DEMO, TOKENIZER, build_demo
+from tests.flat_tokens.demo import DEMO, TOKENIZER
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), max_size=12)
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a build, with one version."""
-    output = tmp_path_factory.mktemp("corpus") / "out"
-    build_demo(output)
-    return output
 
 
 def warned(message: str) -> None:
     raise AssertionError(message)
 
 
-def shard_of(output: Path) -> Path:
-    return sorted(path.parent for path in output.glob("_cache/*/receipt.json"))[0]
+def shard_of(demo: Path) -> Path:
+    return sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))[0]
 
 
 @pytest.mark.parametrize("where", ["", "latest", "versions/*"])
-def test_an_output_its_link_and_its_version_are_the_same_dataset(output: Path, where: str) -> None:
-    path = next(output.glob(where)) if where else output
+def test_an_output_its_link_and_its_version_are_the_same_dataset(demo: Path, where: str) -> None:
+    path = next(demo.glob(where)) if where else demo
     corpus = open_corpus(path)
     assert corpus.kind == "flat-tokens dataset"
-    assert corpus.url == str(next(output.glob("versions/*")))
+    assert corpus.url == str(next(demo.glob("versions/*")))
     assert list(corpus.splits) == ["train", "validation"]
     assert [source.name for source in corpus.sources] == ["stories", "notes"]
     assert [file.number for source in corpus.sources for file in source.files] == [0, 1]
     assert run_of(corpus).source_paths == (str(DEMO / "stories.parquet"), str(DEMO / "notes.jsonl"))
 
 
-def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(output: Path) -> None:
-    corpus, whole = open_corpus(output / "latest" / "validation"), open_corpus(output)
+def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo: Path) -> None:
+    corpus, whole = open_corpus(demo / "latest" / "validation"), open_corpus(demo)
     assert corpus.kind == "validation split of a flat-tokens dataset"
     assert list(corpus.splits) == ["validation"]
     assert corpus.manifest == whole.manifest
@@ -63,11 +55,11 @@ def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(output: Path) ->
     assert mine.key.read(0, 5).tolist() == theirs.key.read(0, 5).tolist()
 
 
-def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(output: Path) -> None:
-    corpus = open_corpus(shard_of(output))
+def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(demo: Path) -> None:
+    corpus = open_corpus(shard_of(demo))
     assert corpus.kind == "token shard"
-    assert corpus.receipt["key"] == shard_of(output).name
-    assert corpus.tokenizer == open_corpus(output).tokenizer
+    assert corpus.receipt["key"] == shard_of(demo).name
+    assert corpus.tokenizer == open_corpus(demo).tokenizer
     assert corpus.tokenizer is not None
     assert (corpus.tokenizer.name, corpus.tokenizer.highest_id) == ("tokenizer.json", 4095)
 
@@ -83,17 +75,17 @@ def test_a_neighbours_format_opens_by_its_content(reference: Path) -> None:
     assert (corpus.format, list(corpus.splits)) == ("modalities", ["train"])
 
 
-def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, output: Path) -> None:
+def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, demo: Path) -> None:
     with pytest.raises(ValueError, match="modalities has no option 'end'; it has end_of_text"):
         open_corpus(reference / "modalities" / "lorem_ipsum.pbin", options={"end": 1})
     with pytest.raises(ValueError, match="flat-tokens has no options"):
-        open_corpus(output, options={"end_of_text": 1})
+        open_corpus(demo, options={"end_of_text": 1})
 
 
-def test_versions_without_a_pointer_are_named(output: Path) -> None:
-    version = next(output.glob("versions/*"))
+def test_versions_without_a_pointer_are_named(demo: Path) -> None:
+    version = next(demo.glob("versions/*"))
     with pytest.raises(ValueError, match=rf"has no latest\.json\. Name a version: {version}"):
-        open_corpus(output / "versions")
+        open_corpus(demo / "versions")
 
 
 def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
@@ -103,9 +95,9 @@ def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
         open_corpus(tmp_path)
 
 
-def test_a_split_that_is_not_there_is_refused_with_those_that_are(output: Path) -> None:
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo: Path) -> None:
     with pytest.raises(ValueError, match="there is no split 'test'; there are train, validation"):
-        open_corpus(output).split("test")
+        open_corpus(demo).split("test")
 
 
 @pytest.mark.parametrize(
@@ -116,24 +108,24 @@ def test_sources_that_a_manifest_garbles_are_refused_by_its_name(sources: Any) -
         sources_of({"sources": sources}, "x/manifest.json")
 
 
-def test_a_record_of_documents_of_another_length_is_refused(tmp_path: Path, output: Path) -> None:
+def test_a_record_of_documents_of_another_length_is_refused(tmp_path: Path, demo: Path) -> None:
     version = tmp_path / "copy"
-    shutil.copytree(next(output.glob("versions/*")), version)
+    shutil.copytree(next(demo.glob("versions/*")), version)
     shutil.rmtree(version / "documents/train/key")
     shutil.copytree(version / "documents/validation/key", version / "documents/train/key")
     with pytest.raises(ValueError, match=r"documents/train: has {'key': \d+, 'file': \d+, 'row': \d+}, but there are \d+ seq"):
         open_corpus(version).documents("train")
 
 
-def test_the_tokenizer_is_found_where_the_build_found_it(output: Path) -> None:
+def test_the_tokenizer_is_found_where_the_build_found_it(demo: Path) -> None:
     """The manifest has the name of its file and its digest; the record of the run, where it lay."""
-    vocabulary = vocabulary_of(open_corpus(output), None, None, warned)
+    vocabulary = vocabulary_of(open_corpus(demo), None, None, warned)
     assert vocabulary is not None
     assert vocabulary.name == TOKENIZER
 
 
-def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, output: Path) -> None:
-    shutil.copytree(next(output.glob("versions/*")), tmp_path / "copy")
+def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, demo: Path) -> None:
+    shutil.copytree(next(demo.glob("versions/*")), tmp_path / "copy")
     with pytest.raises(ValueError, match=r"tokenizer\.json.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned)
 
@@ -147,9 +139,9 @@ def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None
         vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned)
 
 
-def test_another_tokenizer_by_hand_is_taken_with_a_warning(output: Path) -> None:
+def test_another_tokenizer_by_hand_is_taken_with_a_warning(demo: Path) -> None:
     warnings: list[str] = []
-    vocabulary = vocabulary_of(open_corpus(output), "bytes", None, warnings.append)
+    vocabulary = vocabulary_of(open_corpus(demo), "bytes", None, warnings.append)
     assert vocabulary is not None
     assert vocabulary.name == "bytes"
     assert warnings[0].startswith("bytes is not the tokenizer of the dataset")
@@ -161,8 +153,8 @@ def test_where_nothing_names_a_tokenizer_there_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"config": 3}', '{"config": {"sources": [1]}}'])
-def test_a_garbled_record_of_a_run_says_nothing(tmp_path: Path, output: Path, record: str) -> None:
-    shutil.copytree(output, tmp_path / "copy", symlinks=True)
+def test_a_garbled_record_of_a_run_says_nothing(tmp_path: Path, demo: Path, record: str) -> None:
+    shutil.copytree(demo, tmp_path / "copy", symlinks=True)
     (path,) = (tmp_path / "copy" / "runs").iterdir()
     path.write_text(record)
     assert run_of(open_corpus(tmp_path / "copy")).source_paths == ()

@@ -27,18 +27,10 @@ from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.import_ import import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
-from tests.flat_tokens.demo import build_demo
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
 VOCABULARY = Vocabulary.of("few", None, PIECES, None)
 RAGGED = st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=8)
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("inspect") / "out"
-    build_demo(output)
-    return output
 
 
 def split_of(sequences: list[list[int]]) -> Any:

@@ -15,7 +15,6 @@ from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.stats import count, summarise
 from flat_tokens.vocabulary import Vocabulary
-from tests.flat_tokens.demo import build_demo
 
 VOID = {"meta", "br", "img", "line", "rect", "polyline"}
 HOSTILE = "<script>alert(1)</script>\"'&</style>"
@@ -55,13 +54,6 @@ def of(sequences: list[list[int]], tmp_path: Path, **provenance: Any) -> str:
     corpus = open_corpus(tmp_path / "data")
     vocabulary = Vocabulary.of(HOSTILE, None, {i: f"{HOSTILE}{i}".encode() for i in range(40)}, None)
     return report.page(summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, 25))
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("report") / "out"
-    build_demo(output)
-    return output
 
 
 def test_the_page_has_every_section_and_the_numbers(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

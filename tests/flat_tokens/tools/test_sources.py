@@ -25,7 +25,7 @@ from flat_tokens.text import limits
 from flat_tokens.tools.corpus import Source, SourceFile, open_corpus
 from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
-from tests.flat_tokens.demo import build_dataset, build_demo
+from tests.flat_tokens.demo import build_dataset
 
 TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
 BYTES = load_vocabulary("bytes")
@@ -278,9 +278,8 @@ def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
         memory.rm("/texts", recursive=True)
 
 
-def test_the_demos_documents_have_their_places(tmp_path: Path) -> None:
-    build_demo(tmp_path / "out")
-    corpus = open_corpus(tmp_path / "out")
+def test_the_demos_documents_have_their_places(demo: Path) -> None:
+    corpus = open_corpus(demo)
     places = places_of(corpus, "train", [0, 262])
     assert places is not None
     described = [place.described(corpus.sources) for place in places]

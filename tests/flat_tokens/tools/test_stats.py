@@ -22,17 +22,10 @@ from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import Corpus, open_corpus
 from flat_tokens.tools.stats import Counts, Tally, count, histogram, summarise
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from tests.flat_tokens.demo import DEMO, build_dataset, build_demo
+from tests.flat_tokens.demo import DEMO, build_dataset
 
 VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
 LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("stats") / "out"
-    build_demo(output)
-    return output
 
 
 def corpus_of(train: list[list[int]], validation: list[list[int]] | None = None) -> Corpus:

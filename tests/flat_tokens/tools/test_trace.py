@@ -19,14 +19,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.order import ReferenceOrder
 from flat_tokens.tools.cli import main
-from tests.flat_tokens.demo import DEMO, build_dataset, build_demo
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("trace") / "out"
-    build_demo(output)
-    return output
+from tests.flat_tokens.demo import DEMO, build_dataset
 
 
 def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -52,7 +45,9 @@ def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("name", "compress"), [("a.csv.bz2", bz2.compress), ("a.csv.xz", lzma.compress), ("a.csv", bytes)], ids=str
+    ("name", "compress"),
+    [("a.csv.bz2", bz2.compress), ("a.csv.xz", lzma.compress), ("a.csv", bytes)],
+    ids=["bz2", "xz", "plain"],  # ids that differ between processes stop pytest-xdist
 )
 def test_a_row_of_a_compressed_csv_with_lines_within_quotes_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, compress: Callable[[bytes], bytes]

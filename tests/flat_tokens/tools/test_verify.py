@@ -16,20 +16,13 @@ import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.verify import Part, choose, part
-from tests.flat_tokens.demo import DEMO, TOKENIZER, build_dataset, build_demo
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("verify") / "out"
-    build_demo(output)
-    return output
+from tests.flat_tokens.demo import DEMO, TOKENIZER, build_dataset
 
 
 @pytest.fixture
-def copy(built: Path, tmp_path: Path) -> Path:
+def copy(demo: Path, tmp_path: Path) -> Path:
     """A version that may be damaged."""
-    shutil.copytree(built, tmp_path / "out", symlinks=True)
+    shutil.copytree(demo, tmp_path / "out", symlinks=True)
     return tmp_path / "out"
 
 
@@ -52,8 +45,8 @@ WHERE: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("level", [[], ["--quick"], ["--full"], ["--sample", "2/3"]])
-def test_what_is_whole_is_right(built: Path, capsys: pytest.CaptureFixture[str], where: str, level: list[str]) -> None:
-    status, said = verified(capsys, str(WHERE[where](built)), *level)
+def test_what_is_whole_is_right(demo: Path, capsys: pytest.CaptureFixture[str], where: str, level: list[str]) -> None:
+    status, said = verified(capsys, str(WHERE[where](demo)), *level)
     assert (status, said["ok"], said["faults"]) == (0, True, [])
     assert said["seq_count"] == {"output": 330, "version": 330, "split": 263, "shard": said["seq_count"]}[where]
 
@@ -89,7 +82,7 @@ def test_a_missing_object_is_found_at_once(copy: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith(f"damaged: {copy}\n  ")
 
 
-def test_all_parts_together_look_at_every_object(built: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_parts_together_look_at_every_object(demo: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whichever object is damaged, its size unchanged, exactly one part says so."""
     version = WHERE["version"](copy)
     for name in ("README.md", "documents/validation/row/c/0", "validation/encoded_tokens/c/0"):
@@ -97,7 +90,7 @@ def test_all_parts_together_look_at_every_object(built: Path, copy: Path, capsys
         found = [verified(capsys, str(copy), "--sample", f"{n}/5", "--documents", "0")[1]["faults"] for n in range(1, 6)]
         named = [faults for faults in found if any(fault.startswith(f"{name} has sha256") for fault in faults)]
         assert len(named) == 1
-        shutil.copy(WHERE["version"](built) / name, version / name)
+        shutil.copy(WHERE["version"](demo) / name, version / name)
 
 
 def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(
@@ -137,7 +130,7 @@ def test_a_damaged_receipt_is_a_fault_of_its_shard(copy: Path, capsys: pytest.Ca
     assert "is not a token shard's receipt" in said["faults"][0]
 
 
-def test_a_record_of_documents_that_is_too_short_is_a_fault(built: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a manifest that would name the objects."""
     version = WHERE["version"](copy)
     shutil.rmtree(version / "documents/train/row")
@@ -169,21 +162,19 @@ def test_a_damaged_file_of_another_format_is_a_fault(reference: Path, tmp_path: 
     assert "x.pbin" in capsys.readouterr().out
 
 
-def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(
-    built: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = 0
     for n in (1, 2, 3):
-        status, said = verified(capsys, str(built), "--sample", f"{n}/3", "--documents", "1000")
+        status, said = verified(capsys, str(demo), "--sample", f"{n}/3", "--documents", "1000")
         assert status == 0
         assert said["documents"]["not_reachable"] == {}
         seen += said["documents"]["same"]
     assert seen == 330
 
 
-def test_other_tokens_than_the_sources_are_faults(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_tokens_than_the_sources_are_faults(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen here with another tokenizer, of which the command warns."""
-    status = main(["verify", str(built), "--sample", "1/1", "--documents", "2", "--tokenizer", "bytes", "--json"])
+    status = main(["verify", str(demo), "--sample", "1/1", "--documents", "2", "--tokenizer", "bytes", "--json"])
     out, err = capsys.readouterr()
     said = json.loads(out)
     assert status == 1
@@ -232,10 +223,10 @@ def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("package", ["tokenizers", "pyarrow.parquet"])
 def test_a_package_that_is_not_installed_makes_documents_unreachable(
-    built: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
+    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    status, said = verified(capsys, str(built), "--sample", "1/1", "--documents", "3")
+    status, said = verified(capsys, str(demo), "--sample", "1/1", "--documents", "3")
     assert status == 0
     assert any("pip install" in reason for reason in said["documents"]["not_reachable"])
 

@@ -1,0 +1,17 @@
+"""The dataset that the tools look into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.flat_tokens.demo import build_demo
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a build of the demo's sources, with one version. Nothing changes it: change a copy."""
+    output = tmp_path_factory.mktemp("tools") / "out"
+    build_demo(output)
+    return output
