@@ -20,6 +20,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text.compression import compression_of, unpacked
 from flat_tokens.text.formats import HEAD_BYTES, detect_format
 from tasks.config import Source
+from tasks.download.hub import fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming, version_of
 from tasks.models import FoundFile, SourceFile, digest_of
 from tasks.text.documents import stamp
@@ -133,8 +134,6 @@ def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
     """
     files.mkdir(parents=True, exist_ok=True)
     if found.uri.startswith(("hf://", "datasets://")):
-        from tasks.download.hub import fetch_hub
-
         return fetch_hub(found, files, hub_cache)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
     with _alone(files / f".{note.stem}.lock"):

@@ -1,6 +1,6 @@
 """Datasets on the Hugging Face hub: pinned to a commit, their files found by configuration and split, and fetched.
 
-The libraries are imported where they are used, because that takes seconds; no code of a repository is ever run.
+The libraries are imported where they are used, because that takes seconds. No code of a repository is ever run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flat_tokens.stores.local import sync_directory
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
@@ -266,6 +265,8 @@ def _converted(uri: str, directory: Path) -> Path:
 
 def _is_parquet(path: Path) -> bool:
     """Whether there is a Parquet file with its end, which is written last."""
+    import pyarrow.parquet as pq
+
     try:
         pq.read_metadata(path)
     except (OSError, pa.ArrowException):
@@ -277,6 +278,8 @@ def _write_parquet(rows: Any, columns: list[str], what: str, path: Path) -> None
     """Write *columns* of an iterable dataset, a row group for some 1000 rows; both as bytes, so that text which is not
     Unicode reaches the policy for such documents.
     """
+    import pyarrow.parquet as pq
+
     names = list(dict.fromkeys(columns))
     if rows.column_names is not None:
         _check_names(rows.column_names, columns, what)

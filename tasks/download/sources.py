@@ -18,6 +18,7 @@ import fsspec
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
 from tasks.config import Source
+from tasks.download.hub import resolve_hub
 from tasks.locations import local_path
 from tasks.models import FoundFile, PinnedSource
 
@@ -38,8 +39,6 @@ CHECK_ACCESS = "Check the address, the network, and the credentials in the envir
 def resolve_source(source: Source, index: int) -> PinnedSource:
     """The files of a source, ordered by name. ValueError where there are none, or where one must not be read."""
     if source.hub is not None:
-        from tasks.download.hub import resolve_hub
-
         return resolve_hub(source, index)
     assert source.path is not None
     here = local_path(source.path)
