@@ -20,7 +20,7 @@ from tasks.models import Model
 
 
 def number(value: Any) -> Any:
-    """Refuse yes, no, on and off, which YAML makes booleans of, and which would then pass for 1 and 0."""
+    """Refuse yes, no, on and off: YAML makes booleans of them, which would pass for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {str(value).lower()}")
     return value
@@ -78,7 +78,7 @@ class Source(Model):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read: the text's and, where there is another one, the id's."""
+        """The columns that are read: that of the text and, if there is another one, that of the id."""
         return list(dict.fromkeys(filter(None, (self.text_column, self.id_column))))
 
     def reading(self) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ class TokenizerConfig(Model):
 
 
 class DocumentPolicy(Model):
-    """What happens to a document that is not text."""
+    """Treatment of documents that are empty or not text."""
 
     on_bad: Literal["error", "skip", "replace"] = Field(
         "error",
@@ -135,7 +135,7 @@ class GroupPolicy(Model):
 
 
 class BuildConfig(Model):
-    """Everything a build is told."""
+    """The settings of a build."""
 
     output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
     name: str = Field(
@@ -200,7 +200,7 @@ class BuildConfig(Model):
 
     @model_validator(mode="after")
     def apart(self) -> Self:
-        """The next build would read what this one wrote."""
+        """Refuse an output within a source, or around one: the next build would read what this one wrote."""
         store, output = place_of(self.output)
         for source in self.sources:
             where, path = place_of(source.path) if source.path else (None, "")

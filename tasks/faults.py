@@ -14,8 +14,8 @@ from tasks.config import BuildConfig
 
 
 def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool = False) -> list[str]:
-    """One sentence for each fault of a configuration, with the nearest valid key for an unknown one. *one_source*: it was
-    written as ``source``, not as a list.
+    """One sentence for each fault of a configuration; for an unknown key with the nearest valid one. *one_source*: the file has
+    ``source``, not a list.
     """
     sentences = []
     faults = error.errors(include_url=False)
@@ -46,11 +46,11 @@ PLAIN_WORDS = {
     "float_type": "should be a number",
     "string_type": "should be text",
 }
-"""What pydantic says in terms of Python, by its names for it."""
+"""Messages by pydantic's types of errors, where its own speak of Python."""
 
 
 def _shown(value: Any) -> str:
-    """What was given instead, if it is short and cannot hold a secret."""
+    """The value that was given, if it is short and cannot hold a secret."""
     if isinstance(value, str) and (len(value) > 40 or "@" in value or "/" in value):
         return ""
     named = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
@@ -58,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """What may have been meant by a key that the model at *path* within *model* does not have."""
+    """The valid keys nearest to one that the model at *path* within *model* does not have."""
     here = model
     for part in path:
         here = _nested(here).get(str(part), here)
@@ -74,7 +74,7 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 
 def _nested(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The models that stand in the fields of a model, by the fields' names."""
+    """The models in the fields of a model, by the fields' names."""
     found: dict[str, type[BaseModel]] = {}
     for name in _keys(model):
         kinds = [model.model_fields["sources" if name == "source" else name].annotation]

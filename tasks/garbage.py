@@ -1,4 +1,4 @@
-"""What an output may do without: superfluous versions by policy, and what no kept version and no running build needs."""
+"""Garbage of an output: superfluous versions by policy, and all that no kept version and no running build needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tasks.shards.receipts import read_receipt
 from tasks.shards.recipe import ingredients_needed, ingredients_of
 
 COLLECTED = "collected"
-"""Below the staging: what is on its way out. The next build would sweep it, too."""
+"""Directory below the staging for things that are being removed. The next build would sweep it, too."""
 
 SHARD_KEY = re.compile(r"[0-9a-f]{64}")
 READERS = 16
@@ -55,8 +55,8 @@ Kind = Literal["version", "staging", "unfinished version", "shard", "file", "qua
 
 
 class Policy(Model):
-    """What is kept: the latest version and pinned ones always; of the others the most recently used ones, and whatever was
-    in use in the last days.
+    """Retention: the latest version and pinned ones are always kept. So are the most recently used ones, and whatever was in
+    use in the last days.
     """
 
     keep_versions: int = Field(3, ge=1, description="Versions that are kept, the latest one among them")
@@ -64,7 +64,7 @@ class Policy(Model):
 
 
 class Garbage(Model):
-    """Something that may go: what, its name below the output, its size, and why."""
+    """Something that may go: its kind, its name below the output, its size, and why."""
 
     kind: Kind
     name: str
@@ -73,7 +73,7 @@ class Garbage(Model):
 
 
 class Collected(Model):
-    """What goes, or went if ``deleted``. ``left``: why what builds may need is left where it is, if it is."""
+    """Garbage that may go, or went if ``deleted``. ``left``: why things that builds may need were left, if they were."""
 
     garbage: tuple[Garbage, ...]
     kept: tuple[Version, ...]
@@ -86,7 +86,7 @@ class Collected(Model):
 
 
 def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
-    """Find what may go, and with *delete* remove it. Killed at any moment it leaves whole versions and whole shards.
+    """Find garbage, and with *delete* remove it. Killed at any moment, it leaves whole versions and whole shards.
 
     ValueError where something is not understood: then nothing is known to be garbage.
     """
@@ -113,7 +113,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
 
 
 def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:
-    """The versions that the policy keeps, and the others. Where none is the latest, the pointer is lost: all are kept."""
+    """The versions that the policy keeps, and the others. Where none is the latest, the pointer is lost, and all are kept."""
     limit = _limit(policy)
     lost = not any(version.state == "latest" for version in versions)
     kept = [
@@ -134,7 +134,7 @@ def _limit(policy: Policy) -> datetime:
 
 
 def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
-    """Remove the versions that the policy does not keep; those that went."""
+    """Remove the versions that the policy does not keep. Return them."""
     with collecting(root) as busy:
         gone = _remove_versions(root, policy, busy)
         _tidy(root)
@@ -149,7 +149,9 @@ def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garb
 
 
 def _remove_version(root: Store, version: str) -> bool:
-    """Remove a version, unless somebody has just made it the latest or pinned it. It is gone for readers at once."""
+    """Remove a version, unless somebody has just made it the latest or pinned it. Return whether it went. Readers lose it at
+    once.
+    """
     directory = version_key(version)
     if root.is_local:
         with pointer_lock(root):
@@ -179,7 +181,7 @@ def _is_wanted(root: Store, version: str) -> bool:
 
 
 def _throw_away(root: Store, key: str) -> Path:
-    """Move a local directory out of sight in one step; where it is then."""
+    """Move a local directory out of sight in one step. Return its new place."""
     source = Path(root.path(key))
     trash = Path(root.path(STAGING), COLLECTED, f"{source.name}-{uuid.uuid4().hex[:8]}")
     while True:
@@ -194,7 +196,7 @@ def _throw_away(root: Store, key: str) -> Path:
 
 
 def _remove_tree(directory: Path) -> None:
-    """Remove what was thrown away. A build that begins at this moment may do the same."""
+    """Remove a directory that was thrown away. A build that begins at this moment may remove it too."""
 
     def stop(_: Callable[..., Any], __: str, fault: Any) -> None:
         if not isinstance(fault[1], FileNotFoundError):
@@ -204,7 +206,7 @@ def _remove_tree(directory: Path) -> None:
 
 
 def _tidy(root: Store) -> None:
-    """Remove directories that are empty by now: in which things were thrown away, of groups."""
+    """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
         for directory in (f"{STAGING}/{COLLECTED}", STAGING, GROUPS):
             with contextlib.suppress(OSError):  # something else is in it, or it never was there
@@ -217,7 +219,7 @@ def _remove_prefix(root: Store, key: str) -> None:
 
 
 def _remove(root: Store, item: Garbage) -> None:
-    """Remove anything but a version: a receipt before its shard."""
+    """Remove garbage other than a version. A shard's receipt goes first."""
     if not root.is_local:
         if item.kind == "shard":
             root.remove(f"{item.name}/{RECEIPT}")
@@ -255,8 +257,8 @@ def _is_held(lock: Path) -> bool:
 
 
 def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Policy) -> Iterator[Garbage]:
-    """What neither the kept versions nor a resumed build of the last days has a use for, when the versions that are *going*
-    have gone. A build that runs may have.
+    """Everything that no kept version needs, nor a resumed build of the last days, once the versions that are *going* have
+    gone. A running build may need it.
     """
     limit = _limit(policy)
     needs = needs_of(root, kept)
@@ -357,7 +359,7 @@ def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Ga
 
 
 def _is_before(root: Store, key: str, limit: datetime) -> bool:
-    """Whether an object was last written before *limit*; one that has no known time, or has just gone, was not."""
+    """Whether an object was last written before *limit*. One without a known time, or that has just gone, was not."""
     try:
         at = changed_at(root.info(key))
     except FileNotFoundError:
@@ -366,7 +368,7 @@ def _is_before(root: Store, key: str, limit: datetime) -> bool:
 
 
 def _size(root: Store, key: str) -> tuple[int, datetime | None]:
-    """Bytes of an object or of all below a prefix, and when the newest of them was written."""
+    """Bytes of an object, or of all below a prefix, and when the newest of them was written."""
     root.fs.invalidate_cache()
     try:
         infos = root.ask("find", key, detail=True).values()

@@ -19,7 +19,7 @@ SECRET_PARAMETERS = re.compile(r"token|secret|signature|password|credential|apik
 
 
 def plain_location(location: str) -> str:
-    """Refuse what must not stand in a run's parameters, and what cannot be a location."""
+    """Refuse a location that must not stand in a run's parameters, or cannot be one."""
     if not location.strip() or "\0" in location:
         raise ValueError(f"{location!r} is not a path or URL")
     if "::" in location:
@@ -42,18 +42,18 @@ def plain_location(location: str) -> str:
 
 
 INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS"
-"""Environment variables of the workers: who may only start runs can have them read and write below these paths and URLs alone,
-which stand with commas between them. What may be written may be read. Without a variable there is no such bound.
+"""Environment variables of the workers: paths and URLs, with commas between them, to which reads and writes are bound, whoever
+starts a run. Writing includes reading. Without a variable there is no such bound.
 """
 
 
 def readable(location: str) -> str:
-    """Refuse what lies outside of the roots for input, where the operator has set any."""
+    """Refuse a location outside of the roots for input, where the operator has set any."""
     return _within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
 
 
 def writable(location: str) -> str:
-    """Refuse what cannot be written, and what lies outside of the roots for output, where the operator has set any."""
+    """Refuse a location that cannot be written, or lies outside of the roots for output, where the operator has set any."""
     if location.startswith(("http://", "https://")):
         raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
     return _within(location, "written", OUTPUT_ROOTS)
@@ -88,7 +88,7 @@ def local_path(location: str) -> str | None:
 
 
 def place_of(location: str) -> tuple[str, str]:
-    """Which store a location is in, and its path there, links resolved where it is local."""
+    """The store of a location and its path there; links of a local one are resolved."""
     path = local_path(location)
     if path is not None:
         return "", os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""The small facts that tasks hand to each other."""
+"""Facts that tasks hand to each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flat_tokens.stores.store import StoredObject
 from flat_tokens.text.formats import FileFormat
 
 FORMAT_SEMANTICS = "1"
-"""Raised when the same input would give other bytes: it is part of every shard's key and every build's id."""
+"""Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
 
 Split = SplitName
 
@@ -29,7 +29,7 @@ def digest_of(*parts: Any) -> str:
 
 
 class Model(BaseModel):
-    """Frozen and strict: what is not understood is refused, not ignored."""
+    """Frozen and strict: unknown fields are refused, not ignored."""
 
     # What is refused may hold a secret: a fault names the setting, never its value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
@@ -69,8 +69,8 @@ class SourceFile(Model):
 
 
 class Slice(Model):
-    """A part of a file: row groups or record batches ``start:stop``, of those rows ``first_row`` to ``last_row``; or bytes
-    ``start:stop`` at document ends.
+    """A range of a file's text: row groups or record batches ``start:stop``, of those the rows ``rows``; or bytes
+    ``start:stop`` at ends of documents.
     """
 
     file: SourceFile
@@ -85,7 +85,7 @@ class Slice(Model):
 
 
 class TokenShard(Model):
-    """The receipt of a slice's tokens: written last, so that its presence says the shard is whole."""
+    """The receipt of a slice's tokens. It is written last, so that its presence says that the shard is whole."""
 
     key: str
     inputs: dict[str, Any] = Field(description="What the key is a digest of")
@@ -111,7 +111,7 @@ class TokenShard(Model):
 
 
 class PinnedSource(Model):
-    """A source that no longer moves: where it is, as one may show it, at which revision, with which files."""
+    """A source that no longer moves: its place, as it may be shown, its revision and its files."""
 
     origin: str
     revision: str | None

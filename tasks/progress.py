@@ -1,4 +1,4 @@
-"""How far the work of this process has come, as its tasks count it; and calls that are repeated while it goes on."""
+"""Progress of this process's work, as its tasks count it, and calls that are repeated meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Done(NamedTuple):
-    """What a stage has done: bytes of text tokenized, of tokens written, of objects checked; faults found in these."""
+    """Counts of a stage; bytes are those of text tokenized, of tokens written or of objects checked."""
 
     bytes: int = 0
     documents: int = 0
@@ -19,8 +19,8 @@ class Done(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A moment of a stage: how long it has been under way, what it has done and will do (0: not known). ``before``: bytes that
-    were done when it began, while the stage before was still under way.
+    """A stage at a moment: seconds since it began, the bytes that it will do in all (0: not known) and what it has done.
+    ``before``: bytes that were done when it began, during the stage before.
     """
 
     stage: str
@@ -31,12 +31,12 @@ class Progress(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Bytes in a second."""
+        """Bytes a second."""
         return (self.done.bytes - self.before) / max(self.seconds, 0.1)
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left at this rate; None where nobody knows."""
+        """Seconds left at this rate; None where that is not known."""
         return (self.total - self.done.bytes) / self.rate if self.total > self.done.bytes and self.rate else None
 
 
@@ -48,7 +48,7 @@ class _Begun(NamedTuple):
 
 
 class Meter:
-    """Counts what tasks report, from any thread. One a process: a process builds one dataset at a time."""
+    """Counts what tasks report, from any thread. There is one a process: a process builds one dataset at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,13 +57,13 @@ class Meter:
         self.begin("start")
 
     def begin(self, stage: str, total: int = 0) -> None:
-        """A stage begins. What was already done of it, while the one before was still under way, counts."""
+        """Begin a stage. Work that was counted for it during the stage before counts."""
         with self._lock:
             self._begun.pop(stage, None)
             self._begun[stage] = _Begun(stage, time.monotonic(), total, self._counts.get(stage, Done()).bytes)
 
     def expect(self, more: int) -> None:
-        """So much more is to be done in the stage that is under way than was known when it began."""
+        """Add to the work of the stage that is under way."""
         with self._lock:
             now = next(reversed(self._begun.values()))
             self._begun[now.stage] = now._replace(total=now.total + more)
@@ -74,7 +74,7 @@ class Meter:
             self._counts[stage] = Done(*map(sum, zip(before, (done, documents, tokens, faults), strict=True)))
 
     def put(self, stage: str, total: int, done: Done) -> None:
-        """What a stage that is under way has done by now and will do, where it is counted by somebody else."""
+        """Set the total and the counts of a stage that is counted elsewhere."""
         with self._lock:
             self._begun[stage] = self._begun[stage]._replace(total=total)
             self._counts[stage] = done
@@ -90,7 +90,7 @@ class Meter:
         return self.stages()[-1]
 
     def stages(self) -> list[Progress]:
-        """The stages that have begun since the start, the last of them under way, the others as they were when they ended."""
+        """The stages that have begun, in order. The last one is under way, the others are as they ended."""
         with self._lock:
             begun = list(self._begun.values())
             ends = [*(following.at for following in begun[1:]), time.monotonic()]
@@ -105,8 +105,8 @@ meter = Meter()
 
 @contextlib.contextmanager
 def repeating(seconds: float, call: Callable[[], object], name: str, patience: float | None = None) -> Iterator[None]:
-    """Call *call* every so many seconds in a thread of that name until the block ends, and wait for its last call, at most
-    *patience* seconds. *call* handles its own errors.
+    """Call *call* every so many seconds, in a thread of that name, until the block ends. Then wait for a call under way, at
+    most *patience* seconds. *call* handles its own errors.
     """
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Importing: sequences of tokens that are in a neighbour's format become token shards, as if they had been tokenized here."""
+"""Importing: token sequences in a neighbour's format become token shards, as if they had been tokenized here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROWS_AT_A_TIME = 1 << 20
 
 
 class ImportPart(Model):
-    """Sequences ``start:stop`` of one split of files whose content is known by its digest."""
+    """Sequences ``start:stop`` of one split of files that are known by a digest."""
 
     path: Location
     format: str
@@ -71,7 +71,7 @@ class ImportPart(Model):
 
 
 def open_import(path: str, format: str | None, options: dict[str, Any]) -> Opened:
-    """What is at a path. ValueError where it is a dataset already."""
+    """Open the files at a path. ValueError where they are a dataset already."""
     opened = open_any(path, format, options_of(format, options) if format and options else None)
     if options and format is None:
         opened = open_any(path, opened.format, options_of(opened.format, options))
@@ -84,7 +84,7 @@ def open_import(path: str, format: str | None, options: dict[str, Any]) -> Opene
 
 @functools.lru_cache(8)
 def _opened(path: str, format: str, options: str, content: str) -> Opened:
-    """Open once for all parts: where documents begin may take a pass over the files. *content* says that they are the same."""
+    """Open once for all parts: finding where documents begin may read all files. *content* is the files' digest."""
     return open_import(path, format, json.loads(options))
 
 
@@ -94,7 +94,7 @@ def digest_file(key: str, url: str) -> StoredObject:
 
 
 def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
-    """Runs of about as many sequences each, so many that a part comes to about ``PART_BYTES``."""
+    """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each."""
     content = imported_content(stored)
     parts = []
     for split in SPLITS:
@@ -119,12 +119,12 @@ def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObje
 
 
 def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
-    """The files that a split's sequences are in, by their names."""
+    """The files of a split, told by their names."""
     return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
 
 
 def import_part(part: ImportPart, place: Place) -> TokenShard:
-    """The token shard of a part: the one that is stored, if it is whole, else written now."""
+    """The token shard of a part: the stored one if it is whole, else written now."""
     key = digest_of(part.inputs())
     stored = load_shard(place.root, key)
     if stored is not None:
@@ -169,8 +169,8 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -
 
 
 def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
-    """What an import's version is made of. Each split is a file of its one source, and each sequence a row of it: which of the
-    real files holds a sequence is for the format to say, and may be several.
+    """The provenance of an imported version. Each split is a file of its one source, and each sequence a row of that: the
+    format alone knows which real files hold a sequence.
     """
     files = []
     for split in (split for split in SPLITS if split in opened.splits):
@@ -203,7 +203,7 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
 
 
 def stamps(store: Store, keys: Sequence[str]) -> list[tuple[int, ...]]:
-    """What changes when somebody writes to local files, without reading them."""
+    """Values that change when somebody writes to local files; taken without reading them."""
     if not store.is_local:
         return [(store.size(key),) for key in keys]
     found = (os.stat(store.path(key)) for key in keys)

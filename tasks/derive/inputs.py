@@ -1,4 +1,4 @@
-"""Datasets that other ones are made of: where a version lies, what it holds, by whose tokenizer, and from which sources."""
+"""Inputs: the datasets that others are made of. Where a version lies, its counts, its tokenizer and its sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOREIGN = "a flat-tokens dataset without record of its documents"
 
 
 class Input(Model):
-    """A version of a dataset, as it is now and stays: what it is made of is known by its digest."""
+    """A version of a dataset, identified by a digest: it stays as it is now."""
 
     location: str = Field(description="Path or URL of the version itself, whatever 'latest' points at later")
     name: str
@@ -52,14 +52,13 @@ class Input(Model):
         return f"{self.name} ({self.version or self.digest[:16]})"
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest of a dataset made of this one says of it: nothing of where it lies."""
+        """The record of this input in the manifest of a dataset made of it. It does not say where the input lies."""
         named = self.model_dump(include={"name", "version", "manifest_sha256", "digest", "tokenizer"})
         return {**named, "seq_counts": self.seq_counts, "token_counts": self.token_counts}
 
 
 def examine(path_or_url: str) -> Input:
-    """Look at a dataset that another one is to be made of. Without a manifest it is read through: for its digest, and to see
-    that it has the format.
+    """Look at a dataset that is to be an input. One without a manifest is read through, for its digest and to check its format.
 
     FileNotFoundError where there is nothing; ValueError where it is something else or damaged.
     """
@@ -91,7 +90,7 @@ def examine(path_or_url: str) -> Input:
 
 
 def version_at(path_or_url: str) -> Store:
-    """The dataset that a path means now: by a pointer or a symbolic link, the version that it leads to."""
+    """The dataset that a path means now: a pointer or a symbolic link is followed to its version."""
     store = resolve(Store.at(path_or_url))
     return Store.at(os.path.realpath(store.root)) if store.is_local else store
 
@@ -149,7 +148,7 @@ def _of_content(store: Store, splits: dict[Split, FlatTokens]) -> dict[str, Any]
 
 
 def _name_of(store: Store) -> str:
-    """A name for a dataset that does not say what it is called: that of its directory."""
+    """A name for a dataset without a recorded name: that of its directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", store.root.rpartition("/")[2]).strip(".-") or "dataset"
 
 
@@ -166,7 +165,7 @@ def _has_documents(store: Store, splits: dict[Split, FlatTokens]) -> bool:
 
 
 def _as_source(name: str, stored: dict[Split, list[StoredObject]]) -> dict[str, Any]:
-    """A dataset without record of its documents, as a source: each split a file, each sequence a row of it."""
+    """A dataset without record of its documents, as a source: each split a file, each sequence a row."""
     files = [
         {"name": split, "size": sum(one.size for one in mine), "sha256": digest_of(*map(list, sorted(mine))), "split": split}
         for split, mine in stored.items()
@@ -180,8 +179,8 @@ def _digested(store: Store, stored: Sequence[tuple[str, int]]) -> list[StoredObj
 
 
 def settings_of_sources(inputs: Sequence[Input]) -> dict[str, Any]:
-    """Where the sources of inputs lay when they were built, and their tokenizer, as far as there is a record: for whoever looks
-    for a text later.
+    """Where the sources of inputs lay when they were built, and their tokenizer, as far as it is recorded. Tools look there for
+    a text.
     """
     runs = [run_of(open_corpus(one.location)) if one.has_documents else None for one in inputs]
     paths: list[str | None] = []

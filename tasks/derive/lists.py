@@ -1,4 +1,4 @@
-"""Lists of documents: files of keys, or of ids whose keys are meant."""
+"""Lists of documents: files of keys, or of ids."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
 
 
 class Listed(NamedTuple):
-    """Keys in order, each once: uint64[n]."""
+    """Sorted keys, each once: uint64[n]."""
 
     keys: npt.NDArray[np.uint64]
 
     def facts(self) -> dict[str, object]:
-        """What a manifest says of the list."""
+        """The record of the list in a manifest."""
         return {"count": len(self.keys), "sha256": hashlib.sha256(self.keys.astype("<u8").tobytes()).hexdigest()}
 
     def save(self, path: Path) -> None:
-        """Put the keys where tasks find them, and beside them a place to note which ones were found."""
+        """Save the keys for the tasks, and beside them a file that notes which ones were found."""
         np.save(path, self.keys)
         found_beside(path).write_bytes(bytes(len(self.keys)))
 
 
 def read_keys(path_or_url: str) -> Listed:
-    """Keys of a file: uint64 in an ``.npy``, or text of one a line, 16 hexadecimal digits each.
+    """Keys from a file: uint64 in an ``.npy``, or text with 16 hexadecimal digits a line.
 
     ValueError, naming the line, where it is something else.
     """
@@ -56,7 +56,7 @@ def read_keys(path_or_url: str) -> Listed:
 
 
 def read_ids(path_or_url: str) -> Listed:
-    """The keys of ids in a text file, one a line; a line without anything is no id."""
+    """The keys of the ids in a text file, one a line. Empty lines are skipped."""
     ids = [line for line in (line.removesuffix(b"\r") for line in _read(path_or_url).split(b"\n")) if line]
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum([len(one) for one in ids], out=offsets[1:])

@@ -1,4 +1,4 @@
-"""Pieces of datasets: cutting them out, reading what they hold, choosing and counting their documents."""
+"""Pieces of datasets: cutting inputs, reading the facts of their documents, choosing and counting documents."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DOCUMENT_BYTES = 8 * len(("start", *DOCUMENT_ARRAYS))
 BLOCK_TOKENS = 1 << 19
 
 SAMPLING = 0x5A3B1E
-"""Samples are drawn with other keys than validation is, or a sample of some seed would be validation's documents first."""
+"""Samples and validation are drawn with different keys, or a sample of the same seed would begin with validation's documents."""
 RADIX_BITS = 16
 
 
 class Piece(Model):
-    """Sequences ``start:stop`` of one split of an input, and where those of them that are taken land in a split of the same
-    name: at ``first_seq`` and ``first_token``.
+    """Sequences ``start:stop`` of one split of an input. Those that are taken land in the output's split of the same name, from
+    ``first_seq`` and ``first_token`` on.
     """
 
     location: str = Field(description="The input's")
@@ -65,8 +65,8 @@ class Piece(Model):
 
 
 class Selection(Model):
-    """Which documents are taken, as far as their sources do not say it: see ``derivations.Subset``. ``below``: of each split, the
-    hash below which a document is in the sample; of those that have it, each piece takes its ``ties`` first ones.
+    """The documents that are taken; filters by source are in the pieces. ``below``: for each split, documents whose hash is
+    below this are in the sample; of those with this hash, each piece takes its first ``ties``.
     """
 
     splits: tuple[Split, ...] = SPLITS
@@ -82,9 +82,7 @@ ALL = Selection()
 
 
 class Facts(NamedTuple):
-    """What is known of each sequence of a piece: where it starts (one more, the end of the last), its key, its file as the
-    input counts them, and its row.
-    """
+    """Facts of each sequence of a piece: its start (with the end of the last one), key, file by the input's numbers, and row."""
 
     starts: npt.NDArray[np.uint64]
     key: npt.NDArray[np.uint64]
@@ -97,7 +95,9 @@ class Facts(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What is taken of a piece; ``sources``: documents and tokens of each source of its input. ``skipped``: by reason."""
+    """Counts of what is taken of a piece. ``sources``: documents and tokens of each source of its input. ``skipped``: by
+    reason.
+    """
 
     seq_count: int
     token_count: int
@@ -106,7 +106,7 @@ class Counted(NamedTuple):
 
 
 def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
-    """The pieces of all inputs, split by split, in their order. *wanted*: names of the sources that a filter lets through."""
+    """The pieces of all inputs, in order, split by split. *wanted*: names of the sources that a filter lets through."""
     pieces: list[Piece] = []
     for split in SPLITS:
         file, source, before = 0, 0, len(pieces)
@@ -144,12 +144,12 @@ def _runs_of(split: FlatTokens) -> Iterator[tuple[int, int]]:
 
 
 def open_piece(piece: Piece) -> FlatTokens:
-    """The split that a piece is of, read past the page cache where it is ours."""
+    """The split of a piece. One of ours is read past the page cache."""
     return open_split(Store.at(piece.location, read_once=not piece.foreign) / piece.split)
 
 
 def make_keys(piece: Piece, place: Place) -> Piece:
-    """Make the keys of a piece whose input has none, of its documents' tokens; the piece."""
+    """Make the keys of a piece from its documents' tokens, where its input has none. Return the piece."""
     if piece.made_keys is not None:
         path = Path(place.staging) / piece.made_keys
         path.parent.mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
 
 
 def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
-    """Which documents of a piece are taken, bool[n], and how many are not, by the first reason against them."""
+    """Documents of a piece that are taken, bool[n], and counts of the others by the first reason against them."""
     keep = np.ones(len(facts.key), bool)
     skipped: Counter[str] = Counter()
 
@@ -215,12 +215,12 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
 
 
 def sources_of(piece: Piece, facts: Facts) -> npt.NDArray[np.int64]:
-    """Each sequence's source, by its index in the input: int64[n]."""
+    """The source of each sequence, by its index in the input: int64[n]."""
     return np.searchsorted(np.array(piece.source_stops, np.uint64), facts.file, side="right")
 
 
 def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
-    """Which keys are in a file of keys in order; notes beside it which of those were found."""
+    """Whether each key is in a saved list. Those that were found are noted beside the list."""
     listed = np.load(path, mmap_mode="r")
     if not len(listed):
         return np.zeros(len(keys), bool)
@@ -232,20 +232,20 @@ def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
 
 
 def found_beside(path: Path) -> Path:
-    """Where it is noted which keys of a list were found: a byte each."""
+    """The file that notes which keys of a list were found: a byte for each."""
     return path.with_suffix(".found")
 
 
 def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
-    """What decides whether documents are in a sample: uint64[n]. Equal keys, equal hashes; different keys, different ones."""
+    """Hashes that decide whether documents are in a sample: uint64[n]. Different keys have different hashes."""
     return mix(keys ^ derive_keys(seed, SAMPLING))
 
 
 def count_hashes(
     piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
 ) -> npt.NDArray[np.int64]:
-    """Of the documents that would be taken if there were no sample: how many have each value in the next sixteen bits of their
-    hash, behind the *digits* groups of sixteen that are *prefix*: int64[65536]
+    """How many documents have each value in the next 16 bits of their hash: int64[65536]. Counted are those that would be taken
+    without a sample and whose hash begins with *prefix*, which has *digits* groups of 16 bits.
     """
     facts = facts_of(piece, open_piece(piece), place)
     meter.add("count", DOCUMENT_BYTES * len(facts.key))
@@ -258,7 +258,7 @@ def count_hashes(
 
 
 def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
-    """What is taken of a piece."""
+    """Count the documents and tokens that are taken of a piece."""
     facts = facts_of(piece, open_piece(piece), place)
     meter.add("count", DOCUMENT_BYTES * len(facts.key), len(facts.key))
     keep, skipped = choose(piece, facts, selection, place)
@@ -274,8 +274,8 @@ def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
 
 
 class Taken(NamedTuple):
-    """Of the documents that are taken of a piece: where each begins in the input and how many tokens it has, int64[n]; key, file
-    as the output counts them, row: uint64[n].
+    """The documents that are taken of a piece. Where each begins in the input and its length, int64[n]; its key, its file by
+    the output's numbers, and its row, uint64[n].
     """
 
     begins: npt.NDArray[np.int64]
@@ -296,7 +296,9 @@ def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Plac
 def read_runs(
     source: FlatTokens, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of many runs, in order and apart; blocks of inner chunks are read whole, so that their checksums are checked."""
+    """The tokens of many runs, in order. Runs must not overlap. Blocks of inner chunks are read whole, so that their checksums
+    are checked.
+    """
     some = lengths > 0
     begins, ends = begins[some], (begins + lengths)[some]
     # Runs that touch are one.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Derived(Model):
-    """What a version was made of: everything that its bytes depend on, and nothing of when, where or by whom."""
+    """Everything that the bytes of a derived version depend on; nothing of when, where or by whom."""
 
     name: str
     sources: tuple[dict[str, Any], ...]
@@ -30,9 +30,9 @@ class Derived(Model):
 
 
 def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
-    """What a version made of some inputs is; sources that get another name in it are logged.
+    """The provenance of a version made of *inputs*. Renamed sources are logged.
 
-    ValueError where tokenizers differ, or a source has a name that there is none of.
+    ValueError where tokenizers differ, or where a named source does not exist.
     """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
     if isinstance(request.operation, Subset) and (unknown := sorted(set(request.operation.sources or ()) - set(names))):
@@ -56,14 +56,14 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str
 
 
 def _common(several: list[dict[str, Any] | None]) -> dict[str, Any]:
-    """What all inputs say alike, nothing where they don't."""
+    """The value that all inputs share; empty where they differ."""
     return several[0] if several[0] is not None and all(one == several[0] for one in several) else {}
 
 
 def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> dict[str, Any]:
-    """The tokenizer of all inputs; one without a name where none has a record of it, or they differ.
+    """The tokenizer of all inputs; one without a name where none is recorded, or where they differ.
 
-    ValueError, naming two inputs, where they differ or some have no record, unless that is allowed.
+    ValueError, naming two inputs, where they differ or some are not recorded, unless the operation allows it.
     """
     digests = [one.tokenizer.get("digest") for one in inputs]
     if len(set(digests)) == 1:
@@ -86,8 +86,8 @@ def _tokenizer_of(one: Input) -> str:
 
 
 def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """The sources of all inputs, one behind the other. Of equal names all but the first get a number, the first of ``name-2``,
-    ``name-3`` ... that none has, and ``renamed_from`` says what they were called.
+    """The sources of all inputs, in order. A source whose name is taken gets the first free one of ``name-2``, ``name-3`` ...,
+    and ``renamed_from`` records its old name.
     """
     taken = {source["name"] for one in inputs for source in one.sources}
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Requests: what a merge, subset, shuffle, relayout or import is asked for."""
+"""Requests: the settings of a merge, subset, shuffle, relayout or import."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Relayout(Model):
 
 
 class DeriveRequest(Model):
-    """Everything that an operation on datasets is told."""
+    """The settings of an operation on datasets."""
 
     operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
     inputs: tuple[Location, ...] = Field(min_length=1, description="Datasets: outputs of builds, versions of them, plain zarr")
@@ -101,7 +101,7 @@ class DeriveRequest(Model):
 
 
 class ImportRequest(Model):
-    """Everything that an import is told."""
+    """The settings of an import."""
 
     path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
     output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")

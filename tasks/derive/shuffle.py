@@ -1,10 +1,10 @@
-"""Shuffling the documents of a split that no memory holds, in two passes over the disk.
+"""Shuffling the documents of a split that fits in no memory, in two passes over the disk.
 
-Document i of the split goes to place ``p(i)``, with p a keyed permutation that the seed alone decides. The places are cut
-into *buckets*. The first pass reads piece after piece of the input and stores its documents in the order of their places: a
-flat-tokens array for each piece, in which every bucket has its share. The second pass reads a bucket's share of each,
-puts their documents into their places and writes whole objects of the output. Both read and write long runs, and hold one
-piece or one bucket for each worker.
+Document i of the split goes to place ``p(i)``; p is a keyed permutation that depends on the seed alone. The places are cut into
+*buckets*. The first pass reads one piece of the input after the other and stores its documents in the order of their places: a
+flat-tokens array for each piece, in which every bucket has its share. The second pass reads the shares of a bucket, puts their
+documents into their places and writes whole objects of the output. Both passes read and write long runs, and hold one piece or
+one bucket for each worker.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BUCKET_TOKENS = 1 << 23
 MAX_BUCKET_TOKENS = 1 << 26
 BUCKET_DOCUMENTS = 1 << 20
 MAX_BUCKETS = 1 << 12
-"""More buckets than this make runs of them too short for a disk: rather larger ones, as far as memory goes."""
+"""With more buckets their runs would be too short for a disk. Buckets become larger instead, as far as memory goes."""
 GATHERED_TOKENS = 1 << 17
-"""Tokens put into their places at a time: what is needed for them stays in the processor's cache."""
+"""Tokens put into their places at a time, few enough for the processor's cache."""
 OPEN_PIECES = 1 << 14
 
 
 class Shuffling(Model):
-    """How a split is shuffled: its *seq_count* documents, in so many *buckets*."""
+    """How a split is shuffled: its *seq_count* documents go to so many *buckets*."""
 
     split: Split
     seed: int
@@ -52,11 +52,11 @@ class Shuffling(Model):
 
     @property
     def directory(self) -> str:
-        """Where the pieces are in between, below the staging."""
+        """Directory of the stored pieces, below the staging."""
         return f"shuffled/{self.split}"
 
     def places(self, documents: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Where documents of the split go: uint64[n]."""
+        """The places of documents of the split: uint64[n]."""
         return KeyedPermutation(self.seq_count)(documents, derive_keys(self.seed, SPLITS.index(self.split)))
 
     def bounds(self) -> npt.NDArray[np.uint64]:
@@ -65,7 +65,7 @@ class Shuffling(Model):
 
 
 class Bucket(Model):
-    """A run of places of a shuffled split, whose documents are in *pieces* stored pieces."""
+    """A range of places of a shuffled split. Its documents are in *pieces* stored pieces."""
 
     shuffling: Shuffling
     pieces: int
@@ -77,7 +77,7 @@ class Bucket(Model):
 
 
 def shuffling_of(split: Split, seed: int, pieces: Sequence[Piece]) -> Shuffling:
-    """How the documents of these pieces are shuffled."""
+    """How the documents of *pieces* are shuffled."""
     tokens, documents = sum(piece.token_count for piece in pieces), sum(piece.seq_count for piece in pieces)
     size = min(max(BUCKET_TOKENS, tokens // MAX_BUCKETS), MAX_BUCKET_TOKENS)
     buckets = max(-(-tokens // size), -(-documents // BUCKET_DOCUMENTS))
@@ -85,7 +85,7 @@ def shuffling_of(split: Split, seed: int, pieces: Sequence[Piece]) -> Shuffling:
 
 
 def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> tuple[int, ...]:
-    """Store a piece's documents in the order of their places; how many tokens it has for each bucket."""
+    """Store a piece's documents in the order of their places. Return its count of tokens for each bucket."""
     shuffling, spec = shufflings[piece.split], document_spec(SHARD_LAYOUT)
     source = open_piece(piece)
     taken = taken_of(piece, ALL, source, place)
@@ -120,7 +120,7 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
 def gather(
     tokens: npt.NDArray[np.uint32], begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
-    """Runs of *tokens* one behind the other, some at a time, with the lengths of those that are in it: whole runs."""
+    """Runs of *tokens*, one behind the other, in blocks of whole runs, each with the lengths of its runs."""
     ends = np.cumsum(lengths)
     first, done = 0, 0
     while first < len(lengths):
@@ -137,7 +137,7 @@ def gather(
 
 
 class Scattered(NamedTuple):
-    """A stored piece: its documents, in the order of their places, and where each bucket's begin."""
+    """A stored piece: its documents in the order of their places, and where those of each bucket begin."""
 
     tokens: FlatTokens
     place: StoredArray
@@ -149,7 +149,7 @@ class Scattered(NamedTuple):
 
 @functools.lru_cache(OPEN_PIECES)
 def _open_scattered(path: str) -> Scattered:
-    """Staging has a name of its own for each attempt, so what is open under it is what was written."""
+    """Open a stored piece once: the staging has a new name in each attempt, so what lies there never changes."""
     store = Store.at(path, read_once=True)
     columns = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in Scattered._fields[1:])
     return Scattered(open_split(store), *columns)
@@ -173,8 +173,8 @@ def _shares_of(bucket: Bucket, place: Place) -> Iterator[_Share]:
 
 
 class Documents(NamedTuple):
-    """A bucket's documents in the order of their places, as ``pieces.Taken`` has those of a piece: *begins* are places in the
-    tokens of its runs, one behind the other.
+    """A bucket's documents in the order of their places, with the columns of ``pieces.Taken``. *begins* count in the tokens of
+    the bucket's shares, one behind the other.
     """
 
     begins: npt.NDArray[np.int64]
@@ -197,7 +197,7 @@ def _column(name: str, shares: list[_Share]) -> npt.NDArray[np.uint64]:
 
 
 def tokens_of(bucket: Bucket, documents: Documents, low: int, high: int, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
-    """Tokens ``low:high`` of a bucket, its documents in their places."""
+    """Tokens ``low:high`` of a bucket whose documents are in their places."""
     tokens = np.empty(bucket.token_count, np.uint32)
     at = 0
     for share in _shares_of(bucket, place):

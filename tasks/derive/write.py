@@ -1,4 +1,4 @@
-"""Writing a dataset out of pieces of others, or out of buckets of a shuffled one: every stored object whole, by one task."""
+"""Writing a dataset from pieces of others, or from buckets of a shuffled one: every stored object whole, by one task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PieceSpan(Span):
 
 
 def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName) -> list[PieceSpan]:
-    """What each task writes of both splits, whose parts are placed one behind the other."""
+    """The spans of both splits. The parts of a split are placed one behind the other."""
     spans = []
     for split in SPLITS:
         mine = parts[split]
@@ -89,7 +89,7 @@ def _entries_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, pla
 
 
 def place_pieces(parts: Sequence[Piece]) -> list[Piece]:
-    """Pieces of a split one behind the other."""
+    """Place the pieces of a split one behind the other."""
     placed, seqs, tokens = [], 0, 0
     for part in parts:
         placed.append(part.model_copy(update={"first_seq": seqs, "first_token": tokens}))

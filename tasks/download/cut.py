@@ -1,4 +1,4 @@
-"""Files cut into slices, and the record of it: what a store names by its content need not be fetched again to be known."""
+"""Files cut into slices, with a record: a file that its store names by its content need not be fetched again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FETCHERS = 4
 
 
 class CutFile(Model):
-    """A file with a known content, and where its slices are."""
+    """A file with a known content, and the ranges of its slices."""
 
     file: SourceFile
     cuts: tuple[Range, ...]
@@ -40,7 +40,7 @@ class CutFile(Model):
 
 
 class Record(Model):
-    """What is kept of a file that its store names by its content. ``sha256`` is that of the file."""
+    """Record of a cut file that its store names by its content. ``sha256`` is that of the file."""
 
     sha256: str
     file: SourceFile
@@ -53,8 +53,10 @@ class Record(Model):
 
 
 def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
-    """Bring a file here and cut it into slices of about *slice_bytes* of text. A record of it is kept where its store will
-    tell if it changes. ValueError, naming the file, where it is damaged or not as its source says.
+    """Fetch a file and cut it into slices of about *slice_bytes* of text. The result is recorded where the store would tell if
+    the file changed.
+
+    ValueError, naming the file, where it is damaged or not as its source says.
     """
     cut = look_into(found, sources, slice_bytes, place)
     if found.immutable:
@@ -67,8 +69,8 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
 
 
 def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
-    """A file and its slices. It is brought here, unless its store tells its digest and its end tells where to cut it. Nothing is
-    written to the output.
+    """Cut a file into slices, writing nothing to the output. The file is fetched, unless its store tells its digest and its end
+    tells where to cut it.
     """
     with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source):
         file = glimpse or _fetch(found, sources, place)
@@ -77,20 +79,20 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, p
 
 
 def _fetch(found: FoundFile, sources: tuple[Source, ...], place: Place) -> SourceFile:
-    """Fetch a file to where an attempt keeps what it fetches."""
+    """Fetch a file into the scratch directory of an attempt."""
     scratch, is_own = Path(place.scratch), place.scratch == place.staging
     return fetch_file(found, sources, scratch, hub_cache=scratch / "hub" if is_own else None)
 
 
 def _bare(file: SourceFile) -> SourceFile:
-    """A file that is known, wherever it may be."""
+    """The facts of a file without its place on this machine."""
     return file.model_copy(update={"location": "", "stamp": ()})
 
 
 def recorded(
     found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
 ) -> dict[FoundFile, CutFile]:
-    """Those of the files of which there is a record below one of the outputs, so that they need not be fetched to be known."""
+    """The files that have a record at one of the outputs. They need not be fetched to be cut."""
 
     def look_up(file: FoundFile) -> CutFile | None:
         for root in roots:
@@ -124,7 +126,7 @@ def _key(found: FoundFile, source: Source) -> str:
 
 
 def _suffixes(found: FoundFile) -> list[str]:
-    """What a file's name says of its format."""
+    """The parts of a file's name that tell its format."""
     return PurePosixPath(found.name).suffixes
 
 
@@ -133,9 +135,9 @@ _fetched: dict[tuple[str, ...], SourceFile] = {}
 
 
 def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
-    """A slice whose file this machine can read: as it is, or fetched, once for all threads that ask.
+    """A slice whose file this machine can read. The file is fetched where it is not here, once for all threads.
 
-    ValueError where it cannot be had here, or is not what it was.
+    ValueError where it cannot be had here, or has changed.
     """
     file = part.file
     if _is_here(file):
@@ -160,9 +162,7 @@ def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
 
 @contextlib.contextmanager
 def fetched_ahead(parts: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
-    """Fetch the files of slices in their order, while the first ones are worked on. What cannot be had is an error for whoever
-    asks for it himself.
-    """
+    """Fetch the files of slices, in order, while the first ones are worked on. A failure is raised where the file is needed."""
     first = {(part.file.source, part.file.name): part for part in reversed(list(parts)) if not _is_here(part.file)}
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
         for part in reversed(first.values()):

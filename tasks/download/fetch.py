@@ -1,5 +1,5 @@
-"""Bringing source files to this machine, with their content's digest: fetched where they are remote, unpacked where they
-are compressed, read in place otherwise.
+"""Bringing source files to this machine, with their digests: remote ones are fetched, compressed ones unpacked, others read in
+place.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tasks.text.documents import stamp
 logger = logging.getLogger(__name__)
 
 RECEIVED_BYTES = 1 << 18
-"""Bytes of a response that are lost, at most, when its connection breaks."""
+"""At most so many received bytes are lost when a connection breaks."""
 
 UNKNOWN_BYTES = 1_000_000_000
-"""What a file counts whose size is not known before it is fetched."""
+"""The size that counts for a file of unknown size."""
 
 PARQUET = b"PAR1"
 END_BYTES = 1 << 20
-"""Of a Parquet file: in most cases all that stands behind its data."""
+"""In most cases, all of a Parquet file that stands behind its data."""
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
-    """The file with its digest, readable on this machine. *hub_cache*: where files of the hub go, if not to the user's cache.
+    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache.
 
     ValueError where it is damaged or of no known format; OSError where a server did not give it in several tries.
     """
@@ -73,7 +73,7 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
 
 
 def bytes_to_cut(found: FoundFile) -> int:
-    """About how many bytes have to be fetched before it is known where to cut a file."""
+    """About how many bytes must be fetched to cut a file into slices."""
     size = UNKNOWN_BYTES if found.size is None else found.size
     return min(size, END_BYTES) if _told_digest(found) else size
 
@@ -86,8 +86,8 @@ def _told_digest(found: FoundFile) -> str:
 
 @contextlib.contextmanager
 def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
-    """A Parquet file of which the store tells the digest, as far as its end, which says where its parts are: a file of its size
-    with a hole, there for as long as the block runs. None where that cannot be had; whoever fetches the whole file is told why.
+    """The end of a Parquet file whose store tells the digest: it says where to cut the file. It stands in a file of the same
+    size with a hole, until the block ends. None where that cannot be had; fetching the whole file then tells why.
     """
     if not (digest := _told_digest(found)) or found.size is None:
         yield None
@@ -120,7 +120,7 @@ def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
 
 
 def _end_of_parquet(store: Store, size: int) -> bytes:
-    """What stands behind the data of a Parquet file of *size* bytes: all that says what is in it."""
+    """The end of a Parquet file of *size* bytes, behind its data."""
     end = store.read_range("", max(0, size - END_BYTES), size)
     length = int.from_bytes(end[-8:-4], "little") + 8
     if end[-4:] != PARQUET or not 12 <= length <= size - len(PARQUET):
@@ -129,8 +129,8 @@ def _end_of_parquet(store: Store, size: int) -> bytes:
 
 
 def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
-    """A remote file's local copy, under the name of its content. What was fetched before is taken again where the server
-    still has the same version of it and the copy is whole.
+    """Fetch a remote file, under the name of its content. A whole copy is used again where the server still has the same
+    version.
     """
     files.mkdir(parents=True, exist_ok=True)
     if found.uri.startswith(("hf://", "datasets://")):
@@ -151,8 +151,8 @@ def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Several processes of a machine may want a file at once: one fetches it, the others find it then. The lock goes with the
-    first of them, so that whoever comes meanwhile may be another one to fetch: no harm but to time.
+    """Let one of several processes fetch a file; the others find it then. The lock is removed with the first, so that a late
+    process may fetch the file again: that costs only time.
     """
     with open(lock, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -163,7 +163,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _settle(temporary: Path, target: Path, sha256: str) -> Path:
-    """Give a file its name. Where an equal one has it, that one stays: somebody may be reading it."""
+    """Give a file its name. An equal one of that name stays, as somebody may be reading it."""
     with open(target.parent / ".lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists() and Store.at(target.parent).digest(target.name).sha256 == sha256:
@@ -183,7 +183,7 @@ def _fetched_before(note: Path, files: Path) -> Path | None:
 
 
 def _fetch(found: FoundFile, target: Path) -> str:
-    """Fetch a file, going on where a connection broke; its sha256."""
+    """Fetch a file, going on where a connection broke. Return its sha256."""
     size = furthest = 0
     sha256 = hashlib.sha256()
     state: dict[str, str] = {}
@@ -212,8 +212,9 @@ def _fetch(found: FoundFile, target: Path) -> str:
 
 
 def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a remote file from *start* on, or from 0 where the server sends no parts, or does not say whether they are
-    parts of the same file; each with where it begins. *state*: what the server called the file when it first sent some of it.
+    """The bytes of a remote file from *start* on, in blocks, each with where it begins. They begin at 0 where the server sends
+    no parts, or does not say whether the parts are of the same file. *state*: how the server named the file when it first sent
+    some of it.
     """
     if not found.uri.startswith(("http://", "https://")):
         yield from _stored_blocks(found, start)
@@ -243,8 +244,8 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
 
 
 def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of an object from *start* on. They come by several requests: of one object only if it was the same before
-    the first and after the last.
+    """The bytes of an object from *start* on. They come by several requests, so the object is checked before the first and
+    after the last.
     """
     store = Store.at(found.uri)
     for last in (False, True):
@@ -262,7 +263,7 @@ def _head(path: Path) -> bytes:
 
 
 def _unpack(path: Path, name: str, ending: str, target: Path) -> Path:
-    """The unpacked file, so that it can be cut into slices; what is damaged is found before any of it is used."""
+    """Unpack a file, so that it can be cut into slices. Damage is found before any of it is used."""
     note = target.with_suffix(".json")
     try:
         known = json.loads(note.read_bytes())

@@ -50,15 +50,15 @@ TIMEOUT = 30.0
 
 
 class UnsuitableError(ValueError):
-    """What is wrong with a dataset, in words that need no others: to tell it from the libraries' own ValueErrors."""
+    """A dataset cannot be used. The message says all, unlike those of the libraries' own ValueErrors."""
 
 
 def resolve_hub(source: Source, index: int) -> PinnedSource:
     """The files of a dataset's configuration and split at the commit that its revision is now, each once, ordered by name.
 
-    Files of a format that is read here are the repository's own; whatever else ``datasets`` reads becomes one file a split,
-    which ``fetch_hub`` writes. ValueError, naming what exists and the next step, where the dataset, revision, configuration
-    or split does not, or where the hub does not answer.
+    Files of a format that is read here are the repository's own. Other formats that ``datasets`` reads become one file a split,
+    which ``fetch_hub`` writes. ValueError, naming what exists and the next step, where the dataset, revision, configuration or
+    split does not exist, or where the hub does not answer.
     """
     hub = source.hub
     assert hub is not None
@@ -90,8 +90,7 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
 
 
 def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> Path:
-    """The local path of a file on the hub: in the user's cache of it or another *cache*, or written below *directory* where it
-    is converted.
+    """Fetch a file of the hub into the user's cache or another *cache*, or convert it below *directory*. Return its local path.
 
     ValueError where it cannot be had, OSError where the hub did not give it in several tries.
     """
@@ -127,9 +126,7 @@ def _api() -> Any:
 
 
 def _datasets() -> Any:
-    """The library ``datasets``. ValueError where it was imported for another hub than HF_ENDPOINT names now: it would go on
-    asking that one.
-    """
+    """The library ``datasets``. ValueError where it was imported with another HF_ENDPOINT: it would still ask that hub."""
     import datasets
 
     endpoint = os.environ.get("HF_ENDPOINT")
@@ -139,7 +136,7 @@ def _datasets() -> Any:
 
 
 def _configuration(repo: str, commit: str, name: str | None) -> Any:
-    """The builder of a configuration, its files found. Only its name and its settings are of use."""
+    """The builder of a configuration, its files found. Only its name and its settings are used."""
     datasets = _datasets()
 
     def find() -> Any:
@@ -173,7 +170,7 @@ def _listing(names: Iterable[str]) -> str:
 
 
 def _as_they_are(config: Any, uris: list[str]) -> bool:
-    """Whether the files say all: none is in an archive, and the configuration sets nothing that changes how they are read."""
+    """Whether the files alone say everything: none is an archive, and no setting changes how they are read."""
     if any(uri.lower().endswith(PACKED) for uri in uris):
         return False
     usual = type(config)()
@@ -188,7 +185,7 @@ def _as_they_are(config: Any, uris: list[str]) -> bool:
 
 
 def _repository_files(repo: str, commit: str, uris: list[str], index: int, role: Split | None) -> Iterator[FoundFile]:
-    """The files of *uris* with their sizes. ValueError where one is not of this commit, so that it could change."""
+    """The files of *uris* with their sizes. ValueError where one is of another revision, and could change."""
     prefix = f"hf://datasets/{repo}@{commit}/"
     for uri in uris:
         if not uri.startswith(prefix):
@@ -214,14 +211,14 @@ def _repository_files(repo: str, commit: str, uris: list[str], index: int, role:
 
 
 def _content(info: Any) -> str:
-    """What the hub knows of a file's content: of a large one its digest, of others what git calls it."""
+    """The name of a file's content on the hub: the digest of a large file, git's name of others."""
     return f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}"
 
 
 def _converted_file(
     repo: str, commit: str, hub: HubDataset, split: str, source: Source, index: int, role: Split | None
 ) -> FoundFile:
-    """A split as one Parquet file that is yet to be written; its URI says all that its content depends on."""
+    """A split as one Parquet file that is yet to be written. Its URI has everything that its content depends on."""
     settings = {"name": hub.name, "split": split, "text": source.text_column, "id": source.id_column}
     query = urlencode({key: value for key, value in settings.items() if value is not None})
     uri = f"datasets://{repo}@{commit}?{query}"
@@ -229,8 +226,9 @@ def _converted_file(
 
 
 def _converted(uri: str, directory: Path) -> Path:
-    """Write the Parquet file of a ``datasets://`` URI below *directory*, or take the one that is there: equal input, equal
-    bytes. ValueError where the dataset has no such column, or no text in it.
+    """Write the Parquet file of a ``datasets://`` URI below *directory*, unless it is there. Equal input gives equal bytes.
+
+    ValueError where the dataset has no such column, or no text in it.
     """
     match = re.fullmatch(r"datasets://([^@]+)@([0-9a-f]{40})\?(.*)", uri)
     if match is None:
@@ -264,7 +262,7 @@ def _converted(uri: str, directory: Path) -> Path:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Whether there is a Parquet file with its end, which is written last."""
+    """Whether a Parquet file is there with its end, which is written last."""
     import pyarrow.parquet as pq
 
     try:
@@ -275,8 +273,8 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _write_parquet(rows: Any, columns: list[str], what: str, path: Path) -> None:
-    """Write *columns* of an iterable dataset, a row group for some 1000 rows; both as bytes, so that text which is not
-    Unicode reaches the policy for such documents.
+    """Write *columns* of an iterable dataset as bytes, a row group for some 1000 rows. Text that is not Unicode so reaches the
+    policy for documents.
     """
     import pyarrow.parquet as pq
 
@@ -319,7 +317,7 @@ def _check_names(found: Iterable[str], columns: list[str], what: str) -> None:
 
 
 def _as_bytes(value: Any, column: str, setting: str, where: str) -> bytes | None:
-    """Text as UTF-8 (lone surrogates as what UTF-8 does not have), bytes as they are, whole numbers as ids by their digits."""
+    """Bytes as they are, text as UTF-8, lone surrogates included, and ids that are whole numbers as digits."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and setting == "id_column":
@@ -340,9 +338,10 @@ def _ask(
     worn_out: type[Exception] = ValueError,
     passing: tuple[type[Exception], ...] = (),
 ) -> T:
-    """Call *call* and return its result. Retry errors of the network, and those of *passing*. Otherwise one sentence and the
-    next step: *worn_out* where the hub did not answer in ATTEMPTS tries, ValueError where it would never give *what*. Faults of
-    the local disk are raised as they are.
+    """Call *call* and return its result. Retry errors of the network, and those of *passing*.
+
+    Other errors become one sentence with the next step: *worn_out* where the hub did not answer in ATTEMPTS tries, ValueError
+    where it never will. Errors of the local disk are raised as they are.
     """
 
     def passes(error: Exception) -> bool:
@@ -363,7 +362,7 @@ def _ask(
 
 
 def _utilities() -> Any:
-    """What huggingface_hub.utils exports without saying so to type checkers: its HTTP library among others."""
+    """The module huggingface_hub.utils, whose exports type checkers do not see: its HTTP library among others."""
     return import_module("huggingface_hub.utils")
 
 
@@ -372,7 +371,7 @@ def _network_faults() -> tuple[type[BaseException], ...]:
 
 
 def _telling(error: BaseException) -> BaseException:
-    """The exception that says what happened on the network; the outermost where none does."""
+    """The first error of a chain that comes from the network; the outermost where none does."""
     network = _network_faults()
     return next((link for link in causes(error, hidden=True) if own_status(link) or isinstance(link, network)), error)
 
@@ -406,7 +405,7 @@ def _brief(error: BaseException) -> str:
 
 
 def _explained(error: BaseException, what: str, revision: str | None, may_pass: bool) -> str:
-    """What to tell of a request that failed for good, and the next step."""
+    """The message for a request that failed for good, with the next step."""
     from huggingface_hub import errors
 
     telling = _telling(error)

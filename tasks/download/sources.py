@@ -51,7 +51,7 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
 
 @contextlib.contextmanager
 def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
-    """Say in errors which source they are of, where there are several: files of two may have the same name."""
+    """Name the source in errors, where there are several: files of two sources may have the same name."""
     try:
         yield
     except ValueError as error:
@@ -61,7 +61,7 @@ def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
 
 
 def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
-    """Say which files are validation where the source brings its own split, and leave out other splits' files."""
+    """Mark the validation files of a source that brings its own split, and leave out the files of other splits."""
     if source.split is None and source.validation_split is None:
         return files
     chosen = []
@@ -88,7 +88,7 @@ def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFi
 
 
 def names_split(name: str, split: str) -> bool:
-    """Whether a file's name or a directory on its way is that of a split: ``train-00000.parquet``, ``data/train/x.jsonl``."""
+    """Whether a file's name or one of its directories names a split: ``train-00000.parquet``, ``data/train/x.jsonl``."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name) is not None
 
 
@@ -132,7 +132,7 @@ def _glob_base(location: Path) -> Path:
 
 
 def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
-    """Refuse a directory that a pattern goes through and that cannot be listed: its files would be lost without a word."""
+    """Refuse a directory on a pattern's way that cannot be listed: its files would be lost silently."""
     for depth in range(len(parts) + 1):
         for directory in base.glob("/".join(parts[:depth])) if depth else (base,):
             if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
@@ -147,7 +147,7 @@ def _not_listed(error: OSError, source: Source) -> None:
 
 
 def _walk(directory: Path, source: Source) -> Iterator[Path]:
-    """Every file below a directory but in hidden directories; ValueError for a link to a directory, which may be a circle."""
+    """Every file below a directory, hidden directories left out. ValueError for a link to a directory, which may be a circle."""
     for parent, directories, names in os.walk(directory, onerror=lambda error: _not_listed(error, source), followlinks=False):
         directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
         for name in directories:
@@ -210,7 +210,7 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
 
 
 def _known_of(info: dict[str, Any]) -> dict[str, str | None]:
-    """What a store says of an object: its version, and, of the hub, its content."""
+    """Facts from a store's listing of an object: its version, and its content where the hub tells it."""
     content = f"blob:{info['blob_id']}" if info.get("blob_id") else None
     if large := info.get("lfs"):
         content = f"sha256:{large['sha256']}"
@@ -218,7 +218,7 @@ def _known_of(info: dict[str, Any]) -> dict[str, str | None]:
 
 
 def version_of(info: dict[str, Any]) -> str | None:
-    """What a store says of an object's content: it changes whenever the content does."""
+    """A store's name for an object's content, which changes whenever the content does."""
     for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
         if info.get(name):
             return f"{name}:{info[name]}"
@@ -254,7 +254,9 @@ def _http_info(url: str) -> dict[str, Any]:
 
 def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int) -> T:
     """Call *call*, which asks a server for *what*, and return its result. Retry transient errors, no sooner than the server
-    wants; *progress* gives it new tries. OSError where another try would not help, and after enough of them.
+    wants; *progress* gives it new tries.
+
+    OSError where another try would not help, and after enough of them.
     """
 
     def give_up(error: Exception, failures: int) -> Exception:
@@ -266,7 +268,7 @@ def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int
 
 
 def _problem(error: Exception) -> str:
-    """Not in the library's own words, which may hold the signed address of a redirection."""
+    """The HTTP status or first cause of an error. The library's own words may hold the signed address of a redirection."""
     if (status := status_of(error)) is None:
         return brief(error)
     return f"HTTP status {status} {getattr(getattr(error, 'response', None), 'reason', '')}".rstrip()

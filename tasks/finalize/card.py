@@ -33,7 +33,7 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
 
 
 def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: str) -> list[str]:
-    """The lines of a card that say what it is and how it is read."""
+    """The lines of a card that say what the dataset is and how to read it."""
     return [
         f"# {name}",
         "",
@@ -60,7 +60,7 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
 
 
 def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
-    """The lines of a card that name the tokenizer, which tokens from elsewhere may have no record of."""
+    """The lines of a card that name the tokenizer; tokens from elsewhere may have no record of one."""
     if "name" not in tokenizer:
         return ["## Tokenizer", "", "Not recorded.", ""]
     return [
@@ -73,7 +73,7 @@ def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
 
 
 def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
-    """The lines of a card that list the sources and their files, by the numbers that ``documents/`` has."""
+    """The lines of a card that list the sources and their files, with the file numbers of ``documents/``."""
     lines = ["## Sources"]
     number = 0
     for source in sources:

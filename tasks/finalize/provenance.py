@@ -1,4 +1,4 @@
-"""Provenance: what a version is made of, and its identity."""
+"""Provenance: everything that a version's bytes depend on, and the version's name made of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.tokenize.engines import Tokenizer
 
 
 class Provenance(Model):
-    """What a version was made of: everything that its bytes depend on, and nothing of when, where or by whom."""
+    """Everything that a version's bytes depend on; nothing of when, where or by whom."""
 
     name: str
     sources: tuple[dict[str, Any], ...]
@@ -53,10 +53,10 @@ def provenance(
 
 
 def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:
-    """Whether the fast engine is forbidden where that may decide which documents are left out."""
+    """Whether the fast engine is forbidden, and that may decide which documents are left out."""
     return config.tokenizer.engine == "reference" and tokenizer.make_fast is not None and config.documents.on_bad != "error"
 
 
 def build_id(made_of: Model, layout: LayoutName) -> str:
-    """The version's name: a digest of all that its bytes depend on."""
+    """The version's name: a digest of everything that its bytes depend on."""
     return digest_of(made_of.model_dump(), layout)[:16]

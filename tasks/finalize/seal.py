@@ -22,7 +22,7 @@ from tasks.split.write import DOCUMENT_ARRAYS, Written
 
 
 def is_published(root: Store, version: str, layout: LayoutName) -> bool:
-    """Whether the version is there: its root group's metadata is written when all else is."""
+    """Whether a version is complete: its root group's metadata is written last."""
     marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
     return version_store(root, version).exists(marker)
 
@@ -36,7 +36,7 @@ def seal(
     described: str,
     verify_level: str,
 ) -> dict[str, Any]:
-    """Make a version of written objects: metadata, card (*described*), manifest, check, commit. The manifest, as written."""
+    """Complete a version whose arrays are written: metadata, card (*described*), manifest, check, commit. Return the manifest."""
     chosen = LAYOUTS[layout]
     objects = [stored for part in written for stored in part.objects]
     for split in SPLITS:
@@ -62,7 +62,7 @@ def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, 
 
 
 def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:
-    """Check what is about to be published. ValueError names every fault, up to ten."""
+    """Check a version before it is published. ValueError names every fault, up to ten."""
     # The marker may be there: another process that builds the same may have been faster.
     besides = {MANIFEST, *group_metadata(2, {}), *group_metadata(3, {})}
     seen = None

@@ -1,4 +1,4 @@
-"""Totals: how many documents and tokens a version holds, by split and by source."""
+"""Totals: documents and tokens of a version, by split and by source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS_AT_ONCE = 1 << 25
 
 
 def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str, Any]:
-    """What each split holds, by what was written of it."""
+    """Counts of each split, from its written spans."""
     totals: dict[str, Any] = {}
     for split in SPLITS:
         mine = [(at, part) for at, part in zip(spans, written, strict=True) if at.split == split]
@@ -77,8 +77,8 @@ def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[st
 
 
 def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], staging: Path) -> int:
-    """Documents whose key an earlier document has: equal ids, or, without ids, equal texts. The keys are read as they were
-    written for the version, whose objects are larger and fewer than those of its shards.
+    """Count the documents whose key an earlier document has: equal ids, or, without ids, equal texts. The version's own arrays
+    are read, as they have larger and fewer objects than the shards.
     """
     spec = document_spec(LAYOUTS[layout])
     columns = [StoredArray(store / f"{DOCUMENTS}/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
@@ -92,8 +92,8 @@ def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], stag
 
 
 def count_repeated(keys: Iterable[npt.NDArray[np.uint64]], count: int, staging: Path) -> int:
-    """How many of *count* keys, each uint64, are those of earlier ones. Where they are too many for memory, they are divided
-    into files in *staging* first: equal keys are in one of them.
+    """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are first divided into files in *staging*, so
+    that equal keys are in one file.
     """
     parts = -(-count // KEYS_AT_ONCE)
     if parts <= 1:

@@ -1,4 +1,4 @@
-"""Who uses an output: builds share it, and what a build needs is not collected as garbage while one runs."""
+"""Leases: builds share an output, and none of what they need is collected as garbage while one runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 60.0
 EXPIRY_SECONDS = 600.0
-"""A lease that was not renewed for so long is that of a dead process, or of a clock that is wrong by as much."""
+"""A lease that was not renewed for so long belongs to a dead process, or to a clock that is as wrong."""
 
 LEAVING_SECONDS = 10.0
 WAIT_SECONDS = 1.0
@@ -34,10 +34,10 @@ WAITING = "Waiting until the collection of garbage in %s ends"
 
 @contextlib.contextmanager
 def building(root: Store, scratch: Path) -> Iterator[None]:
-    """Use an output, and the downloads in *scratch*, until the block ends; waits while a collection takes things away.
+    """Use an output, and the downloads in *scratch*, until the block ends. Wait while a collection removes things.
 
-    On local disks a lock on the directory itself says so, which the system releases however the process dies; on object
-    stores it is an object that is renewed, and expires.
+    On local disks this is a lock on the directory, which the system releases however the process dies. On object stores it is
+    an object that is renewed, and expires.
     """
     with contextlib.ExitStack() as held:
         if not scratch.is_relative_to(root.root) or not root.is_local:
@@ -66,8 +66,8 @@ def sharing(scratch: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collecting(root: Store) -> Iterator[str | None]:
-    """Keep builds from beginning until the block ends. None, or why nothing must be taken away that a build may need: one is
-    running. Collections do not disturb each other.
+    """Keep builds from beginning until the block ends. Yield None, or the reason why nothing that builds need may be removed:
+    one is running. Collections do not disturb each other.
     """
     if not root.is_local:
         with _lease(root, "collection"):
@@ -101,8 +101,8 @@ def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[None]:
-    """Hold a lock on a directory. A shared one is waited for, and done without where the file system has none; an exclusive
-    one is had at once or not at all: BlockingIOError.
+    """Hold a lock on a directory. A shared lock is waited for, and left out where the file system has none. An exclusive lock
+    is taken at once, or BlockingIOError.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -123,7 +123,7 @@ def _locked(directory: Path, kind: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lease(root: Store, what: str) -> Iterator[None]:
-    """An object that says that this process is alive, renewed until the block ends."""
+    """Keep an object that says that this process is alive, renewed until the block ends."""
     key = f"{RUNNING}/{what}-{uuid.uuid4().hex}.json"
 
     def renew() -> None:

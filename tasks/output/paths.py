@@ -1,4 +1,4 @@
-"""Names of what lies at an output. Those that readers know as well are from ``flat_tokens.manifest``."""
+"""Names of what lies at an output. Those that readers share are from ``flat_tokens.manifest``."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ PINS = "pins"
 
 
 def version_key(version: str) -> str:
-    """Where a version lies below its output."""
+    """Key of a version below its output."""
     return f"{VERSIONS}/{version}"
 
 
 def version_store(root: Store, version: str) -> Store:
-    """The dataset of a version; its ``url`` is the path or URL that people are told."""
+    """The store of a version. Its ``url`` is the path or URL that people are told."""
     return root / VERSIONS / version
 
 
 def shard_key(key: str) -> str:
-    """Where the token shard of that key lies below its output."""
+    """Key of the token shard with this key, below its output."""
     return f"{CACHE}/{key}"
 
 
 def receipt_key(key: str) -> str:
-    """Where the receipt of a token shard lies."""
+    """Key of a token shard's receipt."""
     return f"{CACHE}/{key}/{RECEIPT}"
 
 
 def origin_key(version: str) -> str:
-    """Where it is recorded from which settings and files a version came."""
+    """Key of the record of the settings and files that a version came from."""
     return f"{ORIGINS}/{version}.json"
 
 
 def pin_key(version: str) -> str:
-    """Where it is recorded that a version is pinned."""
+    """Key of a version's pin."""
     return f"{PINS}/{version}.json"

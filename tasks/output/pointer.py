@@ -1,4 +1,4 @@
-"""``latest.json``: which version of an output readers get, which ones they had before, and moving it without losing a move."""
+"""``latest.json``: the version of an output that readers get, and the ones before. It is moved without losing a move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMER_KEPT = 100
 """Former versions that a pointer remembers."""
 
 MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
-"""The object that makes a directory of objects a dataset, in either version of zarr: it is written last."""
+"""The object that is written last and makes a directory a dataset, in either version of zarr."""
 
 
 class Former(NamedTuple):
@@ -36,8 +36,8 @@ class Former(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """What ``latest.json`` says. ``former``: where a rollback leads, the last one last. ``withdrawn``: what was rolled back,
-    which a refresh does not bring back by itself.
+    """The content of ``latest.json``. ``former``: versions that a rollback leads to, the last one last. ``withdrawn``: versions
+    that were rolled back; a refresh does not bring them back by itself.
     """
 
     version: str | None
@@ -57,7 +57,7 @@ class Pointer(NamedTuple):
         return (json.dumps({key: item for key, item in value.items() if item != []}, indent=2) + "\n").encode()
 
     def moved(self, version: str, manifest_sha256: str, *, is_there: bool) -> Pointer:
-        """The pointer that comes after this one when it moves on to *version*; this one's is remembered if it is there."""
+        """The next pointer, at *version*. This one's version is remembered if it is there."""
         former = (*self.former, *([self._until_now()] if is_there else []))
         return Pointer(
             version,
@@ -68,7 +68,7 @@ class Pointer(NamedTuple):
         )
 
     def moved_back(self, version: str, manifest_sha256: str) -> Pointer:
-        """The pointer that comes after this one when its version is withdrawn in favour of *version*."""
+        """The next pointer, at *version*, after this one's version was withdrawn."""
         names = [one.version for one in self.former]
         former = self.former[: names.index(version)] if version in names else self.former
         withdrawn = (*_without(self.version, self.withdrawn), self._until_now())[-FORMER_KEPT:]
@@ -114,14 +114,14 @@ def _former(version: str, until: str) -> Former:
 
 
 def is_name(version: str) -> bool:
-    """Whether it can be the name of a version: a path would lead out of the output."""
+    """Whether *version* can be the name of a version: a path would lead out of the output."""
     return not {"/", "\0"} & set(version) and version not in ("", ".", "..")
 
 
 def publish(root: Store, version: str, since: int) -> int:
-    """Let ``latest`` point at a version; the pointer's sequence number.
+    """Let ``latest`` point at a version. Return the pointer's sequence number.
 
-    *since* is the sequence number when this build began: a pointer that another build has moved meanwhile is left alone,
+    *since* is the sequence number when this build began: where another build has moved the pointer meanwhile, it is left alone,
     and a ValueError says so.
     """
     if root.is_local:
@@ -151,8 +151,8 @@ def manifest_digest(root: Store, version: str) -> str:
 
 
 def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
-    """Replace the pointer by what *after* makes of it, and say what it is now. *after* is asked again where another machine
-    was faster; it raises where that changes everything.
+    """Replace the pointer by what *after* makes of it. Return the pointer as it is then. *after* is called again where another
+    machine was faster; it raises where that changes everything.
     """
     with pointer_lock(root):
         while True:
@@ -174,13 +174,13 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
 
 
 def is_dataset(root: Store, version: str) -> bool:
-    """Whether a version is there for readers, of whatever layout."""
+    """Whether readers find a version, of whatever layout."""
     return any(version_store(root, version).exists(marker) for marker in MARKERS)
 
 
 @contextlib.contextmanager
 def pointer_lock(root: Store) -> Iterator[None]:
-    """Processes of this machine swap the pointer one after the other."""
+    """Let the processes of this machine swap the pointer one after the other."""
     if not root.is_local:
         yield
         return
@@ -192,14 +192,14 @@ def pointer_lock(root: Store) -> Iterator[None]:
 
 
 class Seen(NamedTuple):
-    """An object as it was: its bytes, None where there was none, and the store's own name for that state of it."""
+    """An object as it was: its bytes, None where there was none, and the store's own name for that state."""
 
     data: bytes | None
     state: str | None
 
 
 def look(root: Store, key: str) -> Seen:
-    """An object's bytes, and what to compare with when it is swapped."""
+    """Read an object, to compare it with when it is swapped."""
     try:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
         state = None if root.is_local else _state(root.info(key))
@@ -215,14 +215,14 @@ def _state(info: dict[str, Any]) -> str | None:
 _swapping = threading.Lock()
 
 REFUSED = (409, 412)
-"""What stores answer where an object is not, or may be just now no longer, as it was seen."""
+"""Statuses with which stores refuse a write to an object that is not as it was seen."""
 
 
 def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
-    """Replace an object if it still is what was *seen*; whether it did. Local callers hold a lock of their own.
+    """Replace an object if it still is what was *seen*. Return whether it was replaced. Local callers hold a lock.
 
-    S3 and Google Cloud Storage compare and write in one step. Of other remote stores, no more can be asked than that nothing
-    has changed up to the moment before, nor by the moment after.
+    S3 and Google Cloud Storage compare and write in one step. On other remote stores, the object is compared right before and
+    right after the write.
     """
     if root.is_local:
         root.put(key, data)
@@ -253,7 +253,7 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
 
 
 def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
-    """Write an object; whether the store made it a condition that the object still is as it was seen."""
+    """Write an object. Return whether the store checked in the same step that the object was as it was seen."""
     fs, path = root.fs, root.path(key)
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     if seen.data is None and {"s3", "gs", "memory"} & set(protocols):
@@ -280,7 +280,7 @@ def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
 
 
 def _link_latest(root: Store, version: str) -> None:
-    """On a local disk, a symbolic link for people and for readers that know nothing of the pointer."""
+    """Make a symbolic link on a local disk, for people and for readers that do not know the pointer."""
     if not root.is_local:
         return
     link, target = Path(root.path("latest")), version_key(version)

@@ -1,4 +1,4 @@
-"""Scratch space of one attempt, which is removed at its end; that of dead processes is swept."""
+"""Staging: scratch space of one attempt, removed at its end. That of dead processes is swept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.output.paths import STAGING
 
 
 class Place(Model):
-    """Where a build writes: the output's root, the local directory of this attempt alone, and the one for fetched files."""
+    """Where a build writes: the output, the local directory of this attempt alone, and the one for fetched files."""
 
     output: str
     staging: str
@@ -29,9 +29,9 @@ class Place(Model):
 
 @contextlib.contextmanager
 def attempt(output: str, scratch: Path, build_id: str) -> Iterator[Place]:
-    """A staging directory for this process alone, removed at the end; those of dead processes are swept before.
+    """Make a staging directory for this process alone, and remove it at the end. Those of dead processes are swept first.
 
-    A lock held by a live process says who lives: the system releases it when a process dies, however it dies.
+    A live process holds a lock, which the system releases however the process dies.
     """
     root = Store.at(output)
     staging = Path(root.root) / STAGING if root.is_local else scratch / STAGING
@@ -49,8 +49,8 @@ def attempt(output: str, scratch: Path, build_id: str) -> Iterator[Place]:
 
 
 def _lock_in(parent: Path) -> tuple[Path, int]:
-    """A new file in *parent*, and the descriptor that locks it. It stands before the directory that it guards: where there
-    is no lock, nobody lives.
+    """Make a new file in *parent* and lock it. Return it and its descriptor. It is there before the directory that it guards:
+    without a lock, the process is dead.
     """
     while True:
         try:
@@ -88,7 +88,7 @@ def sweep(staging: Path) -> None:
 
 
 def _entries(directory: Path) -> list[Path]:
-    """What is in a directory, nothing where it has just gone."""
+    """The entries of a directory; none where it has just gone."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return list(directory.iterdir())
     return []

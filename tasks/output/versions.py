@@ -1,4 +1,4 @@
-"""The versions of an output: what there is, what each came from, which ones are pinned, and going back to one."""
+"""Versions of an output: listing them, their origins, pinning them, and going back to one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.output.pointer import MARKERS, Pointer, is_dataset, is_name, manifest
 
 
 class Version(Model):
-    """A published version, as a person lists it. ``at``: when it was first there; ``until``: when it ceased to be the latest."""
+    """A published version, as it is listed. ``at``: when it was first there; ``until``: when it ceased to be the latest."""
 
     version: str
     at: datetime | None
@@ -35,15 +35,15 @@ class Version(Model):
 
     @property
     def last_used(self) -> datetime:
-        """When it ceased to be what readers get, or was made if it never was; the end of time for the latest."""
+        """When it ceased to be the latest, or was made if it never was; the end of time for the latest."""
         if self.state == "latest":
             return datetime.max.replace(tzinfo=UTC)
         return self.until or self.at or datetime.min.replace(tzinfo=UTC)
 
 
 class Origin(Model):
-    """Where a version came from, beside it because its bytes know of no place or time: the settings, its sources as they were
-    looked up the last time that they gave this version, and their files in that order.
+    """The origin of a version: settings, sources as they were last looked up when they gave this version, and their files in
+    that order. It lies beside the version, whose bytes know of no place or time.
     """
 
     at: datetime
@@ -53,14 +53,14 @@ class Origin(Model):
 
 
 def list_versions(root: Store) -> list[Version]:
-    """Every published version, the latest first, then in the order in which they ceased to be that."""
+    """Every published version: the latest first, then those that were the latest most recently."""
     pointer = read_pointer(root)
     found = [describe(root, version, pointer) for version in names_of(root, VERSIONS) if is_dataset(root, version)]
     return sorted(found, key=lambda one: one.last_used, reverse=True)
 
 
 def names_of(root: Store, directory: str) -> Iterator[str]:
-    """What stands in a directory of the output, by name."""
+    """Names of the entries of a directory of the output."""
     root.fs.invalidate_cache()
     try:
         paths = root.ask("ls", directory, detail=False)
@@ -112,7 +112,7 @@ def changed_at(info: dict[str, Any]) -> datetime | None:
 
 
 def find_version(root: Store, name: str) -> str:
-    """The published version of that name, or the only one whose name begins so. ValueError where there is none."""
+    """The published version of that name, or the only one whose name begins with it. ValueError where there is none."""
     _check_name(name)
     if is_dataset(root, name):
         return name
@@ -130,10 +130,10 @@ def _check_name(name: str) -> None:
 
 
 def roll_back(root: Store, name: str | None = None) -> Pointer:
-    """Let ``latest`` point at the version before, or at the one that is named; the pointer as it is then.
+    """Let ``latest`` point at the version before, or at the named one. Return the pointer as it is then.
 
-    What is gone back from is withdrawn: a refresh that comes to the same version again leaves it. Going back to a withdrawn
-    version by its name makes up for that. ValueError where there is nothing to go back to, or where it is damaged.
+    The version before the move is withdrawn: a refresh that gives it again does not publish it. Going back to a withdrawn
+    version by its name ends that. ValueError where there is nothing to go back to, or where it is damaged.
     """
     seen = read_pointer(root)
     if seen.version is None:
@@ -161,7 +161,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
 
 
 def pin(root: Store, name: str, note: str = "") -> str:
-    """Keep a version, whatever the policy says, until it is unpinned; its whole name."""
+    """Keep a version, whatever the policy says, until it is unpinned. Return its whole name."""
     version = find_version(root, name)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     with pointer_lock(root):
@@ -173,7 +173,7 @@ def pin(root: Store, name: str, note: str = "") -> str:
 
 
 def unpin(root: Store, name: str) -> str:
-    """Let the policy decide over a version again. ValueError where it was not pinned."""
+    """Let the policy decide over a version again. Return its whole name. ValueError where it was not pinned."""
     _check_name(name)
     pinned = [name_of.removesuffix(".json") for name_of in names_of(root, PINS)]
     matching = [version for version in pinned if version.startswith(name)]
@@ -184,7 +184,7 @@ def unpin(root: Store, name: str) -> str:
 
 
 def pin_note(root: Store, version: str) -> str | None:
-    """The note of a version's pin, None where it has none. A pin that cannot be read is a pin."""
+    """The note of a version's pin; None where it has none. A pin that cannot be read is a pin."""
     try:
         note = json.loads(root.read(pin_key(version))).get("note")
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def pin_note(root: Store, version: str) -> str | None:
 def remember_origin(
     root: Store, version: str, config: BuildConfig, pinned: tuple[PinnedSource, ...], files: list[SourceFile]
 ) -> None:
-    """Keep where a version came from, with paths that mean the same in any working directory."""
+    """Record the origin of a version, with paths that mean the same in any working directory."""
     known = read_origin(root, version)
     origin = Origin(
         at=known.at if known else datetime.now(UTC).replace(microsecond=0),
@@ -210,7 +210,7 @@ def remember_origin(
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
-    """Where a version came from; None where it is not known, which costs time at most."""
+    """The origin of a version; None where it is not known, which costs time at most."""
     try:
         return Origin.model_validate_json(root.read(origin_key(version)))
     except (FileNotFoundError, ValueError):
@@ -218,7 +218,7 @@ def read_origin(root: Store, version: str) -> Origin | None:
 
 
 def absolute(config: BuildConfig) -> BuildConfig:
-    """The same settings for whoever stands in another directory."""
+    """The same settings with absolute paths."""
     sources = [
         source.model_copy(update={"path": _absolute(source.path)}) if source.path is not None else source
         for source in config.sources
@@ -236,7 +236,7 @@ def _absolute(location: str) -> str:
 
 
 def check_distinct(outputs: Sequence[str]) -> None:
-    """Refuse two names of one place: what is published at the one would be what readers of the other get."""
+    """Refuse two names of one place: a version published at one would be the latest of the other."""
     named: dict[str, str] = {}
     for output in outputs:
         root = Store.at(output)
@@ -247,7 +247,7 @@ def check_distinct(outputs: Sequence[str]) -> None:
 
 
 def at_dataset(path_or_url: str) -> tuple[Store, str]:
-    """The output and the version that a path means: an output (its latest version), a version of it, or the link ``latest``.
+    """The output and the version that a path means. It names an output (its latest version), a version, or the link ``latest``.
 
     ValueError where no published version of an output is there.
     """

@@ -1,8 +1,8 @@
-"""Objects of remote stores that receipts tell of: read whole, by one request, checked, and kept for who reads them next.
+"""Objects of remote stores that receipts list: read whole by one request, checked, and kept for the next reader.
 
-A request takes tens of milliseconds and has its price, whatever it brings; and a shard is counted, then read for the tokens
-and for the documents of two splits. What is kept of it is found by its sha256, which was looked at when it came: it is what
-every receipt with that digest means, whatever becomes of the store.
+A request takes tens of milliseconds and costs money, however little it reads; and a shard is read three times: counted, then
+read for the tokens and for the documents of two splits. Kept bytes are found by their sha256, which was checked when they came:
+every receipt with that digest means these bytes, whatever becomes of the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TURNS = 64
 
 
 class Kept:
-    """Bytes by their hexadecimal sha256, the last *limit* of them that were used. Threads may share it."""
+    """Bytes by their hexadecimal sha256, the most recently used up to *limit* bytes. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size, self._lock = limit, 0, threading.Lock()
@@ -37,7 +37,7 @@ class Kept:
             return data
 
     def keep(self, data: bytes) -> str:
-        """Keep *data*; its sha256."""
+        """Keep *data*. Return its sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         with self._lock:
             if sha256 not in self._data:
@@ -54,7 +54,7 @@ _turns = [threading.Lock() for _ in range(TURNS)]
 
 
 def _begin_anew() -> None:
-    """A forked child has none of the threads that hold its parent's locks."""
+    """Replace the locks in a forked child: it has none of the threads that hold its parent's."""
     global _kept, _turns
     _kept, _turns = Kept(KEPT_BYTES), [threading.Lock() for _ in range(TURNS)]
 
@@ -64,8 +64,8 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @dataclass(frozen=True)
 class KnownStore(Store):
-    """A remote store, with size and digest of some of its objects, by their paths. ``read_ranges`` asks for small ones whole,
-    all at once, and, while they are kept, never again. ValueError where one is not what it was.
+    """A remote store with known sizes and digests of some objects, by their paths. ``read_ranges`` reads small ones whole, all
+    at once, and not again while they are kept. ValueError where one has changed.
     """
 
     known: Mapping[str, StoredObject] = field(default_factory=dict, repr=False)
@@ -74,8 +74,8 @@ class KnownStore(Store):
 
     @classmethod
     def of(cls, root: Store, directory: str, objects: Iterable[StoredObject], likely: Iterable[bytes]) -> KnownStore:
-        """The store at *root*, where *objects* are known below *directory*. *likely*: what some of them most likely hold. Where
-        their digests say so, they are not asked for.
+        """The store at *root*, with known *objects* below *directory*. *likely*: probable contents of some of them. Those whose
+        digests match are not read.
         """
         for data in likely:
             _kept.keep(data)
@@ -93,7 +93,7 @@ class KnownStore(Store):
         return [others[k] if k in others else _cut(whole[key], starts[k], stops[k]) for k, key in enumerate(keys)]
 
     def fetch(self, keys: Iterable[str]) -> dict[str, bytes | FileNotFoundError]:
-        """The content of those of the objects that are known and small. What is not kept is asked for together."""
+        """The contents of the known small objects among *keys*. Those that are not kept are read together."""
         wanted = {key: stored for key in keys if (stored := self.known.get(self.path(key))) is not None and _is_small(stored)}
         found: dict[str, bytes | FileNotFoundError] = {}
         with _turns[self.turn]:
@@ -109,7 +109,7 @@ class KnownStore(Store):
 
 
 def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[StoredObject]:
-    """What each of *objects* is now, read through. The small ones of a remote store are asked for together, and kept."""
+    """Size and digest of *objects* as they are now. The small ones of a remote store are read together, and kept."""
     small = {} if store.is_local else {stored.key: stored for stored in objects if _is_small(stored)}
     found = dict(zip(small, _ask(store.read_ranges, small), strict=True))
     for stored in objects:
@@ -129,5 +129,5 @@ def _is_small(stored: StoredObject) -> bool:
 def _ask(
     read_ranges: Callable[..., list[bytes | FileNotFoundError]], objects: Mapping[str, StoredObject]
 ) -> list[bytes | FileNotFoundError]:
-    """The objects, and a byte of what may follow."""
+    """Read objects, each with a byte more than it should have."""
     return read_ranges(list(objects), [0] * len(objects), [stored.size + 1 for stored in objects.values()]) if objects else []

@@ -16,7 +16,7 @@ from tasks.output.paths import DOCUMENTS, shard_key
 from tasks.shards.known_objects import KnownStore
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
-"""Raw, in smaller chunks than a dataset: a split that draws few documents reads little else."""
+"""Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
 
 
 def document_spec(layout: Layout) -> ArraySpec:
@@ -26,7 +26,9 @@ def document_spec(layout: Layout) -> ArraySpec:
 
 
 class DocumentArrays(NamedTuple):
-    """Beside a shard's tokens, for each sequence: its document's key, and its row counted from the slice's first row."""
+    """Arrays beside a shard's tokens, with an entry for each sequence: its document's key, and its row counted from the slice's
+    first row.
+    """
 
     key: StoredArray
     row: StoredArray
@@ -39,7 +41,7 @@ def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArra
 
 
 def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens, DocumentArrays]:
-    """A shard of which the arrays *names* are about to be read. No store is asked for what the receipt tells."""
+    """Open a shard to read its arrays *names*. Facts that the receipt has are not read from the store."""
     if root.is_local:
         return open_shard(root, shard)
     directory = shard_key(shard.key)
@@ -49,7 +51,7 @@ def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens
 
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
-    """The metadata that a shard has if it was written by this code."""
+    """The metadata that this code writes for a shard."""
     column = document_spec(SHARD_LAYOUT)
     for spec, length in (
         (SHARD_LAYOUT.encoded_tokens, shard.token_count),

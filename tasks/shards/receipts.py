@@ -21,7 +21,7 @@ RECEIPTS_AT_ONCE = 1000
 
 
 def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
-    """Those of some shards' keys that have no receipt at an output."""
+    """Those of *keys* whose token shard has no receipt at an output."""
     asked, missing = list(keys), list[str]()
     for first in range(0, len(asked), RECEIPTS_AT_ONCE):
         some = asked[first : first + RECEIPTS_AT_ONCE]
@@ -36,13 +36,13 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 
 def receipt_json(shard: TokenShard) -> bytes:
-    """A shard's receipt: what is known of it, with a digest of that."""
+    """A shard's receipt: its facts, with a digest of them."""
     facts = shard.model_dump(mode="json")
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_receipt(data: bytes) -> TokenShard:
-    """The shard of a receipt. ValueError where a bit of it is not as it was written."""
+    """The shard of a receipt. ValueError where the receipt is damaged."""
     try:
         facts = json.loads(data)
     except RecursionError as error:
@@ -53,9 +53,9 @@ def read_receipt(data: bytes) -> TokenShard:
 
 
 def load_shard(root: Store, key: str) -> TokenShard | None:
-    """The shard of *key*, if it is there and every byte is what its receipt says; a damaged one is put aside.
+    """The stored shard of *key*, after every byte was checked against its receipt. A damaged one is moved aside.
 
-    The receipt is our own JSON: whoever can write one can at most be caught lying by the digests.
+    The receipt is our own JSON: a forged one can only make the check fail.
     """
     try:
         return _read_shard(root, key)
@@ -71,7 +71,7 @@ def load_shard(root: Store, key: str) -> TokenShard | None:
 
 
 def _read_shard(root: Store, key: str) -> TokenShard | None:
-    """The shard of *key*, None where it has no receipt. ValueError where it is not what was written."""
+    """The stored shard of *key*; None where it has no receipt. ValueError where it is damaged."""
     store = root / shard_key(key)
     try:
         receipt = store.read(RECEIPT)
@@ -98,8 +98,8 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
 
 @contextlib.contextmanager
 def repairing(root: Store) -> Iterator[None]:
-    """Processes of this machine judge and put aside damaged shards one after the other: none takes away what another has
-    just mended.
+    """Let the processes of this machine judge damaged shards and move them aside one after the other: none takes away a shard
+    that another has just mended.
     """
     if not root.is_local:
         yield
@@ -112,8 +112,8 @@ def repairing(root: Store) -> Iterator[None]:
 
 
 def put_aside(root: Store, key: str) -> None:
-    """Move what lies under a shard's name out of the way, the receipt first, so that no half of it is ever trusted.
-    To be called while ``repairing``.
+    """Move a damaged shard out of the way, the receipt first, so that no half of it is ever trusted. The caller holds
+    ``repairing``.
     """
     if root.is_local:
         with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,7 @@ from tasks.output.staging import Place
 
 
 class Recipe(Model):
-    """What a slice's tokens depend on, besides the slice, and where the shard goes."""
+    """Everything that the tokens of slices depend on besides the slice, and where the shards go."""
 
     place: Place
     sources: tuple[Source, ...]
@@ -28,8 +28,8 @@ class Recipe(Model):
         return self.sources[part.file.source]
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
-        """Every ingredient that changes the shard's bytes, and nothing else: no path, no time, no worker, and no engine
-        unless documents that it does not take are left out.
+        """Everything that changes the shard's bytes: no path, no time, no worker, and the engine only where it may decide which
+        documents are left out.
         """
         return {
             "file": part.file.identity(),
@@ -46,8 +46,8 @@ class Recipe(Model):
 
 
 class Ingredients(NamedTuple):
-    """What the bytes of a token shard depend on besides its range: the same for all shards of a file, however it is sliced.
-    Values are as JSON has them, so that those of receipts and of manifests compare.
+    """Everything that the bytes of a token shard depend on besides its range: the same for all shards of a file, however it is
+    sliced. The values are as JSON has them, so that receipts and manifests compare.
     """
 
     content: str
@@ -62,7 +62,7 @@ class Ingredients(NamedTuple):
 
 
 def ingredients_of(inputs: Mapping[str, Any]) -> Ingredients:
-    """The ingredients of a shard that was built or imported, from its receipt. LookupError where they are neither's."""
+    """The ingredients of a built or imported shard, from its receipt's inputs. LookupError where they are neither's."""
     if "content" in inputs:
         content, reading, documents = inputs["content"], [inputs["format"], inputs["options"]], None
     else:
@@ -71,7 +71,7 @@ def ingredients_of(inputs: Mapping[str, Any]) -> Ingredients:
 
 
 def ingredients_needed(made_of: Mapping[str, Any]) -> Iterator[Ingredients]:
-    """The ingredients of all shards that a version with this provenance is written from, and maybe more."""
+    """The ingredients of all shards that a version with this provenance is written from, and maybe of more."""
     tokenizer, semantics = made_of.get("tokenizer", {}).get("digest"), made_of.get("semantics", "")
     for source in made_of.get("sources", ()):
         files = source.get("files", ())
@@ -84,5 +84,5 @@ def ingredients_needed(made_of: Mapping[str, Any]) -> Iterator[Ingredients]:
 
 
 def imported_content(stored: Sequence[StoredObject]) -> str:
-    """The digest of all files of an import, whatever the order in which they are listed."""
+    """The digest of all files of an import, in any order."""
     return digest_of(*map(list, sorted(stored)))

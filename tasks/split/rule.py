@@ -10,8 +10,8 @@ from tasks.models import Model, Split
 
 
 class SplitRule(Model):
-    """A document is validation if a hash of its key and the seed falls below the fraction: so membership depends on the
-    document alone, not on the tokenizer, the order, the number of workers or what else the dataset holds.
+    """A document is validation if a hash of its key and the seed is below the fraction. It depends on the document alone, not
+    on the tokenizer, the number of workers or the rest of the dataset.
     """
 
     fraction: float

@@ -53,7 +53,7 @@ class Span(Model):
 
 
 class Counts(NamedTuple):
-    """What a shard holds of each split."""
+    """Sequences and tokens of a shard, by split."""
 
     train_seqs: int
     train_tokens: int
@@ -62,7 +62,7 @@ class Counts(NamedTuple):
 
 
 def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
-    """How many sequences and tokens of each split a shard holds, from its keys and starts."""
+    """Count a shard's sequences and tokens of each split, from its keys and starts."""
     tokens, documents = open_arrays(root, at.shard, "seq_starts", f"{DOCUMENTS}/key")
     here = (tokens.seq_count, tokens.token_count)
     if at.all_in is not None or rule.fraction == 0:
@@ -74,8 +74,8 @@ def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
 
 
 def lay_out(counted: Iterable[tuple[ShardPlace, Counts]], layout: LayoutName) -> Iterator[Span]:
-    """The spans of both splits, by prefix sums over the shards' counts, each as soon as its last shard is known: objects
-    can be written while later slices are still tokenized.
+    """The spans of both splits, by prefix sums over the shards' counts. Each is yielded as soon as its last shard is known, so
+    that objects can be written while later slices are still tokenized.
     """
     lines = [_Line(split, of_tokens, LAYOUTS[layout]) for split in SPLITS for of_tokens in (True, False)]
     for at, counts in counted:
@@ -87,13 +87,13 @@ def lay_out(counted: Iterable[tuple[ShardPlace, Counts]], layout: LayoutName) ->
 
 
 def items_a_task(of_tokens: bool, layout: Layout) -> int:
-    """How many items of an array one task writes: as many as whole objects hold."""
+    """How many items of an array one task writes: those of whole objects."""
     length = layout.encoded_tokens.object_length if of_tokens else layout.seq_starts.object_length
     return length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
 
 
 class _Line:
-    """One array's items as they come, cut into spans. (shard, item) -> (split, item): a shard's items begin where those of
+    """The items of one array, cut into spans as they come. (shard, item) -> (split, item): a shard's items begin where those of
     the shards before it end.
     """
 
@@ -119,7 +119,7 @@ class _Line:
             yield self._span(self._start + self._step, None)
 
     def rest(self, token_count: int) -> Iterator[Span]:
-        """What is left; the documents' last span may have none, but it ends seq_starts."""
+        """The last span, where items are left. That of the documents always comes, as it ends seq_starts."""
         if not self.of_tokens:
             yield self._span(self.end, token_count)
         elif self.end > self._start:

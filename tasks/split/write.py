@@ -28,8 +28,8 @@ DOCUMENT_ARRAYS = ("key", "file", "row")
 
 
 class Reads(NamedTuple):
-    """How tokens are read: *block* of them at a time; where less than one part in *sparse* of a block is wanted, only the runs
-    that are wanted, each alone. None: never so.
+    """How tokens are read: in blocks of *block* tokens. Where less than one part in *sparse* of a block is wanted, each run is
+    read alone; None: never.
     """
 
     block: int
@@ -38,11 +38,11 @@ class Reads(NamedTuple):
 
 FROM_DISK = Reads(1 << 19, 8)
 FROM_STORE = Reads(1 << 20, None)
-"""A request of an object store takes as long as some megabytes of its answer."""
+"""A request of an object store takes as long as reading some megabytes."""
 
 
 class Entries(NamedTuple):
-    """What is stored of some documents beside their tokens: where each starts, its key, its file and its row, uint64[n]."""
+    """Entries of documents beside their tokens: each one's start, key, file and row, uint64[n]."""
 
     starts: npt.NDArray[np.uint64]
     key: npt.NDArray[np.uint64]
@@ -51,7 +51,7 @@ class Entries(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a task wrote of a span."""
+    """The objects of a written span, and its largest token id."""
 
     objects: tuple[StoredObject, ...]
     max_token_id: int
@@ -72,7 +72,7 @@ def write_span(span: Span, rule: SplitRule, layout: LayoutName, place: Place, ve
 
 
 def store_tokens(at: Span, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str) -> Written:
-    """Write the objects of a span of tokens: *tokens*, one array behind the other."""
+    """Write the objects of a span of tokens, from arrays of them one behind the other."""
     spec = LAYOUTS[layout].encoded_tokens
     store = version_store(place.root, version) / at.split
     largest = 0
@@ -87,7 +87,7 @@ def store_tokens(at: Span, tokens: Iterable[npt.NDArray[np.uint32]], layout: Lay
 
 
 def store_documents(at: Span, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
-    """Write the objects of a span of documents: seq_starts and, beside the arrays of the format, key, file and row."""
+    """Write the objects of a span of documents: seq_starts, and key, file and row beside the arrays of the format."""
     spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
     store = version_store(place.root, version)
     first = at.start // spec.object_length
@@ -138,7 +138,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads) -> Iterator[_Block]:
-    """Blocks to read for many runs; where a block holds little of them, each run alone."""
+    """The blocks to read for many runs. Where a block holds little of them, each run is a block."""
     starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
     firsts = np.searchsorted(ends, starts, "right")
     lasts = np.searchsorted(begins, starts + reads.block, "left")
