@@ -31,8 +31,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist
 test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cores.
 	$(PYTEST) -m "not slow"
 
-test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults, whole corpora, many examples.
-	$(PYTEST) -m slow
+test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile all
 
 peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are skipped without.
 

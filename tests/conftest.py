@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
+
+from tests.examples import FEW
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -25,10 +27,7 @@ os.environ.pop("PREFECT_API_URL", None)
 if (SHARED / "vocab").exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab" / "tiktoken_cache"))
 
-settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("tests")
+settings.load_profile(FEW)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import zarr
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import flat_tokens.checker
@@ -27,6 +27,7 @@ from flat_tokens.arrays.writing import ArrayWriter, put_metadata
 from flat_tokens.manifest import manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import commit, write_dataset
+from tests.examples import examples
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -269,7 +270,7 @@ ragged = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=12)
 
 
 @given(train=ragged, block=st.integers(1, 9), name=st.sampled_from(NAMES))
-@settings(max_examples=25)
+@examples(25)
 def test_every_batch_passes_wherever_blocks_end(
     tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], block: int, name: LayoutName
 ) -> None:
@@ -281,7 +282,7 @@ def test_every_batch_passes_wherever_blocks_end(
 
 
 @given(data=st.data(), train=ragged, block=st.integers(1, 9))
-@settings(max_examples=30)
+@examples(30)
 def test_every_single_change_is_found_wherever_blocks_end(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, train: list[list[int]], block: int
 ) -> None:

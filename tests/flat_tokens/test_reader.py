@@ -17,7 +17,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
@@ -25,6 +25,7 @@ import flat_tokens
 from flat_tokens import LayoutName, TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import write_dataset
+from tests.examples import examples
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -215,7 +216,7 @@ def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path:
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=10), st.sampled_from(NAMES))
-@settings(max_examples=15)
+@examples(15)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], layout: LayoutName) -> None:
     root = tmp_path_factory.mktemp("datasets")
     write(root / "dataset", train, train[::-1], layout=layout)
@@ -695,7 +696,7 @@ values = st.recursive(
 
 
 @given(data=st.data(), layout=st.sampled_from(["mmap", "compact", "zarr2", "v2 delta", "v3 default", "v3 shards"]))
-@settings(max_examples=100)
+@examples(100)
 def test_whatever_metadata_says_the_answer_is_data_or_a_named_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, layout: str
 ) -> None:

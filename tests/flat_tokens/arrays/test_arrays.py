@@ -15,7 +15,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
@@ -26,6 +26,7 @@ from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter, write_dataset
+from tests.examples import examples
 
 NAMES = get_args(LayoutName)
 ARRAYS = [(name, array) for name in NAMES for array in ("encoded_tokens", "seq_starts")]
@@ -176,7 +177,7 @@ def test_zarr_writes_the_same_bytes_under_our_metadata(tmp_path: Path, name: Lay
 
 @pytest.mark.parametrize("name", NAMES)
 @given(cuts=st.lists(st.integers(0, 30), max_size=5), length=st.integers(0, 30))
-@settings(max_examples=40)
+@examples(40)
 def test_stored_bytes_do_not_depend_on_how_items_arrive(
     tmp_path_factory: pytest.TempPathFactory, name: LayoutName, cuts: list[int], length: int
 ) -> None:
@@ -292,7 +293,7 @@ def test_any_range_equals_the_array(stored: tuple[StoredArray, np.ndarray], data
 
 @pytest.mark.parametrize("name", NAMES)
 @given(start=st.integers(0, 200_000), count=st.integers(0, 200_000))
-@settings(max_examples=25)
+@examples(25)
 def test_any_range_at_full_size(tmp_path_factory: pytest.TempPathFactory, name: LayoutName, start: int, count: int) -> None:
     root = tmp_path_factory.getbasetemp() / f"full-{name}"
     spec = spec_of(name, "encoded_tokens")
@@ -367,7 +368,7 @@ def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path: Path
 
 @pytest.mark.parametrize("name", NAMES)
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(max_examples=25)
+@examples(25)
 def test_no_flipped_bit_is_read_as_data_at_full_size(
     tmp_path_factory: pytest.TempPathFactory, name: LayoutName, position: float, bit: int
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -21,6 +21,7 @@ from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter, write_dataset
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
@@ -31,7 +32,7 @@ def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()
     return flat_tokens.open(path)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(sequences=RAGGED, max_tokens=st.integers(1, 15))
 def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], max_tokens: int) -> None:
     """No batch is larger than it may be, and what a writer makes of them is what was read."""
@@ -48,7 +49,7 @@ def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], 
     assert np.array_equal(again.slice(0, again.token_count), split.slice(0, split.token_count))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(sequences=RAGGED, data=st.data())
 def test_bounded_batches_of_a_run_hold_that_run(sequences: list[list[int]], data: st.DataObject) -> None:
     split = splits_of(sequences)["train"]
@@ -60,7 +61,7 @@ def test_bounded_batches_of_a_run_hold_that_run(sequences: list[list[int]], data
     assert tokens == [token for sequence in sequences[start:stop] for token in sequence]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(sequences=RAGGED, max_tokens=st.one_of(st.none(), st.integers(1, 30)))
 def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences: list[list[int]], max_tokens: int | None) -> None:
     split = splits_of(sequences)["train"]
@@ -156,7 +157,7 @@ def test_the_source_of_an_export_is_a_datasets_splits(tmp_path: Path) -> None:
         source(tmp_path / "nothing")
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(parts=st.lists(RAGGED, min_size=1, max_size=3))
 def test_joined_readers_are_one_array(parts: list[list[list[int]]]) -> None:
     joined = Joined(tuple(splits_of(sequences)["train"] for sequences in parts))

@@ -16,13 +16,14 @@ from typing import Any
 import numcodecs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats import mds as module
 from flat_tokens.formats.mds import MDS, Mds
 from flat_tokens.stores.store import Store
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1
@@ -110,7 +111,7 @@ OPTIONS = pytest.mark.parametrize(
 
 @OPTIONS
 @given(train=RAGGED, validation=RAGGED)
-@settings(max_examples=8)
+@examples(8)
 def test_import_is_exports_inverse(options: Mds, train: list[list[int]], validation: list[list[int]]) -> None:
     path = f"memory://mds-{next(_numbers)}"
     export("mds", splits_of(train, validation), path, options)
@@ -121,7 +122,7 @@ def test_import_is_exports_inverse(options: Mds, train: list[list[int]], validat
 
 @pytest.mark.parametrize("batch_tokens", [1, 3, 7, 1 << 21])
 @given(sequences=RAGGED)
-@settings(max_examples=8)
+@examples(8)
 def test_samples_are_written_the_same_in_pieces_of_any_size(batch_tokens: int, sequences: list[list[int]]) -> None:
     lengths = np.array([len(ids) for ids in sequences])
     flat = np.array([token for ids in sequences for token in ids], np.int32)
@@ -135,7 +136,7 @@ def test_samples_are_written_the_same_in_pieces_of_any_size(batch_tokens: int, s
 
 
 @given(sequences=RAGGED, limit=st.integers(200, 600))
-@settings(max_examples=15)
+@examples(15)
 def test_shards_end_at_the_size_limit_unless_one_sample_is_larger(sequences: list[list[int]], limit: int) -> None:
     path = f"memory://mds-{next(_numbers)}"
     for stored in export("mds", splits_of(sequences), path, Mds(size_limit=limit))[:-1]:
@@ -509,7 +510,7 @@ def test_a_shard_cut_off_anywhere_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=100)
+@examples(100)
 def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     root = tmp_path_factory.getbasetemp() / "changed"
     if not root.exists():

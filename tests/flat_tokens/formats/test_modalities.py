@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import open_any
 from flat_tokens.formats.modalities import Modalities, create_raw_index, open_pbin, read_raw_index
 from flat_tokens.stores.store import Store
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 GPT2_END = 50_256
@@ -87,7 +88,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_work(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(sequences=st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=9))
 def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences: list[list[int]]) -> None:
     """Ids of the end-of-text token anywhere: at ends, inside, alone, before empty sequences."""
@@ -248,7 +249,7 @@ def test_an_id_that_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
 # Raw indexes.
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lines=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12),
     ended=st.booleans(),

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
 from flat_tokens.stores.store import Store
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 END = 9
@@ -106,7 +107,7 @@ def test_npy_files_are_numpys_own_byte_for_byte(tmp_path: Path, count: int, name
     assert path.read_bytes() == theirs.getvalue()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     sequences=st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=12),
     size=st.integers(1, 40),

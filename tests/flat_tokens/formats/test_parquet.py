@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats.contract import Format
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
 from flat_tokens.stores.store import Store
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")
@@ -56,7 +57,7 @@ def lists(rows: Any, kind: Any = None, **columns: Any) -> Any:
 
 @FORMATS
 @given(train=RAGGED, validation=RAGGED)
-@settings(max_examples=8)
+@examples(8)
 def test_import_is_exports_inverse(
     chosen: Format[Any], options: Any, train: list[list[int]], validation: list[list[int]]
 ) -> None:
@@ -264,7 +265,7 @@ def test_lists_of_any_integers_are_read(tmp_path: Path, name: str, chosen: Forma
 
 @FILES
 @given(rows=RAGGED, data=st.data(), max_tokens=st.integers(1, 20))
-@settings(max_examples=20)
+@examples(20)
 def test_any_run_of_rows_is_read_in_small_batches(
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
@@ -419,7 +420,7 @@ def test_truncation_anywhere_is_refused_by_name_or_gives_whole_rows(tmp_path: Pa
 
 @FILES
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=60)
+@examples(60)
 def test_changed_bytes_are_refused_by_name_or_give_token_ids(
     tmp_path_factory: pytest.TempPathFactory, name: str, chosen: Format[Any], seed: int
 ) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats.pickled import read_pairs, write_pairs
+from tests.examples import examples
 
 Pairs = npt.NDArray[np.int64]
 
@@ -63,7 +64,7 @@ def test_lists_of_every_length_are_pickles_own_bytes(count: int, bits: int) -> N
     assert loads(reference, 4096) == [(a, b) for a, b in pairs.tolist()]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     pairs=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)), max_size=30),
     protocol=st.integers(2, 5),

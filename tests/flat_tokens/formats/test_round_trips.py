@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import open_any
@@ -13,6 +13,7 @@ from flat_tokens.formats.datatrove import Datatrove
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
+from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1
@@ -46,7 +47,7 @@ def ragged(largest: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 @pytest.mark.parametrize(("name", "options", "largest"), EXPORTS)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_a_round_trip_gives_the_same_sequences(name: str, options: object, largest: int, data: st.DataObject) -> None:
     """Empty ones, one token, the largest ids, and documents longer than a shard or a batch."""

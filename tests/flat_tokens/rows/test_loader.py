@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -33,6 +33,7 @@ from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.steps import Steps
 from flat_tokens.writer import write_dataset
 from tests.elsewhere import elsewhere
+from tests.examples import examples
 
 
 class Row(NamedTuple):
@@ -185,7 +186,7 @@ orders = st.sampled_from(["shuffled", "sequential"])
 
 
 @given(length=st.integers(1, 100), epochs=st.integers(1, 3), order=orders, data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
     length: int, epochs: int, order: Any, data: st.DataObject
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
 @given(
     batch_size=st.integers(1, 6).map(lambda k: 12 * k), hosts=st.sampled_from([1, 2, 3, 4, 6, 12]), length=st.integers(24, 100)
 )
-@settings(max_examples=30)
+@examples(30)
 @pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(4, 2, 3)])
 def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_size: int, hosts: int, length: int) -> None:
     loader = ShuffledLoader(Numbers(length), batch_size, 3, epochs=3, drop_last=False, order=order)
@@ -521,7 +522,7 @@ def forty_thousand_draws() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@examples(30)
 def test_a_mixture_that_changes_batch_size_and_hosts_is_the_same_stream(data: st.DataObject) -> None:
     expected_source, expected_index = forty_thousand_draws()
     start = position = data.draw(st.integers(0, 40_000 - 4 * 4 * 4 * 300))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -32,6 +32,7 @@ from flat_tokens.rows import packing_index, starts
 from flat_tokens.rows.best_fit import best_fit
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from tests.elsewhere import elsewhere
+from tests.examples import examples
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
 
@@ -200,7 +201,7 @@ def packings(draw: st.DrawFn, *, longest: int = 3) -> tuple[list[int], int]:
 @given(packings(), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
 @example(([0, 5, 0, 0, 5], 5), None, 0)
 @example(([2, 2, 0, 4, 9], 4), 2, 0)
-@settings(max_examples=150)
+@examples(150)
 def test_split_packs_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
     lengths, length = sizes
     limits: Any = {"split_across_pack": True, "max_packs": max_packs, "padding_idx": padding_idx}
@@ -213,7 +214,7 @@ def test_split_packs_are_torchtunes(sizes: tuple[list[int], int], max_packs: int
 @pytest.mark.usefixtures("_small_windows")
 @given(packings(longest=1), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
 @example(([0, 0, 5, 0, 0, 5], 5), None, 0)
-@settings(max_examples=150)
+@examples(150)
 def test_packs_of_whole_documents_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
     lengths, length = sizes
     limits: Any = {"split_across_pack": False, "max_packs": max_packs, "padding_idx": padding_idx}
@@ -225,7 +226,7 @@ def test_packs_of_whole_documents_are_torchtunes(sizes: tuple[list[int], int], m
 
 @pytest.mark.usefixtures("_small_windows")
 @given(packings(longest=2), st.integers(0, 4))
-@settings(max_examples=150)
+@examples(150)
 def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes: tuple[list[int], int], max_packs: int) -> None:
     """One behind the last pack that is wanted is never looked at."""
     lengths, length = sizes
@@ -250,7 +251,7 @@ def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options: dict[
 @pytest.mark.usefixtures("_small_windows")
 @given(packings())
 @example(([9, 0, 0, 2, 9, 1], 4))
-@settings(max_examples=100)
+@examples(100)
 def test_cut_documents_are_packed_as_if_they_were_not_longer(sizes: tuple[list[int], int]) -> None:
     lengths, length = sizes
     view = in_memory(lengths).packed_documents(length, too_long="cut")
@@ -282,7 +283,7 @@ def filled_with_the_longest_that_fit(lengths: list[int], length: int) -> list[li
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.lists(st.integers(1, n), max_size=60), st.just(n))))
 @example(([2, 1, 1, 2, 1, 2, 1, 1], 3))
-@settings(max_examples=300)
+@examples(300)
 def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes: tuple[list[int], int]) -> None:
     lengths, length = sizes
     firsts, order = best_fit(np.array(lengths, np.int64), length)
@@ -294,7 +295,7 @@ def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes: tuple[list[int
 @pytest.mark.parametrize("more", [{"split_across_pack": True}, {"too_long": "cut"}])
 @given(sizes=packings())
 @example(sizes=([4, 3, 3, 4, 3, 3], 10))
-@settings(max_examples=50)
+@examples(50)
 def test_closer_packs_hold_every_document_once(sizes: tuple[list[int], int], more: dict[str, Any]) -> None:
     """Whole, or in full packs and a rest; and there are never more packs than of the same pieces in their order."""
     lengths, length = sizes
@@ -513,7 +514,7 @@ def test_the_mask_is_block_causal_and_identity_in_padding() -> None:
 
 
 @given(packings(longest=2), st.sampled_from(["greedy", "best"]))
-@settings(max_examples=60)
+@examples(60)
 def test_masks_and_segments_follow_the_documents(sizes: tuple[list[int], int], fit: Any) -> None:
     lengths, length = sizes
     view = in_memory(lengths).packed_documents(length, split_across_pack=True, fit=fit)

@@ -9,10 +9,11 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.rows.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
+from tests.examples import examples
 
 # The keyed permutation as documented, in integers.
 A = 0x9E3779B97F4A7C15
@@ -113,7 +114,7 @@ def test_no_number_twice_in_a_range_too_long_to_look_through(length: int, start:
 
 
 @given(length=st.integers(1, 500), count=st.integers(0, 60), seed=st.integers(0, 100))
-@settings(max_examples=40)
+@examples(40)
 def test_numbers_under_different_keys_at_once(length: int, count: int, seed: int) -> None:
     indices, epochs = np.arange(count, dtype=np.uint64) % np.uint64(length), np.arange(count, dtype=np.uint64)
     together = KeyedPermutation(length)(indices, derive_keys(seed, epochs))

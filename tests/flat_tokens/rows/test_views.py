@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import zarr
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -28,6 +28,7 @@ from flat_tokens.rows.documents import DocumentTokens
 from flat_tokens.rows.packed import PackedTokens
 from flat_tokens.rows.starts import SEQUENCES_AT_A_TIME
 from tests.elsewhere import elsewhere
+from tests.examples import examples
 
 NAMES = get_args(LayoutName)
 LARGEST = 2**31 - 1
@@ -140,7 +141,7 @@ def test_rows_that_share_a_token_lose_no_target(tmp_path: Path) -> None:
 
 
 @given(sequences=ragged, length=st.integers(1, 9), overlap=st.integers(0, 8), layout=st.sampled_from(NAMES))
-@settings(max_examples=50)
+@examples(50)
 @example(sequences=[], length=1, overlap=0, layout="mmap")
 @example(sequences=[[LARGEST]], length=1, overlap=0, layout="zarr2")
 @example(sequences=[[], [0], [], [], [LARGEST, 0]], length=3, overlap=0, layout="compact")
@@ -162,7 +163,7 @@ def test_packed_rows_are_what_the_format_says_token_by_token(
 
 
 @given(token_count=st.integers(0, 40), block=st.integers(2, 12), reuse=st.booleans())
-@settings(max_examples=40)
+@examples(40)
 def test_packed_is_modalities_continuous_rule(tmp_path: Path, token_count: int, block: int, reuse: bool) -> None:
     """Samples that reuse their last target start every block - 1 tokens, others every block.
 
@@ -204,7 +205,7 @@ def test_documents_are_padded_or_cut(tmp_path: Path) -> None:
 
 
 @given(sequences=ragged, max_length=st.integers(1, 9), pad_id=st.sampled_from([0, 3, LARGEST]), layout=st.sampled_from(NAMES))
-@settings(max_examples=40)
+@examples(40)
 def test_documents_are_what_the_format_says_token_by_token(
     tmp_path: Path, sequences: list[list[int]], max_length: int, pad_id: int, layout: LayoutName
 ) -> None:
@@ -267,7 +268,7 @@ def test_where_blocks_start(tmp_path: Path, lengths: list[int], block: int, star
     block=st.integers(1, 12),
     window=st.integers(1, 9),
 )
-@settings(max_examples=120)
+@examples(120)
 def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int], block: int, window: int) -> None:
     """In windows of a few documents as in one: what is open at a window's end goes on in the next."""
     train = split_of_lengths(tmp_path, lengths)

@@ -19,12 +19,13 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
 from flat_tokens.stores.retry import SILENCE_SECONDS
 from flat_tokens.stores.store import DIRECT_READ_BYTES, PART_BYTES, Store, StoredObject
+from tests.examples import examples
 
 MEBIBYTE = 1 << 20
 SIZES = [0, 1, 4095, 4096, 4097, WRITE_BUFFER_BYTES - 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 9_999_991, 12 * MEBIBYTE]
@@ -54,7 +55,7 @@ def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path: Path, 
 
 
 @given(pieces=st.lists(st.binary(max_size=50), max_size=20))
-@settings(max_examples=30)
+@examples(30)
 def test_pieces_of_any_size_follow_each_other(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     root = tmp_path_factory.mktemp("store")
     with Store.at(root).create("object") as writer:
@@ -259,7 +260,7 @@ EDGES += [WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT + i for i in (-1, 0, 1)] + [
     start=st.integers(0, 10 * MEBIBYTE + 123) | st.sampled_from(EDGES),
     length=st.integers(0, 5 * MEBIBYTE) | st.sampled_from(EDGES),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_every_way_to_read_a_range_gives_the_same_bytes(large: tuple[Path, bytes], start: int, length: int) -> None:
     """Through the page cache, and past it for what is read once."""
     root, data = large

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -21,6 +21,7 @@ from flat_tokens.tools import export as exporting
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.flags import description
 from flat_tokens.tools.import_ import import_dataset
+from tests.examples import examples
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
@@ -71,7 +72,7 @@ RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=7)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=10)
+@examples(10)
 @given(train=RAGGED, validation=RAGGED)
 def test_what_is_exported_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, train: list[list[int]], validation: list[list[int]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -34,6 +34,7 @@ from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions
 from tasks.split.rule import SplitRule
+from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
 
@@ -141,7 +142,7 @@ def test_merging_puts_documents_one_behind_the_other_split_by_split(tmp_path: Pa
     }
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(datasets=st.lists(PAIRS, min_size=1, max_size=3), layouts=st.tuples(LAYOUT_NAMES, LAYOUT_NAMES, LAYOUT_NAMES))
 def test_a_merge_is_the_concatenation(
     tmp_path: Path, datasets: list[tuple[list[Doc], list[Doc]]], layouts: tuple[LayoutName, LayoutName, LayoutName]
@@ -379,7 +380,7 @@ def naive(docs: list[Doc], told: dict[str, Any], split: str) -> list[Doc]:
     return kept
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(pair=PAIRS, told=filters(), layout=LAYOUT_NAMES)
 def test_a_subset_is_what_the_filters_let_through(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], told: dict[str, Any], layout: LayoutName
@@ -479,7 +480,7 @@ def test_filters_that_cannot_be_meant_are_refused(tmp_path: Path, told: dict[str
 # Shuffle
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(pair=PAIRS, seed=st.integers(0, 2**63 - 1), layout=LAYOUT_NAMES)
 def test_a_shuffle_is_a_permutation_of_each_split(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], seed: int, layout: LayoutName
@@ -532,7 +533,7 @@ def test_shuffling_in_place_again_does_nothing(tmp_path: Path) -> None:
 # Relayout
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(pair=PAIRS, before=LAYOUT_NAMES, after=LAYOUT_NAMES)
 def test_another_layout_holds_the_same(
     tmp_path: Path, pair: tuple[list[Doc], list[Doc]], before: LayoutName, after: LayoutName

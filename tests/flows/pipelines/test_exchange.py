@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -24,6 +24,7 @@ from flows.pipelines.import_ import ImportResult, import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
 from tasks.split.rule import SplitRule
+from tests.examples import examples
 from tests.faults.support import digests
 from tests.made import read_docs
 
@@ -62,7 +63,7 @@ RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=9)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=5)
+@examples(5)
 @given(train=RAGGED, validation=RAGGED)
 def test_an_import_gives_back_what_was_exported(
     tmp_path: Path, format: str, train: list[list[int]], validation: list[list[int]]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.shards.read
@@ -34,6 +34,7 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.write import store_shard, tokenize_or_load, tokenize_slice, write_shard
 from tasks.text.slices import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.examples import examples
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
 
@@ -115,7 +116,7 @@ def fresh(directory: Path) -> Path:
 TEXTS = st.text(st.sampled_from("ab é\n\0中😀'\""), max_size=12)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     texts=st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=30),
     row_group=st.integers(1, 12),
@@ -138,7 +139,7 @@ def line_of(row: str | int | None) -> str:
     return "" if row is None else "no json" if isinstance(row, int) else json.dumps({"n": [1], "text": row}, ensure_ascii=False)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     rows=st.lists(st.one_of(TEXTS, st.none(), st.just(0)), min_size=1, max_size=30),
     slice_bytes=st.integers(1, 300),
@@ -162,7 +163,7 @@ def test_jsonl_gives_the_same_documents_at_any_slicing(
     assert held(made(source, place, 1 << 20, on_bad="skip"), place) == expected
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     texts=st.lists(st.text(st.sampled_from("ab é-\n"), max_size=12), min_size=1, max_size=30),
     separator=st.sampled_from(["|", "<|end|>", "¶"]),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.shards.known_objects
@@ -31,6 +31,7 @@ from tasks.shards.read import document_spec
 from tasks.split.rule import SplitRule
 from tasks.split.spans import Counts, ShardPlace, Span, count_documents, lay_out
 from tasks.split.write import Reads, Written, write_span
+from tests.examples import examples
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -197,7 +198,7 @@ def datasets(draw: st.DrawFn) -> list[Shard]:
     return draw(st.lists(shard, max_size=6))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     shards=datasets(),
     fraction=st.sampled_from([0, 0.3, 0.5, 1]),
