@@ -25,8 +25,8 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
 	$(BIN)/python deployments/serve.py $(SERVE)
 
-# A process for each core. A file's tests stay in one process, and so do those that share a server: tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadgroup
+# A process for each core; which tests stay together is in tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
 
 test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cores.
 	$(PYTEST) -m "not slow"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.examples import FEW
 
@@ -30,12 +33,27 @@ if (SHARED / "vocab").exists():
 settings.load_profile(FEW)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under pytest-xdist a file's tests run in one process, as do all that use the Prefect server: it starts once."""
-    for item in items:
-        group = "prefect" if "prefect_server" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+class _Together(LoadScopeScheduling):
+    """Tests that share what takes long to make run in one process: those of a file with fixtures for the whole module, and
+    all files that use the Prefect server. Any other test runs where there is time.
+
+    xdist's own marker for this, xdist_group, does nothing with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        text = _source(path)
+        return "prefect_server" if "prefect_server" in text else path if 'scope="module"' in text else nodeid
+
+
+@functools.cache
+def _source(path: str) -> str:
+    return (ROOT / path).read_text("utf-8")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Together(config, log)
 
 
 def _shared(part: str) -> Path:
