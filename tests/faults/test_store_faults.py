@@ -221,6 +221,7 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
         store.exists("object")
     bucket.proxy.spoil = lambda method, path: None
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
     assert not store.exists("object")
 
 
