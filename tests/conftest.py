@@ -56,6 +56,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _Together(config, log)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Written files are not synced. Tests of faults look at what is on the disk when."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "faults" not in request.path.parts:
+            patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
 def _shared(part: str) -> Path:
     path = SHARED / part
     if not path.exists():

@@ -1,11 +1,14 @@
-"""Dockerfiles, read: instructions in order, with continued lines joined and comments left out."""
+"""The Dockerfile's stages, each with its instructions, as dockerfile-parse reads them."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from typing import NamedTuple
+
+from dockerfile_parse import DockerfileParser
+
+from tests.docker.compose import DOCKERFILE
 
 
 class Instruction(NamedTuple):
@@ -21,40 +24,21 @@ class Instruction(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What stands between one FROM and the next."""
+    """The instructions between one FROM and the next. *base*: the image's name, with tag and digest."""
 
     base: str
     name: str
     instructions: tuple[Instruction, ...]
 
 
-def read_instructions(text: str) -> list[Instruction]:
-    """All instructions, in order. ValueError for what is none."""
-    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    found = []
-    for line in joined.splitlines():
-        name, _, value = line.strip().partition(" ")
-        if not name.isupper():
-            raise ValueError(f"no instruction: {line}")
-        found.append(Instruction(name, value.strip()))
-    return found
-
-
-def read_stages(text: str) -> tuple[dict[str, str], list[Stage]]:
-    """Arguments that stand before the first FROM, with their values; and the stages, their bases resolved."""
-    arguments: dict[str, str] = {}
+def read_stages() -> list[Stage]:
+    parsed = DockerfileParser(path=str(DOCKERFILE.parent), env_replace=False)
     stages: list[Stage] = []
-    for instruction in read_instructions(text):
-        if instruction.name == "FROM":
-            base, *alias = instruction.words
-            base = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], base)
-            stages.append(Stage(base, alias[1] if alias else "", ()))
-        elif stages:
-            stages[-1] = stages[-1]._replace(instructions=(*stages[-1].instructions, instruction))
-        elif instruction.name == "ARG":
-            name, _, value = instruction.value.partition("=")
-            arguments[name] = value
-        else:
-            raise ValueError(f"{instruction.name} before the first FROM")
-    return arguments, stages
+    for one in parsed.structure:
+        if one["instruction"] == "FROM":
+            _, _, name = one["value"].partition(" AS ")
+            stages.append(Stage(parsed.parent_images[len(stages)], name, ()))
+        elif stages and one["instruction"] != "COMMENT":
+            found = Instruction(one["instruction"], " ".join(one["value"].split()))
+            stages[-1] = stages[-1]._replace(instructions=(*stages[-1].instructions, found))
+    return stages

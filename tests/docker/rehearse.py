@@ -146,7 +146,7 @@ def main() -> int:
     options = parser.parse_args()
     stages: dict[str, Image] = {}
     image = None
-    for stage in read_stages((ROOT / "docker" / "Dockerfile").read_text("utf-8"))[1]:
+    for stage in read_stages():
         image = stages[stage.name] = make(stage, stages, options)
     assert image is not None
     print(f"image at {image.root}", flush=True)

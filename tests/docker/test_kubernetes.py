@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docker.compose import DOCKERFILE, ROOT
+from tests.docker.compose import ROOT
 from tests.docker.dockerfile import read_stages
 
 
@@ -37,7 +37,7 @@ def test_the_deployments_job_variables_are_ones_that_it_knows(template: dict[str
 
 
 def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template: dict[str, Any]) -> None:
-    (user,) = [one.value for one in read_stages(DOCKERFILE.read_text("utf-8"))[1][-1].instructions if one.name == "USER"]
+    (user,) = [one.value for one in read_stages()[-1].instructions if one.name == "USER"]
     spec = pod(template)
     context = spec["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user

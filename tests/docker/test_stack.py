@@ -24,11 +24,10 @@ import httpx
 import pytest
 
 import flat_tokens
-from tests.docker.compose import DOCKERFILE, ROOT, Service, read_services
+from tests.docker.compose import ROOT, SECRETS, Service, read_services
 from tests.docker.dockerfile import Stage, read_stages
 from tests.docker.rehearse import Image, copy
 
-SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
 DEADLINE = 300.0
 NOBODY = 65534
 
@@ -221,7 +220,7 @@ def stack() -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="flat-tokens-stack-", ignore_cleanup_errors=True) as directory:
         root = Path(directory)
         root.chmod(0o755)
-        stage = read_stages(DOCKERFILE.read_text("utf-8"))[1][-1]
+        stage = read_stages()[-1]
         image = Image(root, directory="/opt/flat-tokens")
         for instruction in stage.instructions:
             if instruction.name == "COPY" and not instruction.value.startswith("--from="):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,6 @@ from tasks.derive.request import ImportRequest, Subset
 from tests.faults.support import digests
 from tests.flows.test_build import task_runs
 from tests.made import docs_of, publish_docs, read_docs
-
-
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

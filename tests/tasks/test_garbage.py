@@ -30,12 +30,6 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 NOW = Policy(keep_versions=1, grace_days=0)
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests look at what is on the disk when."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.fixture(params=["disk", "memory"])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"

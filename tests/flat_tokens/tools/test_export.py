@@ -37,11 +37,6 @@ def given_to(format: str) -> dict[str, Any]:
     return ({"end_of_text": END} if format in MARKED else {}) | {name: n for name, n in small.items() if name in known}
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return made(tmp_path / "dataset")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """A terminal that is told everything at once."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(terminal, "SECONDS_BETWEEN", 0.0)
     return Terminal()
 

@@ -17,12 +17,6 @@ from flows.commands.main import main
 from tests.faults.support import ROOT, write_notes
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests look at what is on the disk when."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration of a directory with two files, built."""

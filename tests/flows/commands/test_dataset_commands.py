@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from flows.commands.main import main
 from tests.made import docs_of, foreign, publish_docs, read_docs
-
-
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

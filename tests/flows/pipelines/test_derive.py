@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,8 +52,7 @@ def small(layout: Layout) -> Layout:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, pieces, blocks and buckets of a few tokens, and no waiting for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    """Objects, pieces, blocks and buckets of a few tokens."""
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
@@ -71,7 +69,6 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes as they are, for what has no need of many parts."""
     monkeypatch.undo()
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def run(

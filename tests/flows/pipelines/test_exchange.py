@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of a few bytes, and no waiting for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    """Parts of a few bytes."""
     monkeypatch.setattr(tasks.derive.imports, "PART_BYTES", 40)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +34,6 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
-
-
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests look at what is on the disk when."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,8 +278,7 @@ def made_of(location: Path) -> list[str]:
 
 
 @pytest.fixture
-def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def datasets(tmp_path: Path) -> tuple[Path, Path]:
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)], name="a-texts")
     publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)], name="b-texts")
     return tmp_path / "a", tmp_path / "b"

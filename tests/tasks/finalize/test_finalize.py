@@ -45,12 +45,6 @@ DEMO = Path(__file__).parents[3] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests look at what is on the disk when."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 def make(output: Path | str, workers: int = 2, **settings: Any) -> BuildResult:
     config = BuildConfig.model_validate({"output": str(output), "tokenizer": "bytes", **settings})
     with Threads(workers) as runner:

@@ -27,12 +27,6 @@ from tasks.output.versions import (
 from tests.faults.support import build_here, settings_of, write_notes
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests look at what is on the disk when."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.fixture(params=["disk", "memory"])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"

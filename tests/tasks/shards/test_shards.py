@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,9 +40,8 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few documents make many stored objects; and without waiting for the disk, which other tests look at."""
+    """So that a few documents make many stored objects."""
     monkeypatch.setattr(tasks.shards.read, "SHARD_LAYOUT", SMALL)
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture
