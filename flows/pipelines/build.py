@@ -91,10 +91,13 @@ def download(config: BuildConfig, found: list[FoundFile], runner: Runner, *known
     meter.add("download", sum(file.size or 0 for file in known))
     fresh = [file for file in found if file not in known]
     place = Place(output=config.output, staging="", scratch=os.fspath(scratch_of(config)))
-
-    cuts = dict(zip(fresh, in_order(runner, fresh, DOWNLOAD.given(config.sources, config.slice_bytes, place)), strict=True))
-
-    cut_files = [known.get(file) or cuts[file] for file in found]
+    cuts = in_order(
+        runner,
+        fresh,
+        DOWNLOAD.given(config.sources, config.slice_bytes, place),  # file -> on a local disk, its slices known
+    )
+    cut = dict(zip(fresh, cuts, strict=True))
+    cut_files = [known.get(file) or cut[file] for file in found]
     check_one_format(config, [cut.file for cut in cut_files])
     return cut_files
 
@@ -118,7 +121,12 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
 
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the
                 # slices behind are still tokenized.
-                shards = in_order(runner, slices.values(), TOKENIZE.given(recipe), SHARD_WRITE.given(place))
+                shards = in_order(
+                    runner,
+                    slices.values(),
+                    TOKENIZE.given(recipe),  # slice -> token shard, staged on the machine that tokenizes it
+                    SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
+                )
                 places: list[ShardPlace] = []
                 counted = count_in_order(place_shards(text, recipe, shards), places, rule, place.root)
                 spans: list[Span] = []
@@ -126,16 +134,17 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 with settled(writing):
                     for span in lay_out(counted, layout):
                         spans.append(span)
-                        writing.append(runner.start(span, SPLIT.given(rule, layout, place, version.name)))
+                        writing.append(
+                            runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
+                        )
 
             with timed("split", output.seconds), settled(writing):
                 meter.begin("split", 4 * sum(at.shard.token_count for at in places))
                 written = [span_under_way.result() for span_under_way in writing]
-
             with timed("finalize", output.seconds):
-                documents = partial(documents_of, made_of, places)
-                contents = Contents(made_of, layout, spans, written, documents, card)
-                runner.start(version.name, FINALIZE.given(contents, place, config.verify_level)).result()
+                contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, places), card)
+                finalizing = FINALIZE.given(contents, place, config.verify_level)  # final objects -> checked, committed
+                runner.start(version.name, finalizing).result()
 
     return version.finish(BuildResult, slices=len(text.slices) if version.place else 0, slices_reused=slices_reused)
 

@@ -51,19 +51,14 @@ def task_of(stage: Stage) -> Task[..., Any]:
         return results
 
     def key(_: Any, told: dict[str, Any]) -> str:
-        (step, *_rest) = told["steps"]
         assert stage.cache_key is not None
-        return KEY_SEPARATOR.join(stage.cache_key(item, *step.shared) for item in told["items"])
+        return KEY_SEPARATOR.join(stage.cache_key(item, *told["steps"][0].shared) for item in told["items"])
 
-    cached = {"cache_key_fn": key, "persist_result": True, "result_serializer": "json", "cache_result_in_memory": False}
+    settings = {**UNCACHED, **(RETRIES if stage.retries else {})}
+    if stage.cache_key:
+        settings = {"cache_key_fn": key, "persist_result": True, "result_serializer": "json", "cache_result_in_memory": False}
     work.__qualname__ = stage.function.__qualname__  # Prefect tells tasks apart by it
-    return Task(
-        work,
-        name=stage.name,
-        task_run_name=f"{stage.name} {{label}}",
-        **(cached if stage.cache_key else UNCACHED),
-        **(RETRIES if stage.retries and not stage.cache_key else {}),
-    )
+    return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}", **settings)
 
 
 @dataclass
@@ -96,7 +91,6 @@ class InPack:
         return self._tasks.send(self._pack).result()[self._number]
 
     def cancel(self) -> bool:
-        """Give it up if its pack has not begun. False where it has."""
         future = self._pack.future
         return future is None or future.wrapped_future.cancel()
 
