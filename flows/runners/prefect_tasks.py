@@ -42,8 +42,7 @@ def task_of(stage: Stage) -> Task[..., Any]:
         first, *rest = steps
         results: list[Any] = []
         try:
-            for item in items:
-                results.append(first(item))
+            results.extend(first(item) for item in items)
         finally:  # a bad item takes none of the items before it along
             if rest and results:
                 following: Any = task_of(rest[0].stage)
@@ -74,11 +73,6 @@ class Pack:
             return False
         stage = steps[0].stage
         return sum(map(stage.size, self.items)) + stage.size(item) <= stage.pack_bytes
-
-    @property
-    def label(self) -> str:
-        first = self.steps[0].stage.label(self.items[0])
-        return first + (f" and {len(self.items) - 1} more" if len(self.items) > 1 else "")
 
 
 class InPack:
@@ -143,9 +137,10 @@ class PrefectTasks:
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
+        stage, more = pack.steps[0].stage, f" and {len(pack.items) - 1} more" if len(pack.items) > 1 else ""
         # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
-        told = {"items": opaque(pack.items), "steps": opaque(pack.steps), "label": pack.label}
-        return self._runner.submit(task_of(pack.steps[0].stage), told)
+        told = {"items": opaque(pack.items), "steps": opaque(pack.steps), "label": stage.label(pack.items[0]) + more}
+        return self._runner.submit(task_of(stage), told)
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
