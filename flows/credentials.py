@@ -16,7 +16,7 @@ import fsspec
 from prefect.blocks.system import Secret
 
 VARIABLE = "FLAT_TOKENS_CREDENTIALS"
-"""Where the block's name stands, such as secret/buckets."""
+"""Environment variable with the block's name, such as secret/buckets."""
 
 PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf")
 
@@ -46,7 +46,7 @@ def credentials() -> Iterator[None]:
 
 
 def options_of(name: str) -> dict[str, dict[str, Any]]:
-    """What the block of that name holds. No error says any of it."""
+    """Options in the block of that name. Errors never show its content."""
     kind, _, block = name.partition("/")
     if kind != "secret" or not block:
         raise ValueError(f"{VARIABLE} is {name!r}, but names a Secret block of Prefect's, such as secret/buckets")

@@ -54,7 +54,7 @@ def refresh_dataset(
 
 
 def changed(config: BuildConfig, result: RefreshResult) -> str:
-    """What a refresh found in Markdown."""
+    """Markdown of a refresh's changes."""
     removed = f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""
     return (
         f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}.\n\n"

@@ -25,7 +25,7 @@ from tasks.output.leases import sharing
 
 
 def run_name() -> str:
-    """What people find a run by."""
+    """Name of the run, for people."""
     given = flow_run.parameters
     return f"retokenize {getattr(given['dataset'], 'name', given['dataset'])} with {', '.join(names_of(given['tokenizers']))}"
 

@@ -59,7 +59,7 @@ class Group(Model):
         return self.steps[0].stage
 
     def place(self, attempt: Place) -> Place:
-        """Where an attempt at the group writes."""
+        """The place that an attempt at the group writes to."""
         return attempt if self.keep_files else attempt.model_copy(update={"scratch": attempt.staging})
 
     @property

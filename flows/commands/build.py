@@ -91,7 +91,7 @@ def summary(result: BuildResult) -> str:
 
 
 def plan_text(made: Plan) -> str:
-    """What a dry run found, for people."""
+    """Result of a dry run, for people."""
     about = "" if made.exact else "about "
     lines = [
         f"  version    {made.version or 'not known before every file is fetched'}"

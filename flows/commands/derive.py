@@ -131,7 +131,7 @@ def run_relayout(options: argparse.Namespace) -> int:
 
 
 def derive(options: argparse.Namespace, operation: str, inputs: list[str], output: str, **settings: Any) -> int:
-    """Run an operation and say what it came to."""
+    """Run an operation and print its result."""
     from tasks.derive.request import DeriveRequest
 
     request = checked(
@@ -178,7 +178,7 @@ def as_flow(request: DeriveRequest) -> DerivedResult:
 
 
 def derived_text(result: DerivedResult) -> str:
-    """What an operation came to, for people."""
+    """Result of an operation, for people."""
     documents = result.totals["documents"]
     lines = [
         "nothing to do: this version is published" if result.was_published else "published",

@@ -65,7 +65,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def exported_text(result: ExportResult) -> str:
-    """What an export came to, for people."""
+    """Result of an export, for people."""
     files = f"{size(result.byte_count)} in {len(result.objects):,} files"
     if result.was_done:
         return f"nothing to do: {result.path} is this export, {files}"
@@ -110,7 +110,7 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def imported_text(result: ImportResult) -> str:
-    """What an import came to, for people."""
+    """Result of an import, for people."""
     lines = [
         "nothing to do: this version is published" if result.was_published else f"imported from {result.format}",
         f"  dataset    {result.path}  (number {result.sequence})",

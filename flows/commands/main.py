@@ -18,7 +18,7 @@ FAMILIES = (build, refresh, versions, derive, exchange)
 """The modules of the commands: each adds its own, with the function that runs it."""
 
 EXPECTED = (ValueError, OSError, ImportError)
-"""What bad input, a full disk or an absent package raise: told in one line. Anything else is a fault of ours: a traceback."""
+"""Errors of bad input, a full disk or an absent package: told in one line. Anything else is a fault of ours: a traceback."""
 
 FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests", "s3fs")
 """Libraries of stores and the hub: what they raise is mostly about the network, a name or a right, and told in one line too."""

@@ -114,7 +114,7 @@ T = TypeVar("T")
 
 
 def watched(options: argparse.Namespace, alone: Callable[[], T], with_server: Callable[[], T]) -> T:
-    """What one of the two gives, the second one if a Prefect server is set up, its progress shown."""
+    """Run one of two functions, the second one if a Prefect server is set up, and show progress. Return its result."""
     server = None if options.no_server else prefect_server()
     if server and not options.quiet:
         # The server gets every line of the tasks all the same; the terminal is for the display.
@@ -134,7 +134,7 @@ def publishing(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def checked(model: type[M], **settings: Any) -> M:
-    """An order of what was given on the command line. ValueError says all that is wrong with it."""
+    """A request from the settings of the command line. ValueError lists all that is wrong with it."""
     try:
         return model(**settings)
     except ValidationError as error:

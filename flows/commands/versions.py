@@ -146,7 +146,7 @@ def run_gc(options: argparse.Namespace) -> int:
 
 
 def collected_text(collected: Collected) -> str:
-    """What went, or would go, for people: the first ones of every kind, and sums."""
+    """Garbage that went, or would go, for people: the first ones of every kind, and sums."""
     lines = []
     for kind, group in groupby(collected.garbage, key=lambda item: item.kind):
         items = list(group)

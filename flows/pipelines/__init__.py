@@ -1,1 +1,1 @@
-"""What is done in which order, whoever runs it."""
+"""Pipelines: the stages in their order, without Prefect."""

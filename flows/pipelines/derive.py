@@ -163,7 +163,9 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
-    """What is read to count documents: once, for a sample of so many a few times more; tokens where keys are made of them."""
+    """Bytes that are read to count documents: each document's once, for a sample by count a few times more; tokens where keys are
+    made of them.
+    """
     by_count = isinstance(request.operation, Subset) and request.operation.count is not None
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
     times = HASH_DIGITS + 2 if by_count else 1
@@ -220,7 +222,7 @@ def count_unfound(place: Place) -> int:
 
 
 def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
-    """What is written of the splits that are shuffled: buckets of their documents."""
+    """Buckets of the documents of the splits that are shuffled."""
     parts: dict[Split, list[Piece | Bucket]] = {}
     shufflings = {
         split: shuffling_of(split, request.seed, plan.pieces[split]) for split in request.shuffled if plan.pieces[split]

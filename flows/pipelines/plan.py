@@ -41,7 +41,7 @@ BESIDE_BYTES = 14
 
 
 class Plan(Model):
-    """What a build would do. ``exact``: every file was looked into, so that only documents, tokens, text and what follows from
+    """Forecast of a build. ``exact``: every file was looked into, so that only documents, tokens, text and what follows from
     them are estimates.
     """
 
@@ -149,7 +149,7 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
 
 
 class Sample(Model):
-    """What was seen of some slices: bytes as ``Slice.text_bytes`` counts them, and what became of them."""
+    """Measurements of a sample of slices. ``seen_bytes``: as ``Slice.text_bytes`` counts them."""
 
     seen_bytes: int = 0
     text_bytes: int = 0
@@ -181,7 +181,7 @@ def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: in
 
 
 class Estimate(Model):
-    """What all files come to."""
+    """Estimated sums over all files."""
 
     text_bytes: float = 0
     documents: float = 0

@@ -26,7 +26,7 @@ BESIDE = "{output}-{tokenizer}"
 
 
 class Base(NamedTuple):
-    """What is tokenized again: settings, and, where it has been built, the version whose text it is and its manifest."""
+    """The dataset whose text is tokenized again: its settings and, if it has been built, its latest version with the manifest."""
 
     config: BuildConfig
     version: str | None

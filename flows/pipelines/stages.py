@@ -46,7 +46,7 @@ class Pool(NamedTuple):
     weight: Callable[[Any], int] = lambda _: 1
     with_stage: str | None = None
     around: Callable[..., contextlib.AbstractContextManager[object]] = lambda items, *shared: contextlib.nullcontext()
-    """What a worker holds while it works on *items* of a group: files of later items are fetched ahead."""
+    """Context in which a worker does the *items* of a group, such as fetching files ahead."""
     stored: Callable[..., Iterable[str]] = lambda result, *shared: ()
     """Names below the output of the objects that a result tells of: without them the result is worth nothing."""
     done: Callable[[Any, Any], Done] = lambda item, result: Done()

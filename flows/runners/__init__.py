@@ -1,1 +1,1 @@
-"""Who runs the stages: threads, Prefect tasks, a work pool, a Ray cluster."""
+"""Runners: threads, Prefect tasks, a work pool, a Ray cluster."""

@@ -1,4 +1,4 @@
-"""What runs the tasks of a flow, as its configuration says."""
+"""The runner that a configuration chooses."""
 
 from __future__ import annotations
 

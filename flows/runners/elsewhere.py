@@ -18,7 +18,7 @@ from tasks.shards.recipe import Recipe
 
 @functools.cache
 def _types(function: Callable[..., Any]) -> tuple[list[TypeAdapter[Any]], TypeAdapter[Any]]:
-    """What reads and writes the parameters of a stage's function (the item first), and its result."""
+    """Type adapters of a function's parameters (the item first) and of its result."""
     hints = get_type_hints(function)
     result = hints.pop("return")
     return [TypeAdapter(hint) for hint in hints.values()], TypeAdapter(result)
@@ -40,7 +40,7 @@ def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -
 
 
 def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
-    """What the items share, without the place of this attempt: the same work has the same digest, whoever hands it out."""
+    """Shared values without the place of this attempt: the same work has the same digest, whoever hands it out."""
     types, _ = _types(step.stage.function)
     nowhere = [_placed(value, lambda place: place.model_copy(update={"staging": "", "scratch": ""})) for value in step.shared]
     return tuple(kind.dump_python(value, mode="json") for kind, value in zip(types[1:], nowhere, strict=True))

@@ -136,7 +136,7 @@ class _Item:
         return self._groups.results_of(self.run, self._queue)[self.number]
 
     def cancel(self) -> bool:
-        """Whether nobody here need wait for it: what others do does not disturb this process."""
+        """Give the item up. True where nobody here need wait for it: other processes do not disturb this one."""
         return self.here is None or (isinstance(self.here, Cancellable) and self.here.cancel())
 
 
@@ -239,7 +239,7 @@ class Groups:
         return min(2.0 + len(self._out) / 50, self._policy.lost_after / 4)
 
     def _look(self) -> None:
-        """See what has become of the groups that are out."""
+        """Read the states and reports of the groups that are out."""
         if time.monotonic() < self._looked + self._interval:
             return
         states = self._states()
@@ -456,7 +456,7 @@ def _add_tag(run: FlowRun, tag: str) -> None:
 
 
 def _own_tag() -> str:
-    """What marks the runs of this run's groups: a run that was adopted has another parent."""
+    """Tag of the runs of this run's groups. A run that was adopted has another parent, so the parent does not tell."""
     return f"for:{flow_run().id}"
 
 

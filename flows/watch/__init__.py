@@ -1,1 +1,1 @@
-"""What people see of a run."""
+"""Progress and summaries of runs, for people."""

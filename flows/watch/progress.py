@@ -1,5 +1,5 @@
-"""What people see of a run in the Prefect UI while it is under way: tags to search by, log lines, progress that moves. What they
-see at its end is in ``summaries``. None of it decides anything: where the server does not answer, the run goes on.
+"""Runs in the Prefect UI while they are under way: tags to search by, log lines, progress. ``summaries`` shows their end. None of it
+decides anything: where the server does not answer, the run goes on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 UPDATE_SECONDS = 2.5
 WITHOUT_PROGRESS = ("start", "finalize", "done")
-"""What the meter calls moments in which nothing is counted."""
+"""Stages of the meter in which nothing is counted."""
 OURS = ("flat_tokens", "flows", "tasks")
-"""Whose log lines the server gets, too."""
+"""Packages whose log lines the server gets, too."""
 
 
 @contextlib.contextmanager
@@ -47,19 +47,19 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
 
 
 def tags_of(config: BuildConfig) -> list[str]:
-    """What people find the runs of a dataset by."""
+    """Tags by which people find the runs of a dataset."""
     return [f"dataset:{config.name}", f"tokenizer:{short(config.tokenizer.name)}"]
 
 
 def dataset_name(path_or_url: str) -> str:
-    """What the dataset at a path is called: by its manifest, else by the path. What is wrong with it, who reads it will tell."""
+    """Name of the dataset at a path: from its manifest, else from the path. Errors surface when it is read."""
     with contextlib.suppress(Exception):  # stores have errors of their own
         return str(read_manifest(version_at(path_or_url))["provenance"]["name"])
     return PurePath(path_or_url.rstrip("/")).name or "dataset"
 
 
 def counted(stage: str) -> Callable[[Checked], None]:
-    """A stage begins; who is told how far it is, and tells the meter."""
+    """Begin a stage. Return a function that tells the meter how far it is."""
     meter.begin(stage)
     return lambda now: meter.put(stage, now.of, Done(now.byte_count, faults=now.faults))
 
@@ -74,7 +74,7 @@ def flow_run() -> FlowRun:
 
 @contextlib.contextmanager
 def tolerated(what: str) -> Iterator[None]:
-    """Whatever goes wrong with what is only shown is a log line."""
+    """Log errors of the block instead of raising them: it only shows something."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  the client, the network and the server have errors of their own

@@ -1,5 +1,5 @@
-"""What people see of a run in the Prefect UI at its end: a summary with tables and links, and what was made as an asset, with
-what it was made of. Where the server does not answer, the run ends all the same.
+"""Summaries of runs in the Prefect UI: tables and links, and the result as an asset with the assets that it was made of. Where
+the server does not answer, the run ends all the same.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def show_check(name: str, level: str, found: Verification | DamagedError, how_fa
 
 
 def materialize(location: str, name: str, description: str, made_of: Mapping[str, str], facts: dict[str, Any]) -> None:
-    """Tell that what lies at a location was made of what lies at others. *made_of*: the name of each. Within a flow run."""
+    """Record an asset and the assets that it was made of, within a flow run. *made_of*: location -> name."""
     made = Asset(
         key=asset_key(location),
         properties=AssetProperties(
@@ -123,7 +123,7 @@ def materialize(location: str, name: str, description: str, made_of: Mapping[str
 
 
 def origin(source: Source) -> str:
-    """Where a source is, as a URL or path."""
+    """URL or path of a source."""
     if source.hub is not None:
         name = f"/{source.hub.name}" if source.hub.name else ""
         return f"hf://datasets/{source.hub.path}{name}/{source.hub.split}"
@@ -132,7 +132,7 @@ def origin(source: Source) -> str:
 
 
 def output_of(path_or_url: str) -> str:
-    """Where the dataset lies that a path is of, whatever its version: the output that it was built at, if it was built."""
+    """The output of the dataset at a path, or the path itself where it has none."""
     store = Store.at(path_or_url)
     place = store.url if store.exists(POINTER) else version_at(path_or_url).url
     above = place.rpartition("/")[0]
@@ -163,7 +163,7 @@ def link(location: str) -> str:
 
 
 def summary(config: BuildConfig, result: BuildResult) -> str:
-    """A build in Markdown: what was made, of what, document by document reckoned up."""
+    """A build in Markdown: its version, sources and documents."""
     documents = result.totals["documents"]
     rows = [*documents.get("by_source", ())]
     if len(rows) > 1:
@@ -192,7 +192,7 @@ def summary(config: BuildConfig, result: BuildResult) -> str:
 
 
 def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
-    """What was made of datasets in Markdown. *made_of*: the manifest's provenance."""
+    """A derived dataset in Markdown. *made_of*: the manifest's provenance."""
     documents = result.totals["documents"]
     settings = {name: value for name, value in made_of.get("operation", {}).items() if name != "operation"}
     lines = [
@@ -248,7 +248,7 @@ def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResu
 
 
 def exported(name: str, request: Export, result: ExportResult) -> str:
-    """An export in Markdown: what was read, and which files were written."""
+    """An export in Markdown: its input and its files."""
     reused = "There was nothing to do: an earlier run had written all of it."
     if not result.was_done:
         reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
@@ -275,7 +275,7 @@ def exported(name: str, request: Export, result: ExportResult) -> str:
 
 
 def checked(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> str:
-    """A check in Markdown: what was looked at, and what is wrong with it."""
+    """A check in Markdown: its level and its faults."""
     read = f"{size(how_far.done.bytes)} read in {duration(how_far.seconds)}, at {how_far.rate / 1e6:,.1f} MB/s."
     lines = [f"# {name}", ""]
     if isinstance(found, Verification):

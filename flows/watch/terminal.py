@@ -56,7 +56,7 @@ def progress_line(now: Progress) -> str:
 
 
 def progress_counts(now: Progress) -> list[str]:
-    """What a stage has counted beside bytes, as far as it counts such things."""
+    """Documents, tokens and faults of a stage, as far as it counts them."""
     done = now.done
     counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
     return [f"{count:,} {noun}" for count, noun in counts if count]
