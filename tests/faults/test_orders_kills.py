@@ -82,9 +82,9 @@ def check_kills(calm: Calm, work: Path, first: int, step: int) -> int:
     return deaths
 
 
-@pytest.mark.parametrize(("kind", "step"), [("merge", 60), ("shuffle", 120), ("import", 90), ("export", 30)])
+@pytest.mark.parametrize(("kind", "step"), [("merge", 60), ("export", 30)])
 def test_a_killed_order_goes_on(kind: str, step: int, tmp_path: Path) -> None:
-    """A kill now and then over the whole length."""
+    """A kill now and then over the whole length, of one kind that publishes a version and one that does not."""
     assert check_kills(calm(kind, tmp_path / "calm"), tmp_path / "work", 11, step) >= 2
 
 

@@ -56,7 +56,6 @@ async def _task_runs(flow_run_name: str) -> dict[str, str]:
     return {run.name: run.state_name or "" for run in runs}
 
 
-@pytest.mark.slow
 def test_five_stages_are_seen_with_names_that_a_person_recognises(tmp_path: Path) -> None:
     result = build_dataset(config(tmp_path / "out"))
 

@@ -93,6 +93,7 @@ def notes(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_slice_costs_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ten objects of a shard are stored. It is looked for, and its four arrays come back once, though it is counted and both
     splits are written from it. One that is there already is read through once, and nothing of it is asked for again.

@@ -153,6 +153,7 @@ def megatron_core() -> Any:
     return pytest.importorskip("megatron.core.datasets.indexed_dataset", reason=reason, exc_type=ImportError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
 def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -> None:
