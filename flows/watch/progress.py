@@ -1,5 +1,5 @@
-"""Runs in the Prefect UI while they are under way: tags to search by, log lines, progress. ``summaries`` shows their end. None of it
-decides anything: where the server does not answer, the run goes on.
+"""Runs in the Prefect UI while they are under way: tags to search by, log lines, progress. ``summaries`` shows their end.
+None of it decides anything: where the server does not answer, the run goes on.
 """
 
 from __future__ import annotations
