@@ -23,9 +23,9 @@ from tasks.models import FoundFile, Model, Slice, SourceFile
 from tasks.output.staging import Place
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import token_batches
-from tasks.text.documents import Tally, read_documents
+from tasks.text.documents import Tally
 from tasks.tokenize.engines import Tokenizer, engine_of, large_string_array
+from tasks.tokenize.tokenize_slice import token_batches
 from tasks.tokenize.tokenizers import load_tokenizer
 
 READ_WHOLE_BYTES = 2 << 30
@@ -168,9 +168,8 @@ def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: in
     begun = time.monotonic()
     for part in chosen:
         tally = Tally()
-        read = read_documents(part, recipe.source(part), recipe.documents, tally)
         with naming(recipe.sources, part.file.source):
-            for batch, _ in token_batches(read, engine, part, recipe, tally):
+            for batch, _ in token_batches(part, recipe.source(part), recipe.documents, engine, tally):
                 documents += batch.seq_count
                 tokens += batch.token_count
                 if tally.text_bytes >= limit // len(chosen):

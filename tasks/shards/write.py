@@ -1,4 +1,4 @@
-"""Tokenizing a slice into a token shard: a small flat-tokens array with a key and a row for every sequence."""
+"""Stage shard-write: the token batches of a slice into a token shard, with a key and a row for every sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from flat_tokens.arrays.writing import ArrayWriter
-from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.local import make_directory, sync_directory
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.writer import FlatTokensWriter
@@ -29,8 +24,9 @@ from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
 from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Documents, Tally, bad_document, read_documents
-from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, engine_of
+from tasks.text.documents import Tally
+from tasks.tokenize.engines import engine_of
+from tasks.tokenize.tokenize_slice import token_batches
 from tasks.tokenize.tokenizers import load_tokenizer
 
 UPLOADERS = 4
@@ -90,8 +86,7 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
     with naming(recipe.sources, part.file.source), contextlib.ExitStack() as stack:
         writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
         columns = [stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in DocumentArrays._fields]
-        documents = read_documents(part, recipe.source(part), recipe.documents, tally)
-        for batch, beside in token_batches(documents, engine, part, recipe, tally):
+        for batch, beside in token_batches(part, recipe.source(part), recipe.documents, engine, tally):
             writer.append(batch)
             columns[0].append(beside.keys)
             columns[1].append(beside.rows)
@@ -112,38 +107,6 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
         token_count=writer.token_count,
         max_token_id=writer.max_token_id,
     )
-
-
-def token_batches(
-    documents: Iterator[Documents], engine: Engine, part: Slice, recipe: Recipe, tally: Tally
-) -> Iterator[tuple[TokenBatch, Documents]]:
-    """Documents with their tokens. What the engine does not take is a bad document: ValueError, or left out and counted."""
-    for batch in documents:
-        try:
-            taken, (ids, offsets) = batch, engine(batch.texts)
-        except UnencodableError:
-            taken, (ids, offsets) = _encodable(batch, engine, part, recipe, tally)
-        yield TokenBatch.from_flat(_writable(ids), offsets.astype(np.uint64)), taken
-
-
-def _encodable(batch: Documents, engine: Engine, part: Slice, recipe: Recipe, tally: Tally) -> tuple[Documents, Tokens]:
-    """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
-    keep, taken = np.ones(len(batch.texts), bool), []
-    for i, tokens in enumerate(engine.one_by_one(batch.texts)):
-        if not isinstance(tokens, str):
-            taken.append(tokens.ids)
-            continue
-        if recipe.documents.on_bad == "error":
-            raise bad_document(part, recipe.source(part), int(batch.rows[i]), "unencodable", tokens)
-        keep[i] = False
-        tally.written -= 1
-        tally.skipped["unencodable"] += 1
-        tally.text_bytes -= len(batch.texts[i].as_buffer())
-    return Documents(batch.texts.filter(pa.array(keep)), batch.keys[keep], batch.rows[keep]), concatenate(taken)
-
-
-def _writable(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    return ids if ids.flags.writeable else ids.copy()
 
 
 def write_shard(draft: TokenShard, place: Place) -> TokenShard:
