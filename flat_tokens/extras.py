@@ -20,10 +20,11 @@ def extra(name: str, purpose: str) -> Any:
 
 
 class Later:
-    """An optional package, imported at the first use of one of its names."""
+    """An optional package, imported at the first use of one of its names; its modules too."""
 
     def __init__(self, name: str, purpose: str) -> None:
         self._name, self._purpose = name, purpose
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(extra(self._name, self._purpose), attribute)
+        package = extra(self._name, self._purpose)
+        return getattr(package, attribute) if hasattr(package, attribute) else extra(f"{self._name}.{attribute}", self._purpose)

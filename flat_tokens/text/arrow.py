@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from flat_tokens.extras import Later
+from flat_tokens.text.arrow_library import pa
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, cut, neighbours
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.ipc as ipc
-else:
-    # Optional and slow to import: at first use.
-    pa, ipc = Later("pyarrow", "reading Arrow files"), Later("pyarrow.ipc", "reading Arrow files")
 
 FILE, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 
@@ -35,10 +27,10 @@ def _opened(file: TextFile, columns: list[str]) -> tuple[pa.Schema, Iterator[pa.
     is_file = source.read(len(FILE)) == FILE
     source.seek(0)
     if is_file:
-        reader = ipc.open_file(source)
+        reader = pa.ipc.open_file(source)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:
-        reader = ipc.open_stream(source)
+        reader = pa.ipc.open_stream(source)
         batches = iter(reader)
     return reader.schema, (_checked(batch, columns) for batch in batches)
 

@@ -8,16 +8,10 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
-from flat_tokens.extras import Later
 from flat_tokens.text import limits
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = Later("pyarrow", "reading CSV files")  # optional and slow to import: at first use
+from flat_tokens.text.arrow_library import pa
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns
 
 csv.field_size_limit(1 << 40)  # whole rows are limited below
 
@@ -26,28 +20,24 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     found = _rows(file, limits.longest_line(file.max_bytes))
     header = next(found)
     text_at, id_at = header.index(file.text_column), header.index(file.id_column) if file.id_column else None
-    texts: list[bytes | None] = []
-    ids: list[bytes | None] = []
-    rows: list[int] = []
-    faults: list[tuple[int, str, str]] = []
+    collected = Collected(file)
     size = end = seen = 0
     for row in found:
         if isinstance(row, str):
-            faults.append((end, "malformed", row))
+            collected.faults.append((end, "malformed", row))
         elif len(row) != len(header):
-            faults.append((end, "malformed", f"the row has {len(row)} columns instead of {len(header)}"))
+            collected.faults.append((end, "malformed", f"the row has {len(row)} columns instead of {len(header)}"))
         else:
-            texts.append(row[text_at].encode("utf-8", "surrogateescape"))
-            ids.append(None if id_at is None else row[id_at].encode("utf-8", "surrogateescape"))
-            rows.append(end)
+            values = [None if i is None else row[i].encode("utf-8", "surrogateescape") for i in (text_at, id_at)]
+            collected.add(end, values[0], values[1])
             size += len(row[text_at])
         end += 1
         seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too
-        if size >= limits.BATCH_BYTES or len(rows) + len(faults) >= limits.BATCH_ROWS:
-            yield Rows.of_lists(file, texts, ids, rows, faults, end=end, seen=seen)
-            texts, ids, rows, faults, size = [], [], [], [], 0
-    if rows or faults:
-        yield Rows.of_lists(file, texts, ids, rows, faults, end=end, seen=seen)
+        if size >= limits.BATCH_BYTES or len(collected) >= limits.BATCH_ROWS:
+            yield collected.rows(end, seen)
+            collected, size = Collected(file), 0
+    if len(collected):
+        yield collected.rows(end, seen)
 
 
 def _rows(file: TextFile, limit: int) -> Iterator[list[str] | str]:

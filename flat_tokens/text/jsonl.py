@@ -6,22 +6,15 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.extras import Later
 from flat_tokens.text import limits
+from flat_tokens.text.arrow_library import pa
 from flat_tokens.text.blocks import BOM, blocks, byte_ranges
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, too_long
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.json as pj
-else:
-    # Optional and slow to import: at first use.
-    pa, pj = Later("pyarrow", "reading JSON lines"), Later("pyarrow.json", "reading JSON lines")
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, passed_over, too_long
 
 MAX_BRACKETS = 1000
 """Lines with more brackets go through the parser that survives deep nesting."""
@@ -42,13 +35,9 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
             rows, id_type = _parse_fast(block, file, limit, start, seen, id_type)
             rows = rows or _parse_lines(block, file, limit, start, seen)
         else:
-            rows = Rows.of_lists(file, [], [], [], [_too_long(file, start)], end=start + 1, seen=seen)
+            rows = passed_over(file, start, seen)
         yield rows
         start = rows.end
-
-
-def _too_long(file: TextFile, row: int) -> tuple[int, str, str]:
-    return row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)
 
 
 def _parse_fast(
@@ -69,10 +58,10 @@ def _parse_fast(
     for kind in types if has_own_id else types[:1]:
         fields = {file.text_column: pa.string(), **({file.id_column: kind} if has_own_id else {})}
         try:
-            table = pj.read_json(
+            table = pa.json.read_json(
                 pa.BufferReader(block),
-                pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                pj.ParseOptions(pa.schema(fields), newlines_in_values=False, unexpected_field_behavior="ignore"),
+                pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                pa.json.ParseOptions(pa.schema(fields), newlines_in_values=False, unexpected_field_behavior="ignore"),
             )
             columns = {name: table.column(name).combine_chunks() for name in fields}
             for column in columns.values():
@@ -109,10 +98,7 @@ def _deeply_nested(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -
 
 def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:
     """The lines of a block one by one, with what is wrong with each. Blank lines are no documents, but they are rows."""
-    texts: list[bytes | None] = []
-    ids: list[bytes | None] = []
-    rows: list[int] = []
-    faults: list[tuple[int, str, str]] = []
+    collected = Collected(file)
     lines = block.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -120,16 +106,14 @@ def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int
         if not line.strip():
             continue
         if len(line) > limit:
-            faults.append(_too_long(file, row))
+            collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
             continue
         text, identity, fault = _parse_line(line, file)
-        if fault is not None:
-            faults.append((row, *fault))
-            continue
-        texts.append(text)
-        ids.append(identity)
-        rows.append(row)
-    return Rows.of_lists(file, texts, ids, rows, faults, end=start + len(lines), seen=seen)
+        if fault is None:
+            collected.add(row, text, identity)
+        else:
+            collected.faults.append((row, *fault))
+    return collected.rows(start + len(lines), seen)
 
 
 def _parse_line(line: bytes, file: TextFile) -> tuple[bytes | None, bytes | None, tuple[str, str] | None]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from flat_tokens.extras import Later
 from flat_tokens.text import limits
+from flat_tokens.text.arrow_library import pa
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, cut, neighbours
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-else:
-    # Optional and slow to import: at first use.
-    pa, pq = Later("pyarrow", "reading Parquet files"), Later("pyarrow.parquet", "reading Parquet files")
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -37,16 +30,16 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 
 @contextlib.contextmanager
-def _opened(file: TextFile) -> Iterator[pq.ParquetFile]:
+def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
     """A file read in small pieces, its page checksums checked where it has them."""
     with contextlib.ExitStack() as stack:
         opened = file.path if file.is_local else stack.enter_context(file.open())
         settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
-        yield stack.enter_context(pq.ParquetFile(opened, **settings))
+        yield stack.enter_context(pa.parquet.ParquetFile(opened, **settings))
 
 
 def _batches(
-    parquet: pq.ParquetFile, groups: list[int], names: list[str], first: int, last: int, columns: list[list[Page]]
+    parquet: pa.parquet.ParquetFile, groups: list[int], names: list[str], first: int, last: int, columns: list[list[Page]]
 ) -> Iterator[pa.RecordBatch]:
     """Rows *first* to *last* of row groups, as many at a time as are sure to fit in memory."""
     at = 0  # rows of the row groups -> rows of the range
@@ -69,7 +62,7 @@ def _batches(
         raise OSError(f"it ends after {at} of {last} rows")
 
 
-def _pages_of_columns(parquet: pq.ParquetFile, file: TextFile, part: Range) -> list[list[Page]]:
+def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Range) -> list[list[Page]]:
     """The pages of each column of a range. ValueError where one is larger than any document makes it."""
     metadata = parquet.metadata
     leaf = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
@@ -88,7 +81,7 @@ def _pages_of_columns(parquet: pq.ParquetFile, file: TextFile, part: Range) -> l
     return columns
 
 
-def _pages(opened: BinaryIO, chunk: pq.ColumnChunkMetaData, rows: int) -> list[Page]:
+def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int) -> list[Page]:
     """The pages of a column chunk."""
     if chunk.physical_type != "BYTE_ARRAY":
         return [Page(rows, 0, 8, for_each_row=True)]
@@ -166,11 +159,11 @@ class _Unread(Exception):  # noqa: N818  nothing is wrong
 
 
 @contextlib.contextmanager
-def _metadata(file: TextFile) -> Iterator[pq.FileMetaData]:
+def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
     """The metadata of a file that has the columns and whose footer is sound."""
     with file.open() as opened:
         footer = Footer(opened)
-        with pq.ParquetFile(footer, pre_buffer=True) as parquet:
+        with pa.parquet.ParquetFile(footer, pre_buffer=True) as parquet:
             check_columns(file, parquet.schema_arrow)
             # A damaged footer is refused before a column chunk's metadata is asked for: the library raises an error when it is
             # about to read all of them, but ends the process when it is asked for one.

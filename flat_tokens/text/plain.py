@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flat_tokens.extras import Later
+from flat_tokens.text.arrow_library import pa
 from flat_tokens.text.blocks import blocks, byte_ranges
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, too_long
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    # Optional and slow to import: at first use.
-    pa, pc = Later("pyarrow", "reading text files"), Later("pyarrow.compute", "reading text files")
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_over
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
@@ -26,12 +18,11 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         if whole:
             texts = pa.array([block], pa.large_binary())
             if file.separator:
-                texts = pc.split_pattern(texts, file.separator).values
+                texts = pa.compute.split_pattern(texts, file.separator).values
                 texts = texts if len(texts[-1].as_buffer()) else texts[:-1]  # behind the last separator is the next document
             rows = Rows(texts, None, np.arange(start, start + len(texts)), start + len(texts), seen)
         else:
-            fault = (start, "too_long", too_long(file.max_bytes + 1, file.max_bytes))
-            rows = Rows.of_lists(file, [], [], [], [fault], end=start + 1, seen=seen)
+            rows = passed_over(file, start, seen)
         yield rows
         start = rows.end
 

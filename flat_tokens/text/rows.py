@@ -1,26 +1,17 @@
-"""Rows of source files as Arrow arrays: what every reader takes and gives.
-
-pyarrow is optional and slow to import, so it is imported at the first use of ``pa``, with the remedy where it is missing.
-"""
+"""Rows of source files as Arrow arrays: what every reader takes and gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.extras import Later
 from flat_tokens.keys import document_keys
 from flat_tokens.text import limits
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    pa, pc = Later("pyarrow", "reading source files"), Later("pyarrow.compute", "reading source files")
+from flat_tokens.text.arrow_library import pa
 
 
 class TextFile(NamedTuple):
@@ -80,20 +71,35 @@ class Rows(NamedTuple):
         ids = batch.column(file.id_column) if file.id_column else None
         return cls(batch.column(file.text_column), ids, np.arange(start, end), end, seen)
 
-    @classmethod
-    def of_lists(
-        cls,
-        file: TextFile,
-        texts: list[bytes | None],
-        ids: list[bytes | None],
-        rows: list[int],
-        faults: list[tuple[int, str, str]],
-        *,
-        end: int,
-        seen: int,
-    ) -> Rows:
-        id_array = pa.array(ids, pa.large_binary()) if file.id_column else None
-        return cls(pa.array(texts, pa.large_binary()), id_array, np.array(rows, np.int64), end, seen, tuple(faults))
+
+class Collected:
+    """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, and faults."""
+
+    def __init__(self, file: TextFile) -> None:
+        self._has_ids = file.id_column is not None
+        self._texts: list[bytes | None] = []
+        self._ids: list[bytes | None] = []
+        self._rows: list[int] = []
+        self.faults: list[tuple[int, str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self.faults)
+
+    def add(self, row: int, text: bytes | None, identity: bytes | None) -> None:
+        self._texts.append(text)
+        self._ids.append(identity)
+        self._rows.append(row)
+
+    def rows(self, end: int, seen: int) -> Rows:
+        texts, ids = pa.array(self._texts, pa.large_binary()), pa.array(self._ids, pa.large_binary()) if self._has_ids else None
+        return Rows(texts, ids, np.array(self._rows, np.int64), end, seen, tuple(self.faults))
+
+
+def passed_over(file: TextFile, row: int, seen: int) -> Rows:
+    """A document that is too long to be read."""
+    collected = Collected(file)
+    collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
+    return collected.rows(row + 1, seen)
 
 
 def too_long(length: int, max_bytes: int) -> str:
@@ -156,7 +162,7 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         return np.full(len(values), 8)
     if pa.types.is_string_view(values.type):
         return np.frombuffer(values.buffers()[1], np.int32)[4 * values.offset :: 4][: len(values)].astype(np.int64)
-    return np.asarray(pc.binary_length(values).fill_null(0)).astype(np.int64)
+    return np.asarray(pa.compute.binary_length(values).fill_null(0)).astype(np.int64)
 
 
 def to_large(values: pa.Array) -> pa.LargeStringArray:
