@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -262,12 +262,14 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     """
     limit = _limit(policy)
     needs = needs_of(root, kept)
-    yield from _unfinished_versions(root, limit)
+    unfinished = (version_key(version) for version in names_of(root, VERSIONS) if not is_dataset(root, version))
+    yield from _left(root, unfinished, limit, "unfinished version", "never finished")
     yield from _unneeded_shards(root, needs, limit)
     yield from _unneeded_files(root, needs, limit)
     yield from _quarantined(root, limit)
     yield from _stale_records(root, {version.version for version in going}, limit)
-    yield from _left_groups(root, limit)
+    groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
+    yield from _left(root, groups, limit, "group", "its build died or was another one")
     for key, size in expired_leases(root):
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 
@@ -291,13 +293,12 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
     return Needs(frozenset(shards), frozenset(files), frozenset(converted))
 
 
-def _unfinished_versions(root: Store, limit: datetime) -> Iterator[Garbage]:
-    for version in names_of(root, VERSIONS):
-        if not is_dataset(root, version):
-            name = version_key(version)
-            size, newest = _size(root, name)
-            if newest is None or newest < limit:
-                yield Garbage(kind="unfinished version", name=name, byte_count=size, why="never finished")
+def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
+    """The directories *names* below the output in which nothing was written since *limit*."""
+    for name in names:
+        size, newest = _size(root, name)
+        if newest is None or newest < limit:
+            yield Garbage(kind=kind, name=name, byte_count=size, why=why)
 
 
 def _unneeded_shards(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
@@ -337,14 +338,6 @@ def _quarantined(root: Store, limit: datetime) -> Iterator[Garbage]:
         key = f"{QUARANTINE}/{name}"
         if name != ".lock" and _is_before(root, key, limit):
             yield Garbage(kind="quarantine", name=key, byte_count=_size(root, key)[0], why="damaged, and built again")
-
-
-def _left_groups(root: Store, limit: datetime) -> Iterator[Garbage]:
-    for name in names_of(root, GROUPS):
-        key = f"{GROUPS}/{name}"
-        size, newest = _size(root, key)
-        if newest is None or newest < limit:
-            yield Garbage(kind="group", name=key, byte_count=size, why="its build died or was another one")
 
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:

@@ -20,7 +20,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from tasks.download.sources import CHECK_ACCESS
-from tasks.finalize.provenance import build_id
+from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
 from tasks.locations import local_path
 from tasks.models import Model
@@ -140,7 +140,7 @@ def opened(request: Request) -> Iterator[OpenOutput]:
 
 @contextlib.contextmanager
 def publication(
-    output: OpenOutput, made_of: Model, layout: LayoutName, remember: Callable[[str], object] = lambda version: None
+    output: OpenOutput, made_of: Provenance, layout: LayoutName, remember: Callable[[str], object] = lambda version: None
 ) -> Iterator[Publication]:
     """Publish the version that *made_of* gives. The block finalizes it, unless it is there (``place`` is None). Then *remember*
     is called with its name, and ``latest`` points at it.

@@ -11,20 +11,14 @@ from flat_tokens.manifest import SPLITS
 from tasks.derive.inputs import Input
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
-from tasks.models import FORMAT_SEMANTICS, Model
+from tasks.finalize.provenance import Provenance
 
 logger = logging.getLogger(__name__)
 
 
-class Derived(Model):
-    """Everything that the bytes of a derived version depend on; nothing of when, where or by whom."""
+class Derived(Provenance):
+    """The provenance of a version made of other datasets."""
 
-    name: str
-    sources: tuple[dict[str, Any], ...]
-    tokenizer: dict[str, Any]
-    documents: dict[str, Any]
-    split: dict[str, Any]
-    semantics: str = FORMAT_SEMANTICS
     operation: dict[str, Any]
     inputs: tuple[dict[str, Any], ...]
 

@@ -57,6 +57,6 @@ def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:
     return config.tokenizer.engine == "reference" and tokenizer.make_fast is not None and config.documents.on_bad != "error"
 
 
-def build_id(made_of: Model, layout: LayoutName) -> str:
+def build_id(made_of: Provenance, layout: LayoutName) -> str:
     """The version's name: a digest of everything that its bytes depend on."""
     return digest_of(made_of.model_dump(), layout)[:16]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.layouts import LayoutName
+from tasks.finalize.provenance import Provenance
 from tasks.finalize.seal import seal
 from tasks.finalize.totals import repeated_keys, split_totals
-from tasks.models import Model
 from tasks.output.paths import version_store
 from tasks.output.staging import Place
 from tasks.split.spans import Span
@@ -23,7 +23,7 @@ class Contents(NamedTuple):
     ``made_of``, ``layout``, the totals and the version.
     """
 
-    made_of: Model
+    made_of: Provenance
     layout: LayoutName
     spans: Sequence[Span]
     written: Sequence[Written]

@@ -1,1 +1,1 @@
-"""What lies at an output, and who may change it."""
+"""The things that lie at an output, and the locks and leases on them."""

@@ -78,7 +78,7 @@ def collecting(root: Store) -> Iterator[str | None]:
 
 
 def in_use(root: Store) -> str | None:
-    """Who uses an output at this moment, as far as that can be known; None if nobody does."""
+    """The user of an output at this moment, as far as it is known; None if nobody uses it."""
     if root.is_local:
         with contextlib.ExitStack() as held:
             return _exclude_builds(root, held)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flows.pipelines.exchange import export, import_files
 
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of
+from flows.pipelines.export import export
+from flows.pipelines.import_ import import_files
 from flows.runners.threads import Threads
 from tasks.config import READING
 from tasks.derive.request import ImportRequest
