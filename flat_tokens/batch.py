@@ -13,12 +13,12 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 class TokenBatch(NamedTuple):
-    """Sequences of tokens, one behind the other.
+    """Sequences of tokens, one after another.
 
     ``encoded_tokens``: uint32[token_count], ``id * 2 + 1`` where the token starts a sequence, ``id * 2`` elsewhere.
     ``seq_starts``: uint64[seq_count + 1], the index of each sequence's first token; the last entry is token_count.
     An empty sequence repeats an entry of ``seq_starts`` and marks no token: ``seq_starts`` is the truth.
-    ``max_token_id``: the largest id, 0 where there is no token.
+    ``max_token_id``: the largest id, 0 if there is no token.
     """
 
     encoded_tokens: npt.NDArray[np.uint32]
@@ -40,7 +40,7 @@ class TokenBatch(NamedTuple):
     def from_flat(cls, tokens: npt.NDArray[np.uint32], seq_starts: npt.NDArray[np.uint64]) -> Self:
         """Encode flat token ids **in place** (uint32[n], writable) with their ``seq_starts`` (uint64[m + 1]).
 
-        ValueError for an id above 2**31 - 1, seen before anything is shifted.
+        ValueError for an id above 2**31 - 1, before anything is changed.
         """
         max_token_id = int(tokens.max()) if len(tokens) else 0
         if max_token_id > MAX_TOKEN_ID:
@@ -69,6 +69,6 @@ class TokenBatch(NamedTuple):
 
 def _int64(sequence: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     ids = np.asarray(sequence)
-    if len(ids) and ids.dtype.kind not in "iu":  # what numpy holds in no integer type is a fraction or far too large
+    if len(ids) and ids.dtype.kind not in "iu":  # a value without an integer type in numpy is a fraction or far too large
         raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")
     return ids.astype(np.int64)  # above 2**63 - 1 turns negative, which is refused as well

@@ -1,4 +1,4 @@
-"""Packages that are not installed with the library, for what needs one of them."""
+"""Optional packages, which are not installed with the library."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def extra(name: str, purpose: str) -> Any:
-    """The package, or ModuleNotFoundError that says what it is needed for and how to have it."""
+    """Import the package. ModuleNotFoundError says what needs it and how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # it is there, and something that it needs itself is not
+            raise  # the package is there, but one of its own requirements is not
         raise ModuleNotFoundError(
             f"{purpose} needs the package {package!r}. Install it: pip install {package}", name=name
         ) from error

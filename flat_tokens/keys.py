@@ -1,7 +1,7 @@
 """Document keys: a stable 64-bit hash of a document's identity, the same on every machine and in every version.
 
 The key of a byte string of n bytes is ``mix(n * A + sum over j of mix(word_j ^ ((j + 1) * B)))`` modulo 2**64, where
-``word_j`` is its j-th group of eight bytes, little-endian, the last one filled up with zero bytes, and
+``word_j`` is its j-th group of eight bytes, little-endian, the last one padded with zero bytes, and
 ``mix(x) = x' * D`` with ``x' = y ^ (y >> 32)`` and ``y = x * C``, all modulo 2**64.
 Sums of mixed words vectorise over whole batches of documents, where a chained hash would need a call for each.
 """
@@ -31,7 +31,7 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
     sums = np.zeros(len(lengths), np.uint64)
     first = 0
     while first < len(lengths):
-        # Whole strings of about one block; a longer one stands alone and is hashed piece by piece.
+        # Whole strings of about one block; a longer one stands alone and is hashed block by block.
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1)
         if last == first + 1:
             sums[first] = _long_sum(data[offsets[first] : offsets[last]])
@@ -42,12 +42,12 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
 
 
 def token_keys(batches: Iterable[TokenBatch]) -> Iterator[npt.NDArray[np.uint64]]:
-    """The keys of sequences that have no identity but their tokens: of the ids as little-endian uint32. Arrays uint64[n] that
-    come to one key a sequence, in order.
+    """The keys of sequences that have only their tokens for an identity: of the ids as little-endian uint32. Arrays uint64[n]
+    with one key for each sequence, in order.
 
-    Batches are one behind the other, and may be cut within a sequence, as ``Readable.batches`` says.
+    Batches follow one another and may end within a sequence; see ``Readable.batches``.
     """
-    last: _TokenSum | None = None  # of the sequence that may go on in the next batch
+    last: _TokenSum | None = None  # the sum of the sequence that may continue in the next batch
     for batch in batches:
         ids = batch.encoded_tokens >> np.uint32(1)
         starts = batch.seq_starts.astype(np.int64)

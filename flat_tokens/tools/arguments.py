@@ -1,4 +1,4 @@
-"""Arguments and manners that the commands of ``flat-tokens`` share."""
+"""Arguments and output that the commands of ``flat-tokens`` share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flat_tokens.tools.flags import whole
 from flat_tokens.vocabulary import Vocabulary
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
-"""Exit statuses, as of grep and diff: all is well or found; not so, or nothing found; it could not be told."""
+"""Exit statuses, as of grep and diff: found or the same; not found or different; an error."""
 
 
 def add_path(parser: argparse.ArgumentParser, name: str = "path") -> None:
@@ -92,7 +92,7 @@ def add_color(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(least: int) -> Any:
-    """A type of arguments: whole numbers from *least* up."""
+    """The argument type of whole numbers from *least* up."""
 
     def parse(text: str) -> int:
         if (value := whole(text)) < least:

@@ -41,7 +41,7 @@ Errors are one line on standard error; FLAT_TOKENS_DEBUG=1 shows where one comes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status."""
+    """Run a command and return its exit status."""
     options = parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to fail
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Whoever read has seen enough. Nothing is left that could fail again when the interpreter ends.
+        # The reader has closed the pipe. Nothing may fail again when the interpreter flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # whatever a store's driver raises is one line too
+    except Exception as error:  # drivers of stores raise errors of their own
         if os.environ.get("FLAT_TOKENS_DEBUG"):
             raise
         print(f"flat-tokens {options.command}: {_said(error)}", file=sys.stderr)

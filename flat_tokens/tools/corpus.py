@@ -1,4 +1,4 @@
-"""What lies at a path, as the tools see it: the splits of a dataset of any format, and what is known of their origin."""
+"""A dataset of any format, as the tools see it: its splits, and the record of their origin."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from flat_tokens.stores.store import Store
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 
 WINDOW_TOKENS = 1 << 17
-"""Tokens looked at together: what is made of them stays in the processor's cache."""
+"""Tokens processed together: their temporaries stay in the processor's cache."""
 
 
 class SourceFile(NamedTuple):
-    """A file that documents came from. ``number``: as the documents' ``file`` array counts them, through all sources."""
+    """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array."""
 
     number: int
     source: int
@@ -36,7 +36,7 @@ class SourceFile(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source as a manifest describes it; ``settings`` are those that decide how its files are read."""
+    """A source as a manifest describes it; ``settings`` decide how its files are read."""
 
     name: str
     origin: str
@@ -74,10 +74,10 @@ class Corpus:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     receipt: Mapping[str, Any] = field(default_factory=dict)
     output: Store | None = None
-    """The root of the build's output that it belongs to, with the records of runs."""
+    """The root of the build's output that the dataset belongs to, with the records of runs."""
 
     def split(self, name: str | None) -> Readable:
-        """The split of that name, or the first. ValueError where there is no such split."""
+        """The split of that name, or the first. ValueError if there is no such split."""
         if name is None:
             return next(iter(self.splits.values()))
         if name not in self.splits:
@@ -85,7 +85,7 @@ class Corpus:
         return self.splits[name]
 
     def chosen(self, name: str | None) -> dict[str, Readable]:
-        """The split of that name alone, or all of them."""
+        """The split of that name, or all of them."""
         return dict(self.splits) if name is None else {name: self.split(name)}
 
     @property
@@ -95,7 +95,7 @@ class Corpus:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources that the manifest names, none where it doesn't. ValueError where it can't be understood."""
+        """The sources in the manifest, which may be none. ValueError if they can't be understood."""
         return sources_of(self.provenance, self.store.path(MANIFEST))
 
     @property
@@ -113,7 +113,7 @@ class Corpus:
         )
 
     def documents(self, split: str) -> Documents | None:
-        """The documents behind a split's sequences; None where there is no record of them."""
+        """The documents of a split's sequences. None if there is no record of them."""
         store = self.store / "documents" / split
         if self.format != FLAT_TOKENS or not self.manifest or not store.exists(""):
             return None
@@ -127,16 +127,16 @@ class Corpus:
 def open_corpus(
     path_or_url: str | os.PathLike[str], format: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Corpus:
-    """Open what is at a path: a dataset, a build's output, one split, a token shard, or files of a neighbour's format, whose
-    *options* are fields of its own dataclass.
+    """Open a dataset, a build's output, one split, a token shard, or files of a neighbour's format, whose *options* are
+    fields of its own dataclass.
 
-    FileNotFoundError where there is nothing; ValueError, naming what is wrong, where it can't be read.
+    FileNotFoundError if there is nothing; ValueError, naming the fault, if it can't be read.
     """
     root = Store.at(path_or_url)
     if root.is_local:
         if not os.path.exists(root.root) and not _is_prefix(root):
             raise FileNotFoundError(f"{root.url}: there is nothing here")
-        root = Store.at(os.path.realpath(root.root))  # by the symbolic link `latest`, a version does not see where it lies
+        root = Store.at(os.path.realpath(root.root))  # through the symbolic link `latest` a version would not know its own path
     if format in (None, FLAT_TOKENS):
         _refuse_unpublished(root)
     path = root.root if root.is_local else path_or_url
@@ -168,7 +168,7 @@ def _is_prefix(root: Store) -> bool:
 
 
 def _refuse_unpublished(root: Store) -> None:
-    """Name the versions where a path holds some, but nothing that says which of them is meant."""
+    """ValueError, naming the versions, if a path holds some but no pointer to one of them."""
     versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
     if root.exists(POINTER) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
         return
@@ -199,13 +199,13 @@ def _flat_tokens(root: Store, splits: dict[Any, Readable]) -> Corpus:
 
 
 def _output(store: Store, name: str) -> Store | None:
-    """The directory above *store*, if *store* is the part of a build's output with that name."""
+    """The directory above *store*, if *store* is the directory *name* of a build's output."""
     parent, own = posixpath.split(store.root)
     return Store(parent or "/", store.fs) if own == name else None
 
 
 def manifest_of(store: Store) -> dict[str, Any]:
-    """The manifest at *store*, empty where another writer wrote none."""
+    """The manifest at *store*, empty if another writer wrote none."""
     return read_manifest(store) if store.exists(MANIFEST) else {}
 
 
@@ -221,8 +221,8 @@ def _read_receipt(store: Store) -> dict[str, Any]:
 
 
 def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """As much of a manifest as holds for a token shard too: its tokenizer, of which the shard knows the digest alone, from a
-    version of the same output that has it.
+    """The facts of a manifest that hold for a token shard too: its tokenizer. The shard has only its digest; the rest comes
+    from a version of the same output with that tokenizer.
     """
     if output is None or not output.exists(VERSIONS):
         return {}
@@ -233,7 +233,7 @@ def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict
             if tokenizer.get("digest") == receipt["inputs"]["tokenizer"]:
                 return {"provenance": {"tokenizer": tokenizer}}
         except (OSError, ValueError, AttributeError):
-            continue  # a version that is being written, or is damaged, says nothing of this shard
+            continue  # a version that is being written, or is damaged
     return {}
 
 
@@ -257,8 +257,8 @@ def sources_of(provenance: Mapping[str, Any], where: str) -> tuple[Source, ...]:
     return tuple(sources)
 
 
-class Run(NamedTuple):
-    """What the record of a run tells of a version, beside the manifest: where things lay on the machine that built it."""
+class RunRecord(NamedTuple):
+    """The record of a run that built a version: the paths of its inputs on the machine of the build."""
 
     source_paths: tuple[str | None, ...]
     tokenizer: str | None
@@ -266,11 +266,11 @@ class Run(NamedTuple):
     files: str | None
 
 
-def run_of(corpus: Corpus) -> Run:
-    """The newest record of a run that made the corpus's version; of nothing where there is none. What it says is a hint: files
-    move, so whoever follows it checks what is there against the manifest.
+def run_of(corpus: Corpus) -> RunRecord:
+    """The newest record of a run that made the corpus's version, or an empty one. It is only a hint: files move, so their
+    content must be checked against the manifest.
     """
-    nothing = Run((), None, None, None)
+    nothing = RunRecord((), None, None, None)
     if corpus.output is None:
         return nothing
     runs, version = corpus.output / RUNS, posixpath.basename(corpus.store.root)
@@ -282,7 +282,7 @@ def run_of(corpus: Corpus) -> Run:
             return nothing
         config = json.loads(runs.read(ours[-1]))["config"]
         tokenizer, scratch = config.get("tokenizer") or {}, config.get("scratch")
-        return Run(
+        return RunRecord(
             tuple(source.get("path") for source in config["sources"]),
             tokenizer.get("name"),
             tokenizer.get("pattern"),
@@ -358,7 +358,7 @@ def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tok
         starts = batch.seq_starts[:-1].astype(np.int64)
         for low in range(0, max(batch.token_count, 1), max_tokens):
             high = min(low + max_tokens, batch.token_count)
-            # A start at the batch's end is an empty sequence's: no later window of this batch has it.
+            # A start at the batch's end is of an empty sequence: no later window of this batch has it.
             begun = np.searchsorted(starts, low)
             until = len(starts) if high == batch.token_count else np.searchsorted(starts, high)
             ids = batch.encoded_tokens[low:high] >> np.uint32(1)
@@ -367,8 +367,8 @@ def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tok
 
 
 def sequence_of(split: Readable, token: int) -> tuple[int, int]:
-    """The sequence that holds a token of the split, and the token's place in it. A few index reads; IndexError where there is
-    no such token.
+    """The sequence that holds a token of the split, and the token's place in it. Takes a few index reads. IndexError if there
+    is no such token.
     """
     if not -split.token_count <= token < split.token_count:
         raise IndexError(f"there is no token {token}; there are {split.token_count}")

@@ -1,7 +1,7 @@
-"""``flat-tokens diff``: what changed between two datasets: sources, settings, totals, documents, layout.
+"""``flat-tokens diff``: the changes between two datasets: sources, settings, totals, documents, layout.
 
-Documents are told apart by their keys and compared by a digest of their tokens. Both are arrays of 64-bit integers that are
-sorted part by part, so that memory is bounded however many documents there are.
+Documents are identified by their keys and compared by a digest of their tokens. Both are arrays of 64-bit integers, sorted
+a share at a time, so that memory is bounded however many documents there are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def open_side(path: str, options: argparse.Namespace) -> Corpus:
-    """One of the two. A format's name and options are for that which is not a flat-tokens dataset."""
+    """One of the two corpora. A format's name and options apply if it is not a flat-tokens dataset."""
     if options.format or options.option:
         with contextlib.suppress(ValueError):
             corpus = open_corpus(path)
@@ -78,14 +78,14 @@ def open_side(path: str, options: argparse.Namespace) -> Corpus:
 
 
 def is_same_bytes(a: Corpus, b: Corpus) -> bool:
-    """Whether the manifests say that all is the same, to the last bit."""
+    """Whether the datasets are identical according to their manifests."""
     if set(a.splits) != set(b.splits) or not a.manifest.get("objects"):
         return False
     return a.manifest == b.manifest
 
 
 class Difference(NamedTuple):
-    """A fact that is not the same in both; None where one of them doesn't have it."""
+    """A fact that differs. None if one of the corpora doesn't have it."""
 
     what: str
     a: Any
@@ -93,7 +93,7 @@ class Difference(NamedTuple):
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Facts by name that differ, nested ones with dots in their names, in the order in which they stand."""
+    """Facts that differ, in order; names of nested ones have dots."""
     flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
     names = dict.fromkeys([*flat_a, *flat_b])
     found = (Difference(name, flat_a.get(name), flat_b.get(name)) for name in names)
@@ -118,8 +118,8 @@ def compare_settings(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
 
 
 def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
-    """Sources, by their names, that are not the same: with settings that differ, and files that came, went, changed their
-    content or their name.
+    """Sources, by their names, that differ: in their settings, or by files that came, went, changed their content or their
+    name.
     """
     in_a, in_b = ({source.name: source for source in corpus.sources} for corpus in (a, b))
     everything = {file.sha256 for source in in_a.values() for file in source.files}
@@ -142,7 +142,7 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
             **{f"files_{kind}": names for kind, names in files._asdict().items()},
             "files_same": sum(before.get(file) == digest for file, digest in after.items()),
         }
-        # The same content under another source's name, so that a source that was renamed does not look like new text.
+        # The same content under another source's name: a renamed source is no new text.
         change["came_from_elsewhere"] = sum(after[file] in everything for file in files.came)
         if change["change"] != "changed" or settings or any(change[key] for key in change if key in FILE_CHANGES):
             changes.append(change)
@@ -170,7 +170,7 @@ def _totals(corpus: Corpus) -> dict[str, Any]:
 
 
 def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
-    """Tokens and documents of each source, from the indexes alone; nothing where there is no record of sources."""
+    """Tokens and documents of each source, from the indexes alone. Empty if there is no record of sources."""
     files = sum(len(source.files) for source in corpus.sources)
     if not files:
         return {}
@@ -189,7 +189,7 @@ def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
 
 
 class Side(NamedTuple):
-    """All documents of a corpus, its splits one behind the other: key and digest of the tokens, uint64[n] each, on disk; and
+    """All documents of a corpus, split after split: key and digest of the tokens, uint64[n] each, on disk; and
     where each split begins, with the count behind the last.
     """
 
@@ -208,7 +208,7 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
     """Documents that came, went, changed their tokens, or moved to another split, with the first *limit* of each."""
     by_key = all(corpus.documents(name) is not None for corpus in (a, b) for name in corpus.splits)
     digests = [corpus.tokenizer.digest if corpus.tokenizer else None for corpus in (a, b)]
-    # Of other tokens of the same text, nothing can be told. Without keys, the tokens are all there is.
+    # Tokens of another tokenizer cannot be compared. Without keys, only the tokens can.
     by_tokens = digests[0] == digests[1] or not by_key
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
         sides = (_read_side(a, by_key, by_tokens, one), _read_side(b, by_key, by_tokens, other))
@@ -216,7 +216,7 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
         largest = max(len(side.keys) for side in sides)
         parts = max(1, -(-largest // DOCUMENTS_AT_ONCE))
         for part in range(parts):
-            _compare_part(*sides, Share(part, parts), limit, found)
+            _compare_share(*sides, Share(part, parts), limit, found)
         in_order = None if any(found.counts.values()) else _is_same_order(*sides)
         return {
             "same": not any(found.counts.values()) and in_order is not False,
@@ -232,7 +232,7 @@ KINDS = {"came": "+", "went": "-", "changed": "~", "moved": ">"}
 
 
 class Found(NamedTuple):
-    """How many documents of each kind, and the first of them: (document of a, document of b), -1 where there is none."""
+    """Number of documents of each kind, and the first of them: (document of a, document of b), -1 for none."""
 
     counts: dict[str, int]
     examples: dict[str, list[tuple[int, int]]]
@@ -265,12 +265,12 @@ def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side
 def token_digests(split: Readable) -> Iterator[Keys]:
     """A 64-bit digest of each sequence's tokens, in order, in blocks: uint64[n].
 
-    That of n tokens is ``mix(n * A + sum over j of mix(token_j ^ ((j + 1) * B)))``, the formula of document keys with tokens for
-    words. A sum may be cut anywhere, so it does not depend on where windows end.
+    The digest of n tokens is ``mix(n * A + sum over j of mix(token_j ^ ((j + 1) * B)))``, the formula of document keys with
+    tokens for words. It does not depend on the windows, since a sum can be computed in parts.
     """
-    is_open, place, partial = False, 0, np.zeros(1, np.uint64)  # the sequence that goes on: its tokens so far, and their sum
+    is_open, place, partial = False, 0, np.zeros(1, np.uint64)  # the open sequence: its tokens so far, and their sum
     for window in windows(split):
-        # Piece 0 goes on with the sequence before; piece k is the window's k-th sequence.
+        # Range 0 continues the sequence before; range k is the window's k-th sequence.
         bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
         lengths = np.diff(bounds)
         words = window.ids.astype(np.uint64)
@@ -291,20 +291,20 @@ def token_digests(split: Readable) -> Iterator[Keys]:
         yield mix(np.array([place], np.uint64) * A + partial)
 
 
-def _compare_part(a: Side, b: Side, share: Share, limit: int, found: Found) -> None:
+def _compare_share(a: Side, b: Side, share: Share, limit: int, found: Found) -> None:
     """Compare the documents of a share of the keys."""
-    (keys_a, digests_a, of_a), (keys_b, digests_b, of_b) = (_sorted_part(side, share) for side in (a, b))
+    (keys_a, digests_a, of_a), (keys_b, digests_b, of_b) = (_sorted_share(side, share) for side in (a, b))
     distinct_a, first_a, count_a = np.unique(keys_a, return_index=True, return_counts=True)
     distinct_b, first_b, count_b = np.unique(keys_b, return_index=True, return_counts=True)
     _, in_a, in_b = np.intersect1d(distinct_a, distinct_b, assume_unique=True, return_indices=True)
-    # Of a key that several documents have, as many as there are more of them came or went.
+    # Of several documents with one key, as many came or went as one side has more of them.
     more, less = count_b.copy(), count_a.copy()
     more[in_b] -= np.minimum(count_a[in_a], count_b[in_b])
     less[in_a] -= np.minimum(count_a[in_a], count_b[in_b])
     came, went = _spread(of_b, first_b + count_b - more, more), _spread(of_a, first_a + count_a - less, less)
     found.add("came", len(came), limit, np.full(len(came), -1), np.sort(came))
     found.add("went", len(went), limit, np.sort(went), np.full(len(went), -1))
-    # Of documents that both have equally often, those of one key stand in the order of their digests on both sides.
+    # Where both have a key equally often, its documents are in the order of their digests on both sides.
     equal = count_a[in_a] == count_b[in_b]
     places_a = _spread(np.arange(len(keys_a)), first_a[in_a][equal], count_a[in_a][equal])
     places_b = _spread(np.arange(len(keys_b)), first_b[in_b][equal], count_b[in_b][equal])
@@ -325,8 +325,8 @@ class Share(NamedTuple):
     divisor: int
 
 
-def _sorted_part(side: Side, share: Share) -> tuple[Keys, Keys, npt.NDArray[np.int64]]:
-    """Keys of a share in order, digests in order among equal keys, and which document each is."""
+def _sorted_share(side: Side, share: Share) -> tuple[Keys, Keys, npt.NDArray[np.int64]]:
+    """Keys of a share in order, digests in order among equal keys, and the number of each document."""
     chosen = []
     for start in range(0, len(side.keys), KEYS_AT_A_TIME):
         block = side.keys[start : start + KEYS_AT_A_TIME]
@@ -338,14 +338,14 @@ def _sorted_part(side: Side, share: Share) -> tuple[Keys, Keys, npt.NDArray[np.i
 
 
 def _spread(items: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The items of many ranges, one behind the other."""
+    """The items of many ranges, one range after another."""
     ends = np.cumsum(lengths)
     places: npt.NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
     return items[places]
 
 
 def _is_same_order(a: Side, b: Side) -> bool:
-    """Whether the documents stand in the same order, and the splits begin at the same ones."""
+    """Whether the documents are in the same order, and the splits begin at the same ones."""
     if a.names != b.names or not np.array_equal(a.firsts, b.firsts):
         return False
     steps = range(0, len(a.keys), KEYS_AT_A_TIME)

@@ -1,8 +1,8 @@
-"""``flat-tokens export``: a dataset in a neighbour's format, file by file, going on where an earlier run was stopped.
+"""``flat-tokens export``: a dataset in a neighbour's format, file by file. It continues where an earlier run was stopped.
 
-What an export has come to is kept in the directory ``.export`` within it: of which dataset it is, in what format and with
-which options (``plan.json``); a receipt for each part that is written, with the size and sha256 of its files; and, last of
-all, a record of all files (``export.json``). A part whose files are what its receipt says is not written again.
+The directory ``.export`` within an export holds its state: the dataset, format and options (``plan.json``); a receipt for
+each part, with the size and sha256 of its files; and, written last, a record of all files (``export.json``). A part whose
+files match its receipt is not written again.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ READERS = 4
 
 
 @dataclass(frozen=True)
-class Export:
-    """What is exported and how: a version of a dataset, by where it lies and by the digest of its manifest (of its content,
-    where it has none); its splits; the format and an instance of its options.
+class ExportRequest:
+    """Request of an export: a version of a dataset, by its location and the digest of its manifest (of its content if it has
+    none); its splits; the format and an instance of its options.
     """
 
     location: str
@@ -70,7 +70,7 @@ class Export:
 
     @property
     def key(self) -> str:
-        """A digest of that."""
+        """A digest of the facts."""
         return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()
 
     def source(self) -> Splits:
@@ -79,13 +79,13 @@ class Export:
 
     @property
     def token_count(self) -> int:
-        """Tokens of all that is exported."""
+        """Number of tokens in the splits."""
         return sum(split.token_count for split in self.source().values())
 
 
 @dataclass(frozen=True)
 class _Watched(FlatTokens):
-    """A split that tells which tokens are read of it."""
+    """A split that calls *seen* with the range of each read of its tokens."""
 
     seen: Callable[[int, int], object]
 
@@ -101,10 +101,11 @@ def export_of(
     options: Mapping[str, Any],
     splits: Sequence[SplitName] = SPLITS,
     watch: Callable[[Checked], object] | None = None,
-) -> Export:
-    """The export of what is a dataset at a path now. *watch* is told how far it is with reading one that has no manifest.
+) -> ExportRequest:
+    """The request to export the dataset that is at a path now. *watch* is called with the progress of reading one without a
+    manifest.
 
-    FileNotFoundError where there is none; ValueError for a format or an option that there is none of.
+    FileNotFoundError if there is no dataset; ValueError for an unknown format or option.
     """
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
@@ -113,7 +114,7 @@ def export_of(
     if store.is_local:
         store = Store.at(os.path.realpath(store.root))
     source(store.url)
-    return Export(store.url, _digest(store, watch), tuple(splits), format, chosen)
+    return ExportRequest(store.url, _digest(store, watch), tuple(splits), format, chosen)
 
 
 def _digest(store: Store, watch: Callable[[Checked], object] | None) -> str:
@@ -127,39 +128,39 @@ def _digest(store: Store, watch: Callable[[Checked], object] | None) -> str:
 
 
 def target(path_or_url: str) -> Store:
-    """Where an export is written; files get their names when they are whole."""
+    """The store that an export is written to. Files get their names when they are complete."""
     store = Store.at(path_or_url)
     return Store(store.root, store.fs, staging=store.path(f"{BESIDE}/staging") if store.is_local else None)
 
 
 @contextlib.contextmanager
-def writing(export: Export, store: Store) -> Iterator[None]:
-    """Write an export until the block ends. ValueError where something else is there, or another process writes it."""
+def writing(request: ExportRequest, store: Store) -> Iterator[None]:
+    """Hold the directory of an export during the block. ValueError if something else is there, or another process writes it."""
     with contextlib.ExitStack() as held:
         if store.is_local:
             beside = Path(store.path(BESIDE))
-            _check_free(export, store)
+            _check_free(request, store)
             beside.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(open(beside / "lock", "ab"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ValueError(f"{store.url}: another process is writing here. Wait until it has ended.") from error
-            # What a process left that was killed.
+            # Left by a killed process.
             shutil.rmtree(beside / "staging", ignore_errors=True)
-        _check_free(export, store)
-        if _plan_at(store) != export.key:
-            store.put(PLAN, _json({"key": export.key, "from": export.location, **export.facts()}))
+        _check_free(request, store)
+        if _plan_at(store) != request.key:
+            store.put(PLAN, _json({"key": request.key, "from": request.location, **request.facts()}))
         yield
         if store.is_local:
             shutil.rmtree(beside / "staging", ignore_errors=True)
 
 
-def _check_free(export: Export, store: Store) -> None:
-    """ValueError where something else stands than the beginning of this export, or of one that came to no file."""
-    if f"{store.url}/".startswith(f"{export.location}/"):
+def _check_free(request: ExportRequest, store: Store) -> None:
+    """ValueError if there is anything but a beginning of this export, or of one without files."""
+    if f"{store.url}/".startswith(f"{request.location}/"):
         raise ValueError(f"{store.url}: lies within the dataset that is exported. Choose another directory.")
-    if not store.exists("") or _plan_at(store) == export.key:
+    if not store.exists("") or _plan_at(store) == request.key:
         return
     if others := [key for key, _ in store.listing() if not key.startswith(f"{BESIDE}/")]:
         if _plan_at(store) is None:
@@ -171,19 +172,21 @@ def _check_free(export: Export, store: Store) -> None:
 
 
 def _plan_at(store: Store) -> str | None:
-    """The key of the export that was begun there."""
+    """The key of the export that was begun at *store*."""
     try:
         return str(read_json(store, PLAN).get("key"))
     except FileNotFoundError:
         return None
 
 
-def write_part(part: ExportFile, export: Export, path_or_url: str, seen: Callable[[int], object] | None = None) -> Written:
-    """Write a part's files, unless they are there already, and its receipt. *seen* is told of tokens as they are exported,
-    and of those of a part that is there.
+def write_file(
+    file: ExportFile, request: ExportRequest, path_or_url: str, seen: Callable[[int], object] | None = None
+) -> Written:
+    """Write a part, which is one file of the plan and those beside it, and its receipt, unless it is there already. *seen* is
+    called with counts of tokens as they are exported or found.
     """
-    store, receipt = target(path_or_url), f"{BESIDE}/parts/{part.key}.json"
-    if (finished := _finished(part, export, store, receipt)) is not None:
+    store, receipt = target(path_or_url), f"{BESIDE}/parts/{file.key}.json"
+    if (finished := _finished(file, request, store, receipt)) is not None:
         stored, count = finished
         if seen is not None:
             seen(count)
@@ -191,42 +194,44 @@ def write_part(part: ExportFile, export: Export, path_or_url: str, seen: Callabl
     count = furthest = 0
 
     def read(start: int, stop: int) -> None:
-        """Some formats pass over a part twice, each time in order and by one thread: tokens count when they are first read."""
+        """Count tokens when they are first read: some formats read a file's range twice, each time in order and by one thread."""
         nonlocal count, furthest
         new = max(stop - max(start, furthest), 0)
         count, furthest = count + new, max(stop, furthest)
         if seen is not None:
             seen(new)
 
-    splits: Splits = {name: _Watched(**vars(split), seen=read) for name, split in export.source().items()}
-    stored = tuple(FORMATS[export.format].write(splits, part, store, export.options))
-    facts = {"key": export.key, "part": list(part), "objects": [list(one) for one in stored], "token_count": count}
+    splits: Splits = {name: _Watched(**vars(split), seen=read) for name, split in request.source().items()}
+    stored = tuple(FORMATS[request.format].write(splits, file, store, request.options))
+    facts = {"key": request.key, "part": list(file), "objects": [list(one) for one in stored], "token_count": count}
     store.put(receipt, _json(facts))
     return Written(stored, reused=False)
 
 
 class Written(NamedTuple):
-    """The files of a part; whether an earlier run wrote them."""
+    """The files of a part, and whether an earlier run wrote them."""
 
     objects: tuple[StoredObject, ...]
     reused: bool
 
 
-def _finished(part: ExportFile, export: Export, store: Store, receipt: str) -> tuple[tuple[StoredObject, ...], int] | None:
-    """The files of a part that was written before, if each is there with every byte, and how many tokens they took."""
+def _finished(
+    file: ExportFile, request: ExportRequest, store: Store, receipt: str
+) -> tuple[tuple[StoredObject, ...], int] | None:
+    """The files of a part that an earlier run wrote, if each is there with every byte, and the number of their tokens."""
     try:
         facts = read_json(store, receipt)
         stored = tuple(StoredObject(*one) for one in facts["objects"])
-        same = facts["key"] == export.key and facts["part"] == list(part)
+        same = facts["key"] == request.key and facts["part"] == list(file)
         if not same or any(store.digest(one.key) != one for one in stored):
             return None
         return stored, int(facts.get("token_count", 0))
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # whatever is there instead is written again
+        return None  # the part is written again
 
 
 class Exported(NamedTuple):
-    """What an export came to. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do."""
+    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do."""
 
     path: str
     format: str
@@ -240,27 +245,27 @@ class Exported(NamedTuple):
         return sum(stored.size for stored in self.objects)
 
 
-def done_before(export: Export, store: Store) -> Exported | None:
-    """What the export came to, if an earlier run brought it to its end and its files are there."""
+def done_before(request: ExportRequest, store: Store) -> Exported | None:
+    """The result of the export if an earlier run finished it and its files are there."""
     try:
         record = read_json(store, RECORD)
         stored = tuple(StoredObject(*one) for one in record["objects"])
-        if record["key"] != export.key or any(store.size(one.key) != one.size for one in stored):
+        if record["key"] != request.key or any(store.size(one.key) != one.size for one in stored):
             return None
-        return Exported(store.url, export.format, stored, record["parts"], record["parts"], was_done=True)
+        return Exported(store.url, request.format, stored, record["parts"], record["parts"], was_done=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def finish(export: Export, written: Sequence[Written], path_or_url: str) -> Exported:
-    """Write what needs all parts, and the record of the export."""
+def finish(request: ExportRequest, written: Sequence[Written], path_or_url: str) -> Exported:
+    """Write the files that need all parts, and the record of the export."""
     store = target(path_or_url)
-    objects = [stored for part in written for stored in part.objects]
-    objects += FORMATS[export.format].finish(export.source(), objects, store, export.options)
-    record = {"key": export.key, **export.facts(), "parts": len(written), "objects": [list(one) for one in objects]}
+    objects = [stored for one in written for stored in one.objects]
+    objects += FORMATS[request.format].finish(request.source(), objects, store, request.options)
+    record = {"key": request.key, **request.facts(), "parts": len(written), "objects": [list(one) for one in objects]}
     store.put(RECORD, _json(record))
-    reused = sum(part.reused for part in written)
-    return Exported(store.url, export.format, tuple(objects), len(written), reused, was_done=False)
+    reused = sum(one.reused for one in written)
+    return Exported(store.url, request.format, tuple(objects), len(written), reused, was_done=False)
 
 
 def _json(value: Any) -> bytes:
@@ -268,18 +273,18 @@ def _json(value: Any) -> bytes:
 
 
 def write(
-    export: Export, path_or_url: str, threads: int | None = None, watch: Callable[[Checked], object] | None = None
+    request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Callable[[Checked], object] | None = None
 ) -> Exported:
-    """Export on this machine, several files at a time. *watch* is told again and again how far it is, in bytes of tokens."""
+    """ExportRequest on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
     store = target(path_or_url)
-    if done := done_before(export, store):
+    if done := done_before(request, store):
         return done
-    parts = FORMATS[export.format].plan(export.source(), export.options)
-    with writing(export, store), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        seen = adding_up(watch, TOKEN_BYTES * export.token_count)
-        tasks = [pool.submit(write_part, part, export, path_or_url, lambda tokens: seen(TOKEN_BYTES * tokens)) for part in parts]
+    files = FORMATS[request.format].plan(request.source(), request.options)
+    with writing(request, store), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        seen = adding_up(watch, TOKEN_BYTES * request.token_count)
+        tasks = [pool.submit(write_file, file, request, path_or_url, lambda tokens: seen(TOKEN_BYTES * tokens)) for file in files]
         try:
-            return finish(export, [task.result() for task in tasks], path_or_url)
+            return finish(request, [task.result() for task in tasks], path_or_url)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -293,7 +298,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say how a dataset is exported."""
+    """Add the arguments that define an export."""
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     parser.add_argument("--split", choices=SPLITS, help="this split alone")
     add_option_flags(parser, except_for=READING_ONLY)
@@ -303,9 +308,9 @@ def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     splits = SPLITS if options.split is None else (options.split,)
     with terminal.progress("examine") as watch:
-        order = export_of(options.path, options.to, given_options(options), splits, watch)
+        request = export_of(options.path, options.to, given_options(options), splits, watch)
     with terminal.progress("export") as watch:
-        done = write(order, options.out, watch=watch)
+        done = write(request, options.out, watch=watch)
     seconds = time.monotonic() - begun
     if options.json:
         arguments.print_json(described(done, seconds))
@@ -315,13 +320,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def described(done: Exported, seconds: float) -> dict[str, Any]:
-    """For JSON."""
+    """A result for JSON."""
     objects = [stored._asdict() for stored in done.objects]
     return {**done._asdict(), "objects": objects, "byte_count": done.byte_count, "seconds": round(seconds, 3)}
 
 
 def lines(done: Exported, seconds: float) -> Iterator[str]:
-    """For people."""
+    """A result for people."""
     size = f"{terminal.size(done.byte_count)} in {terminal.plural(len(done.objects), 'file')}"
     if done.was_done:
         yield f"nothing to do: {done.path} is this export, {size}"

@@ -16,13 +16,13 @@ WRITING_ONLY = (
     *("tokens_per_file", "tokens_per_shard", "tokens_per_row_group", "tokens_per_batch", "size_limit", "drop_last"),
     *("compression", "name", "tokenizer", "closing", "generation", "vocabulary_size", "inner_end_of_text"),
 )
-"""Options of formats that nothing depends on when they are read."""
+"""Options of formats that have no effect on reading."""
 READING_ONLY = ("sequence", "ignore_offsets", "max_index_bytes", "bytes_type")
-"""And those that nothing depends on when files are written."""
+"""Options of formats that have no effect on writing."""
 
 
 def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str] = ()) -> None:
-    """Add a flag for each option that some format has, but for those that the command has no use for."""
+    """Add a flag for each option of any format, except those that the command does not use."""
     owners: dict[str, list[str]] = {}
     for name, entry in FORMATS.items():
         for field in fields(entry.options):
@@ -37,13 +37,13 @@ def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The formats' options that were given."""
+    """The formats' options on the command line."""
     named = {name: value for name, value in vars(options).items() if name.startswith(DESTINATION) and value is not None}
     return {name.removeprefix(DESTINATION): value for name, value in named.items()}
 
 
 def description(kind: type[Any], option: str) -> str:
-    """What an options class says of one of its options, or the class that has it does."""
+    """The description of an option, in the docstring of an options class or of its bases."""
     for owner in kind.__mro__:
         said = " ".join((owner.__doc__ or "").split())
         found = re.search(rf"``{option}``: (.*?)(?= ``\w+``: |$)", said)
@@ -53,7 +53,7 @@ def description(kind: type[Any], option: str) -> str:
 
 
 def _type_of(kind: type[Any], option: str) -> Any:
-    """An option's type; of one that may be left out, the type it has otherwise."""
+    """An option's type, without None."""
     hint = get_type_hints(kind)[option]
     several = [part for part in get_args(hint) if part is not type(None)]
     return several[0] if get_origin(hint) is not Literal and several else hint

@@ -1,4 +1,4 @@
-"""``flat-tokens import``: a dataset out of files of a neighbour's format, on one machine."""
+"""``flat-tokens import``: a dataset from files of a neighbour's format, on one machine."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def import_dataset(
     *,
     layout: LayoutName = "mmap",
 ) -> Dataset:
-    """Write what is at a path, in any format that is read here, as a dataset.
+    """Write the dataset at a path, of any format, as a flat-tokens dataset.
 
-    FileExistsError where something is at *out* already; ValueError, naming the file, where what is read is damaged.
+    FileExistsError if something is at *out* already; ValueError, naming the file, if a file is damaged.
     """
     corpus = open_corpus(path_or_url, format, options)
     store = Store.at(out)
@@ -69,7 +69,7 @@ def import_dataset(
 
 
 def lost_bounds(format: str, options: Mapping[str, Any]) -> str | None:
-    """What to say to whoever imports files with these options: that documents run into one another, where they do."""
+    """A warning if an import with these options cannot tell documents apart."""
     if format not in STREAMS or options.get("end_of_text") is not None:
         return None
     return (

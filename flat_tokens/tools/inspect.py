@@ -1,4 +1,4 @@
-"""``flat-tokens inspect``: what is at a path, from whom, how big; a sequence of it as text; the sequences that hold a text."""
+"""``flat-tokens inspect``: the description of a dataset; a sequence of it as text; the sequences that hold a text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def token_ids(text: str) -> npt.NDArray[np.uint32]:
-    """Ids as a person writes them: separated by commas or spaces."""
+    """Token ids separated by commas or spaces."""
     try:
         ids = [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
@@ -84,7 +84,7 @@ def token_ids(text: str) -> npt.NDArray[np.uint32]:
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """What is known of a corpus without reading its tokens, for JSON."""
+    """The facts about a corpus that need no reading of its tokens, for JSON."""
     totals = corpus.manifest.get("totals")
     documents = totals.get("documents") if isinstance(totals, dict) else None
     sizes = _sizes(corpus)
@@ -129,7 +129,7 @@ def describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _sizes(corpus: Corpus) -> dict[str, int]:
-    """Bytes of each stored object: as the manifest or receipt says, else as the store does."""
+    """Bytes of each stored object, from the manifest or receipt, else from the store."""
     if corpus.manifest.get("objects"):
         return {item["key"]: item["size"] for item in corpus.manifest["objects"]}
     if corpus.format == FLAT_TOKENS:
@@ -139,7 +139,7 @@ def _sizes(corpus: Corpus) -> dict[str, int]:
 
 
 def _stored(corpus: Corpus) -> str | None:
-    """How the tokens are stored, as their metadata says."""
+    """The storage of the tokens, from their metadata."""
     split = next(iter(corpus.splits.values()))
     if not isinstance(split, FlatTokens):
         return None
@@ -187,7 +187,7 @@ def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str
         size = "" if facts["byte_count"] is None else terminal.size(facts["byte_count"])
         mean = f"{tokens / sequences:,.1f}" if sequences else ""
         rows.append([split, f"{tokens:,}", f"{sequences:,}", mean, "" if largest is None else f"{largest:,}", size])
-    # Columns of which nothing is known are left out.
+    # Empty columns are left out.
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     yield from terminal.table([[row[k] for k in kept] for row in rows], "<" + ">" * (len(kept) - 1))
     yield ""
@@ -226,7 +226,7 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _counted(documents: Mapping[str, Any]) -> str:
-    """What became of documents that were not written as they were read."""
+    """Counts of the documents that were not written as they were read."""
     counts = [f"{count:,} skipped: {reason}" for reason, count in (documents.get("skipped") or {}).items()]
     counts += [f"{count:,} mended: {reason}" for reason, count in (documents.get("replaced") or {}).items()]
     if documents.get("repeated_keys"):
@@ -277,13 +277,13 @@ def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
         print(*ids.tolist())
         return arguments.SAME
     color = terminal.wants_color(options.color)
-    sys.stdout.writelines(terminal.colored_tokens(_pieces(vocabulary, ids)) if color else _text(vocabulary, ids))
+    sys.stdout.writelines(terminal.colored_tokens(_token_bytes(vocabulary, ids)) if color else _text(vocabulary, ids))
     if color or sys.stdout.isatty():
         print()
     return arguments.SAME
 
 
-def _pieces(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[bytes]:
+def _token_bytes(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[bytes]:
     for start in range(0, len(ids), WINDOW_TOKENS):
         data, ends = vocabulary.decode(ids[start : start + WINDOW_TOKENS])
         for begin, end in itertools.pairwise([0, *ends.tolist()]):
@@ -291,7 +291,7 @@ def _pieces(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[byt
 
 
 def _text(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[str]:
-    """The text of ids; on a terminal, without what that obeys."""
+    """The text of ids; on a terminal, without control characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     harmless = terminal.visible if sys.stdout.isatty() else str
     for start in range(0, len(ids), WINDOW_TOKENS):
@@ -310,7 +310,7 @@ def _matches(corpus: Corpus, options: argparse.Namespace, vocabulary: Vocabulary
 
 
 class Match(NamedTuple):
-    """The first place of a sequence that holds what was looked for: at *token* of the sequence."""
+    """The first place of a sequence that holds the text or the ids: at *token* of the sequence."""
 
     sequence: int
     token: int
@@ -348,17 +348,17 @@ def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
 
 
 def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterator[Match]:
-    """The first match of each sequence whose text holds *needle*, however its tokens are cut, in memory of a window."""
+    """The first match of each sequence whose text holds *needle*, wherever tokens end, in memory of one window."""
     last = -1
-    # Every token has a byte or more, so a match that begins before a window begins within this many tokens of it.
-    for ids, starts, sequences, skipped in stretches(split, len(needle) - 1):
+    # Every token has at least one byte, so a match that begins before a window begins at most this many tokens before.
+    for ids, starts, sequences, skipped in overlapping_windows(split, len(needle) - 1):
         data, ends = vocabulary.decode(ids)
         at = data.find(needle)
         while at >= 0:
             first, final = np.searchsorted(ends, [at, at + len(needle) - 1], side="right").tolist()
             k = int(np.searchsorted(starts, first, side="right")) - 1
             stop = int(starts[k + 1]) if k + 1 < len(starts) else len(ids)
-            if final >= stop:  # it runs over the sequence's end
+            if final >= stop:  # it crosses the sequence's end
                 at = data.find(needle, at + 1)
                 continue
             low, high = int(ends[starts[k] - 1]) if starts[k] else 0, int(ends[stop - 1])
@@ -375,13 +375,13 @@ def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterato
 
 
 def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabulary | None) -> Iterator[Match]:
-    """The first match of each sequence that holds the ids of *needle* one behind the other, in memory of a window."""
+    """The first match of each sequence that holds the ids of *needle* in a row, in memory of one window."""
 
     def shown(ids: npt.NDArray[np.uint32]) -> str:
         return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
     last = -1
-    for ids, starts, sequences, skipped in stretches(split, len(needle) - 1):
+    for ids, starts, sequences, skipped in overlapping_windows(split, len(needle) - 1):
         places = np.flatnonzero(ids[: max(len(ids) - len(needle) + 1, 0)] == needle[0])
         for j in range(1, len(needle)):
             places = places[ids[places + j] == needle[j]]
@@ -402,10 +402,11 @@ def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabu
             )
 
 
-class Stretch(NamedTuple):
-    """A window with the last tokens before it of a sequence that goes on: *ids* uint32[n]; where each sequence begins in them,
-    ``starts`` int64[k], the first at 0; and which ``sequences`` these are, int64[k]. ``skipped``: tokens of the first one that
-    stand before the stretch.
+class LongerWindow(NamedTuple):
+    """A window, and before it the last tokens of a sequence that continues in it.
+
+    ``ids``: uint32[n]. ``starts``: int64[k], the first token of each sequence, 0 for the first. ``sequences``: int64[k], their
+    numbers. ``skipped``: how many tokens of the first one come before.
     """
 
     ids: npt.NDArray[np.uint32]
@@ -414,9 +415,9 @@ class Stretch(NamedTuple):
     skipped: int
 
 
-def stretches(split: Readable, overlap: int) -> Iterator[Stretch]:
-    """All of a split's tokens in order; *overlap* tokens of a sequence that is cut come again."""
-    carried, place = np.empty(0, np.uint32), 0  # the last tokens of the sequence that goes on, how many it had so far
+def overlapping_windows(split: Readable, overlap: int) -> Iterator[LongerWindow]:
+    """All of a split's tokens in order. Of a sequence that a window cuts, *overlap* tokens are repeated."""
+    carried, place = np.empty(0, np.uint32), 0  # the last tokens of the sequence that continues, and its tokens so far
     for window in windows(split):
         if not len(window.ids):
             continue
@@ -426,6 +427,6 @@ def stretches(split: Readable, overlap: int) -> Iterator[Stretch]:
             ids, skipped = np.concatenate([carried, ids]), place - len(carried)
             starts = np.append(0, starts + len(carried))
             sequences = np.append(window.first_seq - 1, sequences)
-        yield Stretch(ids, starts, sequences, skipped)
+        yield LongerWindow(ids, starts, sequences, skipped)
         place = len(ids) - int(starts[-1]) + (skipped if len(starts) == 1 else 0)
         carried = ids[max(int(starts[-1]), len(ids) - overlap) :] if overlap else ids[:0]

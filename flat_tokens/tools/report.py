@@ -1,6 +1,6 @@
-"""The report of ``flat-tokens stats --html``: one page that needs no other file, no script and no network.
+"""The report of ``flat-tokens stats --html``: one page without other files, scripts or network access.
 
-The summary that it draws is the one that ``--json`` prints. Equal summaries give equal bytes.
+It draws the summary that ``--json`` prints. Equal summaries give equal bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flat_tokens.tools import terminal
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 27, 12, 34
-"""Of a plot and the margins around its axes, in units that are about a pixel wide on a phone."""
+"""Sizes of a plot and the margins around its axes, in units of about a pixel of a phone."""
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fbfbf9; --panel: #ffffff; --ink: #1c1e24; --soft: #5a606c; --rule: #e2e2dd;
@@ -100,7 +100,7 @@ LENGTHS = (
     *((f"{percent} % up to", f"p{percent}") for percent in (75, 95, 99)),
     ("longest", "max"),
 )
-"""Rows of the table of lengths: how they are called, and where a summary has them."""
+"""Rows of the table of lengths: their names, and their keys in a summary."""
 
 
 def page(summary: Mapping[str, Any]) -> str:
@@ -124,7 +124,7 @@ def page(summary: Mapping[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Token text and names come from strangers: whatever slipped through could still load and run nothing.
+        # Token text and names come from strangers: even unescaped they could load and run nothing.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{escape(name)}: token statistics</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
@@ -151,14 +151,12 @@ def _key_figures(summary: Mapping[str, Any]) -> str:
 
 
 def _large(count: int) -> tuple[str, str]:
-    """A count to be read at a glance, and all of its digits where these are others."""
+    """A count in few digits, and all of its digits if these are others."""
     return (f"{count:,}", "") if count < 1_000_000 else (terminal.short(count), f"{count:,}")
 
 
 def bytes_per_token(summary: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Bytes of text for each token, and bytes of text: as the manifest recorded them, else as decoded; None where neither is
-    known.
-    """
+    """Bytes of text for each token, and bytes of text: from the manifest, else from decoding. None if neither is known."""
     total = summary["total"]
     text_bytes = total["decoded_bytes"] if summary["text_bytes"] is None else summary["text_bytes"]
     return None if text_bytes is None or not total["token_count"] else (text_bytes / total["token_count"], text_bytes)
@@ -188,10 +186,10 @@ WIDTHS = {1: "quarter of a doubling", 2: "half of a doubling", 4: "doubling"}
 
 
 def _length_figure(name: str, part: Mapping[str, Any]) -> str:
-    # Few sequences in narrow bins would show nothing but noise.
+    # A few sequences in narrow bins would show only noise.
     merged = 1 if part["seq_count"] >= 5000 else 2 if part["seq_count"] >= 500 else 4
     bins = _bins(part, merged)
-    # Short lengths are whole numbers, so bins differ in width: what is drawn is the share in a bin of the full width.
+    # Short lengths are whole numbers, so bins differ in width: the plot shows the share in a bin of the full width.
     edges = [(-1.0 if found["from"] == 0 else math.log2(found["from"]), math.log2(found["to"] + 1)) for found in bins]
     low, high = math.floor(edges[0][0]), math.ceil(edges[-1][1])
     of_sequences = [
@@ -231,7 +229,7 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
 
 
 def _bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
-    """The histogram from the shortest sequence on, so many of its bins, four an octave, as one."""
+    """The histogram from the shortest sequence on, with *merged* of its bins, four an octave, as one."""
     bins: dict[int, dict[str, int]] = {}
     for found in part["histogram"]:
         if not found["seq_count"] and not bins:
@@ -461,7 +459,7 @@ def _axes(rows: Sequence[tuple[float, str]], columns: Sequence[tuple[float, str]
 
 
 def _scale(low: float, high: float, start: float, stop: float) -> Any:
-    """The function that takes *low* to *start* and *high* to *stop*."""
+    """The linear function that maps *low* to *start* and *high* to *stop*."""
     factor = (stop - start) / (high - low or 1)
     return lambda value: start + (value - low) * factor
 

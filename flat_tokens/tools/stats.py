@@ -1,7 +1,7 @@
 """``flat-tokens stats``: document lengths, tokens by source, bytes per token, frequent tokens, unused vocabulary.
 
-Everything is counted exactly in one pass over the tokens. There can't be more different lengths than the square root of
-twice the tokens, so counts of lengths are few however many documents there are.
+Everything is counted exactly in one pass over the tokens. There are at most as many different lengths as the square root
+of twice the tokens, so their counts take little memory however many documents there are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COUNT_TOKENS = 1 << 18
 
 DENSE_VALUES = 1 << 22
 DISTINCT_VALUES = 1 << 24
-"""Above DENSE_VALUES, each different value costs 16 bytes; beyond so many of them, they are no longer told apart."""
+"""Above DENSE_VALUES, each different value costs 16 bytes; beyond this many, they are no longer told apart."""
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 ID_RANGES = 96
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Counts(NamedTuple):
-    """How often each value occurs: values int64[n] in order, counts int64[n] above 0. ``untold``: how often values occur that
+    """Occurrences of each value: values int64[n] in order, counts int64[n] above 0. ``untold``: occurrences of the values that
     were too many to be told apart.
     """
 
@@ -100,7 +100,7 @@ class Counts(NamedTuple):
         return cls(distinct, counts, sum(one.untold for one in several))
 
     def percentile(self, percent: float) -> int | None:
-        """The smallest value that so many percent of all occurrences don't exceed."""
+        """The smallest value that at least *percent* of all occurrences don't exceed."""
         if not len(self.values):
             return None
         sums = np.cumsum(self.counts)
@@ -108,7 +108,7 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Counts values as they come: int or uint[n], not below 0."""
+    """Counts non-negative values, given as int or uint[n]."""
 
     def __init__(self) -> None:
         self._dense = np.zeros(1 << 10, np.int64)
@@ -151,8 +151,8 @@ class Tally:
 
 
 class Counted(NamedTuple):
-    """What one pass over a split counts: its sequences' lengths, its token ids, and tokens and documents by source file,
-    int64[files + 1] with what no file is known of last.
+    """Counts of one pass over a split: its sequences' lengths, its token ids, and tokens and documents by source file,
+    int64[files + 1] with those of no known file last.
     """
 
     lengths: Counts
@@ -162,7 +162,7 @@ class Counted(NamedTuple):
 
 
 def count(corpus: Corpus, name: str) -> Counted:
-    """Count a split. ValueError where it is damaged."""
+    """Count a split. ValueError if it is damaged."""
     split = corpus.splits[name]
     documents = corpus.documents(name)
     files = sum(len(source.files) for source in corpus.sources)
@@ -192,14 +192,14 @@ class ByFile:
     def add(self, first: int, lengths: Ints) -> None:
         """Count sequences from number *first* on, of these lengths."""
         files = np.minimum(self._file.read(first, first + len(lengths)), np.uint64(self._unknown)).astype(np.int64)
-        # In floats, but of one block: exact below 2**53.
+        # Floats are exact below 2**53, which one block does not reach.
         self.tokens += np.bincount(files, lengths, self._unknown + 1).astype(np.int64)
         self.documents += np.bincount(files, minlength=self._unknown + 1)
 
 
 def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
-    """All tokens of a split in order, and beside them the lengths of the sequences that have ended, in order too."""
-    begun, stop = np.empty(0, np.int64), 0  # where the sequence began that has not ended
+    """All tokens of a split in order, each time with the lengths of the sequences that have ended since the last."""
+    begun, stop = np.empty(0, np.int64), 0  # the start of the open sequence
     for window in windows(split, max_tokens=COUNT_TOKENS):
         edges = np.concatenate([begun, window.first + window.starts])
         yield np.diff(edges), window.ids
@@ -208,7 +208,7 @@ def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Ints, npt.NDArray[np.
 
 
 def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabulary | None, top: int) -> dict[str, Any]:
-    """All numbers of a report, for JSON. ``total`` is of the splits together."""
+    """All numbers of a report, for JSON. ``total`` is for all splits together."""
     parts = list(counted.values())
     total = Counted(
         Counts.together([part.lengths for part in parts]),
@@ -221,9 +221,9 @@ def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabu
     highest = corpus.tokenizer.highest_id if corpus.tokenizer else None
     if vocabulary is not None and (highest is None or highest >= vocabulary.size):
         highest = vocabulary.size - 1
-    if highest is not None and highest >= MAX_TABLE_IDS:  # which no tokenizer has, whatever a manifest says
+    if highest is not None and highest >= MAX_TABLE_IDS:  # no tokenizer has so many, whatever a manifest says
         highest = None
-    whole = len(parts) == len(described["splits"]) and set(counted) != {"shard"}  # what the manifest counts is in there
+    whole = len(parts) == len(described["splits"]) and set(counted) != {"shard"}  # the manifest's counts apply
     summary = _summary(corpus, total, vocabulary, highest, top)
     for source in summary["sources"] or ():
         source["bytes_per_token"] = None
@@ -257,7 +257,7 @@ def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, hi
             "min": int(lengths.values[0]) if sequences else None,
             **{f"p{percent}": lengths.percentile(percent) for percent in PERCENTILES},
             "max": int(lengths.values[-1]) if sequences else None,
-            # Half of all tokens are in sequences that are no longer than this.
+            # Half of all tokens are in sequences of at most this length.
             "token_median": Counts(lengths.values, lengths.values * lengths.counts).percentile(50) if tokens else None,
         },
         "histogram": histogram(lengths),
@@ -318,7 +318,7 @@ def _ranks(ids: Counts) -> list[tuple[int, int]]:
 
 
 def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, Any]:
-    """Which part of the vocabulary occurs: ids from 0 to *highest* that stand for something."""
+    """The used part of the vocabulary: ids from 0 to *highest* that have bytes."""
     is_token = np.ones(highest + 1, bool) if vocabulary is None else vocabulary.lengths[: highest + 1] > 0
     is_used = np.zeros(highest + 1, bool)
     is_used[ids.values[ids.values <= highest]] = True

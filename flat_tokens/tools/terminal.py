@@ -1,6 +1,4 @@
-"""Plain text for terminals: tables, bars, numbers for people, colours where they are wanted, and nothing that a document could
-do to the terminal.
-"""
+"""Text for terminals: tables, bars, numbers for people, colours if wanted, and no control characters of documents."""
 
 from __future__ import annotations
 
@@ -43,12 +41,12 @@ def wants_color(when: str, stream: TextIO | None = None) -> bool:
 
 
 def visible(text: str) -> str:
-    """Text without what a terminal obeys: control characters as their pictures."""
+    """Text with pictures instead of the control characters that a terminal obeys."""
     return text.translate(VISIBLE)
 
 
 def shown(piece: bytes) -> str:
-    """A token's bytes on one line, quoted, whatever they hold; as bytes where they are no text by themselves."""
+    """A token's bytes on one line, quoted: as text, or as bytes if they are not text by themselves."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:
@@ -56,7 +54,7 @@ def shown(piece: bytes) -> str:
 
 
 def colored_tokens(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Tokens in alternating colours. A character that several tokens share is shown with the last of them."""
+    """Tokens in alternating colours. A character of several tokens is shown with the last of them."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     i = 0
     for piece in pieces:
@@ -90,7 +88,7 @@ def table(rows: Sequence[Sequence[str]], align: str, *, indent: int = 2, gap: in
 
 
 def bar(share: float, width: int) -> str:
-    """A bar for a share of 1, in eighths of a character; in whole ones where the terminal's encoding has no others."""
+    """A bar for a share of 1, in eighths of a character, or in whole ones if the terminal's encoding has no eighths."""
     eighths = round(min(max(share, 0), 1) * width * 8)
     if not can_show(EIGHTHS):
         return "#" * (-(-eighths // 8))
@@ -129,8 +127,8 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[Checked], None] | None]:
-    """Who is to be told how far the block has come, and shows it in a line of the terminal until it ends. None where standard
-    error is no terminal.
+    """Show the progress of the block in a line of the terminal. The function to call with it, or None if standard error is
+    no terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -171,7 +169,7 @@ def short(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for people, small ones not as nothing."""
+    """A share for people. Small ones are not shown as 0."""
     if 0 < share < 0.0005:
         return "<0.1 %"
     return f"{share:.1%}".replace("%", " %")

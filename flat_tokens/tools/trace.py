@@ -1,4 +1,4 @@
-"""``flat-tokens trace``: from a token, a sequence or a training step to the documents that it comes from."""
+"""``flat-tokens trace``: the documents that a token, a sequence or a training step comes from."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 def trace_one(
     corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
-    """The document of the sequence, or of the token, that the options name."""
+    """The document of the sequence or the token in the options."""
     if options.token is not None:
         i, within = sequence_of(split, options.token)
         token = {"index": options.token % split.token_count, "in_sequence": within, **_token(split, i, within, vocabulary)}
@@ -121,7 +121,7 @@ def trace_one(
 
 
 def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """A token, and what stands around it."""
+    """A token and its context."""
     ids = split.sequence(i)
     if vocabulary is None:
         return {"id": int(ids[within]), "text": None, "before": None, "after": None}
@@ -137,8 +137,8 @@ def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) 
 def trace(
     corpus: Corpus, split: str, sequences: Sequence[int], locator: Locator, vocabulary: Vocabulary | None
 ) -> list[dict[str, Any]]:
-    """Where sequences come from, for JSON. ``text_from`` is ``source``, ``tokens``, or None where there is no text; ``notes``
-    say what could not be had. Each source file is read once.
+    """The origin of sequences, for JSON. ``text_from`` is ``source``, ``tokens``, or None if there is no text; ``notes`` say
+    what is missing. Each source file is read once.
     """
     places = places_of(corpus, split, sequences)
     texts: dict[int, FromSource] = {}
@@ -163,7 +163,7 @@ def trace(
 
 
 class FromSource(NamedTuple):
-    """Where a document's file is, the document's text there, and what was in the way."""
+    """The path of a document's file, the document's text there, and the reason if it is not available."""
 
     found: str | None
     text: str | None
@@ -195,7 +195,7 @@ def _from_source(corpus: Corpus, file: SourceFile | None, places: Sequence[Place
 def trace_step(
     corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
-    """The documents of a batch, for JSON: for each of its rows, the sequences that it holds tokens of."""
+    """The documents of a batch, for JSON: for each row, the sequences whose tokens it holds."""
     if not isinstance(split, FlatTokens):
         raise ValueError(f"{corpus.url}: is {corpus.format}; the loader reads flat-tokens datasets. Import it first.")
     if options.batch_size is None or options.length is None:
@@ -223,7 +223,7 @@ OF_A_DOCUMENT = ("token_count", "document", "found", "text_from", "text", "notes
 
 
 def _described(part: Mapping[str, Any], document: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """A part of a row with its document, and the text of the part alone."""
+    """A part of a row with its document and its own text."""
     ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
     text = None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
     return {**part, "part_text": text, **{key: document[key] for key in OF_A_DOCUMENT}}
@@ -242,14 +242,14 @@ def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> Packe
 
 
 def _parts(split: FlatTokens, view: PackedView | DocumentsView | BlocksView, number: int) -> list[dict[str, Any]]:
-    """The sequences that a row of a view holds tokens of: which, from where to where in the row, and in the sequence."""
+    """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
     if isinstance(view, DocumentsView):
         start, stop = (int(entry) for entry in split.seq_starts.read(number, number + 2))
         first, stop = number, min(stop, start + view.max_length)
     else:
         start = int(view.starts[number]) if isinstance(view, BlocksView) else number * (view.length - view.overlap)
         first, stop = sequence_of(split, start)[0], start + view.length
-    # A row holds no more sequences than tokens, but for empty ones.
+    # Apart from empty ones, a row has at most as many sequences as tokens.
     begun = split.seq_starts.read(first, min(first + stop - start + 1, split.seq_count + 1)).astype(np.int64)
     while begun[-1] < stop:
         begun = np.append(begun, split.seq_starts.read(first + len(begun), min(first + 2 * len(begun), split.seq_count + 1)))

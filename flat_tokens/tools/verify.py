@@ -33,14 +33,14 @@ examples:
 """
 
 
-class Part(NamedTuple):
-    """Part *number* of so many *parts*, counted from 1."""
+class Sample(NamedTuple):
+    """Part *number*, counted from 1, of a dataset in *parts* parts."""
 
     number: int
     parts: int
 
     def share(self, length: int) -> tuple[int, int]:
-        """The part's share of so many things: ``start:stop``. All parts together are all things."""
+        """The part of *length* items: ``start:stop``. All parts together are all items."""
         return length * (self.number - 1) // self.parts, length * self.number // self.parts
 
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     level.add_argument(
         "--sample",
-        type=part,
+        type=sample,
         metavar="N/M",
         help="quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once",
     )
@@ -70,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_json(parser)
 
 
-def part(text: str) -> Part:
+def sample(text: str) -> Sample:
     try:
-        number, parts = (int(piece) for piece in text.split("/"))
+        number, parts = (int(number) for number in text.split("/"))
     except ValueError:
         number, parts = 0, 0
     if not 1 <= number <= parts:
         raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 3/30: N from 1 to M")
-    return Part(number, parts)
+    return Sample(number, parts)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -130,8 +130,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None) -> Iterator[str]:
-    """Every fault of what is at the path, as a sentence. FileNotFoundError or ValueError where there is nothing to check.
-    *watch* is told how far a full check of a dataset is.
+    """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
+    *watch* is called with the progress of a full check.
     """
     root = Store.at(options.path)
     if options.format in (None, FLAT_TOKENS):
@@ -147,7 +147,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
                 seen = adding_up(watch, bytes_to_check(store)) if options.full and watch else None
                 yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
-                    yield from _check_part(root, options)
+                    yield from _check_sample(root, options)
                 else:
                     yield from _check_documents(root)
                 return
@@ -162,7 +162,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
 
 
 def _is_recognised(options: argparse.Namespace) -> bool:
-    """Whether what cannot be opened is known for what it is, so that it is damaged and not something else."""
+    """Whether files that cannot be opened have a known format: then they are damaged."""
     if options.format is not None:
         return True
     try:
@@ -173,7 +173,7 @@ def _is_recognised(options: argparse.Namespace) -> bool:
 
 
 def _check_documents(root: Store) -> Iterator[str]:
-    """Faults of the record of where documents come from."""
+    """Faults of the record of the documents' origin."""
     try:
         corpus = open_corpus(root.url)
         for name in corpus.splits:
@@ -182,7 +182,7 @@ def _check_documents(root: Store) -> Iterator[str]:
         yield str(error)
 
 
-def _check_part(root: Store, options: argparse.Namespace) -> Iterator[str]:
+def _check_sample(root: Store, options: argparse.Namespace) -> Iterator[str]:
     corpus = open_corpus(root.url)
     objects = [StoredObject(**item) for item in corpus.manifest.get("objects", ())]
     yield from _check_digests(corpus.store, objects, options.sample)
@@ -190,7 +190,7 @@ def _check_part(root: Store, options: argparse.Namespace) -> Iterator[str]:
         yield from check_sequences(name, split, *options.sample.share(split.seq_count))
 
 
-def _check_digests(store: Store, objects: list[StoredObject], sample: Part) -> Iterator[str]:
+def _check_digests(store: Store, objects: list[StoredObject], sample: Sample) -> Iterator[str]:
     start, stop = sample.share(len(objects))
     for stored in sorted(objects)[start:stop]:
         if (now := store.digest(stored.key)) != stored:
@@ -208,7 +208,7 @@ def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
         if options.full and isinstance(split, FlatTokens):
             try:
                 yield from check_split(split)
-            except (ValueError, FileNotFoundError) as error:  # what can't even be read
+            except (ValueError, FileNotFoundError) as error:  # it can't even be read
                 yield str(error)
         elif options.full or options.sample is not None:
             share = (0, split.seq_count) if options.full else options.sample.share(split.seq_count)
@@ -216,7 +216,7 @@ def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _objects(corpus: Corpus, name: str) -> list[StoredObject]:
-    """What a receipt or manifest says of a split's objects, their keys below the split."""
+    """A split's objects in a receipt or manifest, with keys below the split."""
     if corpus.receipt:
         return [StoredObject(*item) for item in corpus.receipt.get("objects", ())]
     whole = (StoredObject(**item) for item in corpus.manifest.get("objects", ()))
@@ -224,7 +224,7 @@ def _objects(corpus: Corpus, name: str) -> list[StoredObject]:
 
 
 def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterator[str]:
-    """Faults of a run of sequences of any format: what cannot be read, ids too large, marks where no sequence starts."""
+    """Faults of sequences ``start:stop`` of any format: unreadable data, ids too large, wrong marks of starts."""
     try:
         if not isinstance(split, FlatTokens):
             begun = sum(len(window.starts) for window in windows(split, start, stop))
@@ -245,8 +245,8 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
 
 
 class Retokenized(NamedTuple):
-    """What came of tokenizing documents again: how many gave the same tokens, how many others, how many could not be compared,
-    by the reason; and a sentence for each that differs.
+    """Result of tokenizing documents again: how many gave the same tokens, how many others, how many could not be compared,
+    by reason; and a sentence for each that differs.
     """
 
     same: int
@@ -282,8 +282,8 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> Retokenized:
     return out
 
 
-def choose(sample: Part, seq_count: int, documents: int) -> npt.NDArray[np.int64]:
-    """Sequences of a part, one from each of as many equal stretches: int64[up to *documents*]. The same ones each time."""
+def choose(sample: Sample, seq_count: int, documents: int) -> npt.NDArray[np.int64]:
+    """Sequences of a part, one from each of equal ranges: int64[up to *documents*]. The same ones each time."""
     start, stop = sample.share(seq_count)
     edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)
     return np.random.default_rng([sample.number, sample.parts]).integers(edges[:-1], edges[1:]) if len(edges) > 1 else edges[:0]
@@ -319,7 +319,7 @@ def _compare(
                 wrong.append((i, "gives other tokens"))
             else:
                 same += 1
-        # A file that is no longer what it was says nothing of the dataset.
+        # A changed file is no proof of a fault.
         if wrong and not digest_is(found, file.sha256):
             not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import StoredObject
-from flat_tokens.tools.export import Export, Exported, done_before, target, writing
+from flat_tokens.tools.export import Exported, ExportRequest, done_before, target, writing
 from flows.pipelines.publish import timed
 from flows.pipelines.stages import EXPORT, FINISH_EXPORT, Runner, in_order
 from tasks.models import Model
@@ -25,7 +25,7 @@ class ExportResult(Model):
     seconds: dict[str, float]
 
 
-def export(request: Export, output: str, runner: Runner) -> ExportResult:
+def export(request: ExportRequest, output: str, runner: Runner) -> ExportResult:
     """Write a dataset's files in a format, those that an earlier run has not written, and the record of them."""
     meter.reset()
     seconds: dict[str, float] = {}

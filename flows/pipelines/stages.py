@@ -158,7 +158,7 @@ WRITE = Stage("write", write_pieces)
 DIGEST = Stage("digest", digest_file, str)
 IMPORT = Stage("import", import_part)
 
-EXPORT = Stage("export", export.write_part, attrgetter("key"))
+EXPORT = Stage("export", export.write_file, attrgetter("key"))
 FINISH_EXPORT = Stage("finish", export.finish, attrgetter("location"))
 
 OF_A_BUILD = (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)

@@ -17,7 +17,7 @@ from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, SPLITS, read_manifest
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.tools.export import Export
+from flat_tokens.tools.export import ExportRequest
 from flat_tokens.tools.terminal import duration, size
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
@@ -74,7 +74,7 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
         materialize(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
-def show_export(name: str, request: Export, result: ExportResult) -> None:
+def show_export(name: str, request: ExportRequest, result: ExportResult) -> None:
     """Leave a summary of the export of a dataset of that name, and the files as an asset that was made of it."""
     with tolerated("summary"):
         leave(f"{name}-export-summary", exported(name, request, result), f"{_amount(result.objects)}: {result.path}")
@@ -247,7 +247,7 @@ def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResu
     return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
 
 
-def exported(name: str, request: Export, result: ExportResult) -> str:
+def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
     """An export in Markdown: its input and its files."""
     reused = "There was nothing to do: an earlier run had written all of it."
     if not result.was_done:

@@ -91,12 +91,12 @@ def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str)
     """Also by formats that pass over their files twice, and by a run that finds them written."""
     if format in ("parquet", "arrow"):
         pytest.importorskip("pyarrow", reason=f"{format} files are written by pyarrow")
-    order, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
-    assert order.token_count == 14
+    request, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
+    assert request.token_count == 14
     told: list[list[int]] = [[], []]
     for run in told:
-        for part in FORMATS[format].plan(order.source(), order.options):
-            assert exporting.write_part(part, order, out, run.append).reused == (run is told[1])
+        for part in FORMATS[format].plan(request.source(), request.options):
+            assert exporting.write_file(part, request, out, run.append).reused == (run is told[1])
     assert [sum(run) for run in told] == [14, 14]
 
 
@@ -169,10 +169,10 @@ def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_pat
 
 def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    order = export_of(dataset, "megatron", {})
-    with exporting.writing(order, exporting.target(out)), pytest.raises(ValueError, match="another process is writing here"):
-        write(order, out)
-    assert not write(order, out).was_done
+    request = export_of(dataset, "megatron", {})
+    with exporting.writing(request, exporting.target(out)), pytest.raises(ValueError, match="another process is writing here"):
+        write(request, out)
+    assert not write(request, out).was_done
 
 
 def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> None:

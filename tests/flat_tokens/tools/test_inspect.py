@@ -22,7 +22,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import terminal
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
-from flat_tokens.tools.inspect import find_ids, find_text, stretches
+from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.import_ import import_files
 from flows.runners.threads import Threads
@@ -85,9 +85,9 @@ def test_a_match_is_shown_within_its_sequence() -> None:
     assert match == (1, 1, "b", "ab", "ba")
 
 
-def test_stretches_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
+def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
     with in_windows_of(2):
-        together = list(stretches(split_of([[1, 2, 3], [4]]), 1))
+        together = list(overlapping_windows(split_of([[1, 2, 3], [4]]), 1))
     found = [(one.ids.tolist(), one.starts.tolist(), one.sequences.tolist(), one.skipped) for one in together]
     assert found == [([1, 2], [0], [0], 0), ([2, 3, 4], [0, 2], [0, 1], 1)]
 
