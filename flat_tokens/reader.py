@@ -60,7 +60,7 @@ class FlatTokens:
         return self.slice(*self.span(i)) >> np.uint32(1)
 
     def span(self, i: int) -> tuple[int, int]:
-        """Where sequence *i* starts and where it ends, in tokens. One index read. Negative *i* counts from the end."""
+        """Start and end of sequence *i*, in tokens. One index read. Negative *i* counts from the end."""
         if not -self.seq_count <= i < self.seq_count:
             raise IndexError(f"{self.store.url}: there is no sequence {i}; there are {self.seq_count}")
         start, stop = (int(entry) for entry in self.seq_starts.read(i % self.seq_count, i % self.seq_count + 2))
@@ -75,7 +75,7 @@ class FlatTokens:
         return self.encoded_tokens.read(start, stop)
 
     def bounds(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where many sequences start and how long they are: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
+        """Starts and lengths of many sequences: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.seq_count:
             wrong = indices[(indices < 0) | (indices >= self.seq_count)][0]

@@ -48,12 +48,17 @@ def read_json(store: Store, key: str) -> dict[str, Any]:
         raise data
     if len(data) > MAX_METADATA_BYTES:
         raise ValueError(f"{store.path(key)}: is larger than metadata may be ({MAX_METADATA_BYTES} bytes)")
+    return json_object(data, store.path(key))
+
+
+def json_object(data: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in *data*. ValueError, naming the file at *path*, if it is none."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{store.path(key)}: is not JSON ({error})") from error
+        raise ValueError(f"{path}: is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{store.path(key)}: is not a JSON object")
+        raise ValueError(f"{path}: is not a JSON object")
     return value
 
 

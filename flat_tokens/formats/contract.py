@@ -315,15 +315,21 @@ def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[tuple[int
     def entry(i: int) -> int:
         return int(split.seq_starts.read(i, i + 1)[0])
 
-    ranges, start = [], 0
-    while start < split.seq_count:
-        stop = split.seq_count
-        if max_tokens is not None:
-            stop = bisect.bisect_right(range(stop + 1), entry(start) + max_tokens, start + 1, key=entry) - 1
-        stop = max(stop, start + 1)
-        ranges.append((start, stop))
+    if max_tokens is None:
+        return [(0, split.seq_count)] if split.seq_count else []
+    return list(ranges_within(max_tokens, split.seq_count, entry))
+
+
+def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges that cover ``range(count)``, of up to *most* items: as many as ``size(stop) - size(start) <= limit`` holds for,
+    at least one.
+    """
+    start = 0
+    while start < count:
+        end = count if most is None else min(start + most, count)
+        stop = max(bisect.bisect_right(range(end + 1), size(start) + limit, start + 1, key=size) - 1, start + 1)
+        yield start, stop
         start = stop
-    return ranges
 
 
 def plan_files(splits: Splits, tokens_per_file: int | None, ending: str) -> list[ExportFile]:

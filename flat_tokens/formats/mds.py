@@ -6,7 +6,6 @@ Tokens are a column of the samples, whose bytes are described in ``mds_shard``. 
 
 from __future__ import annotations
 
-import bisect
 import json
 import posixpath
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.opening import json_object
 from flat_tokens.formats.contract import (
     VALIDATION_WORDS,
     ExportFile,
@@ -28,6 +28,7 @@ from flat_tokens.formats.contract import (
     Readable,
     Splits,
     check_positive,
+    ranges_within,
     require_sequences,
     split_of,
 )
@@ -145,16 +146,10 @@ def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[
         entry = int(split.seq_starts.read(i, i + 1)[0])
         return INT32.itemsize * entry + i * _sample_bytes(int(options.end_of_text is not None))
 
-    ranges, start = [], 0
-    while start < split.seq_count:
-        before = size(start)
-        stop = min(start + MAX_SAMPLES, split.seq_count)
-        stop = bisect.bisect_right(range(stop + 1), before + limit, start + 1, key=size) - 1
-        if stop == start and (alone := size(start + 1) - before + options.size_limit - limit) >= MAX_SHARD_BYTES:
+    ranges = list(ranges_within(limit, split.seq_count, size, MAX_SAMPLES))
+    for start, stop in ranges:
+        if stop == start + 1 and (alone := size(stop) - size(start) + options.size_limit - limit) >= MAX_SHARD_BYTES:
             raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
-        stop = max(stop, start + 1)
-        ranges.append((start, stop))
-        start = stop
     return ranges
 
 
@@ -312,20 +307,10 @@ def _index(store: Store, key: str) -> list[Any]:
     path = store.path(key)
     if store.size(key) > MAX_INDEX_BYTES:
         raise ValueError(f"{path}: is larger than an index may be ({MAX_INDEX_BYTES} bytes)")
-    index = _parsed(store.read(key), path)
+    index = json_object(store.read(key), path)
     if index.get("version") != 2 or not isinstance(shards := index.get("shards"), list):
         raise ValueError(f"{path}: is of version {reprlib.repr(index.get('version'))}; an index of version 2 with shards is read")
     return shards
-
-
-def _parsed(data: bytes, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: is not a JSON object")
-    return value
 
 
 def _own_config(store: Store, key: str) -> dict[str, Any] | None:
@@ -336,7 +321,7 @@ def _own_config(store: Store, key: str) -> dict[str, Any] | None:
     if len(head) < 8 or not before < start <= min(store.size(key), before + MAX_CONFIG_BYTES):
         return None
     try:
-        config = _parsed(store.read_range(key, before, start), store.path(key))
+        config = json_object(store.read_range(key, before, start), store.path(key))
     except ValueError:
         return None
     data = {"basename": key, "bytes": store.size(key)}

@@ -66,7 +66,7 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
 
     @property
     def cu_seqlens(self) -> Array:
-        """Where the segments of attention begin and end: int32[k + 1], 0 first, the number of tokens last.
+        """Bounds of the segments of attention: int32[k + 1], 0 first, the number of tokens last.
 
         For kernels that take sequences of variable length. A batch counts as one row of ``n * length`` tokens, and no
         segment goes from one pack into the next. Padding is a segment of its own, so that every token is in one and no

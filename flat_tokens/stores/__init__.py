@@ -1,1 +1,1 @@
-"""Where bytes lie: local directories and object stores."""
+"""Stores of bytes: local directories and object stores."""

@@ -21,7 +21,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.keys import A, B, mix
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
-from flat_tokens.tools.diff import KINDS, Found, Share, Side, _compare_part, compare_documents, token_digests
+from flat_tokens.tools.diff import KINDS, Found, Share, Side, _compare_share, compare_documents, token_digests
 from tests.flat_tokens.demo import build_dataset
 
 RAGGED = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=12)
@@ -251,7 +251,7 @@ def test_memory_is_bounded_by_the_part_and_not_by_the_documents() -> None:
     found = Found(dict.fromkeys(KINDS, 0), {kind: [] for kind in KINDS})
     tracemalloc.start()
     for part in range(20):
-        _compare_part(*sides, Share(part, 20), 5, found)
+        _compare_share(*sides, Share(part, 20), 5, found)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.counts == {"came": 0, "went": 10, "changed": 0, "moved": 0}
