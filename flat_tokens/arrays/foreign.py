@@ -44,7 +44,7 @@ class ForeignSpec:
         return f"{self.object_name}{i}"
 
     def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
-        """One inner chunk: dtype[chunk_length]. ValueError where its checksum or size is not right."""
+        """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is not right."""
         for name, size in reversed(self.codecs):
             stored = without_crc32c(stored) if name == "crc32c" else inflate(name, stored, size)
         check_size(stored, self.chunk_length * self.numpy_dtype.itemsize)
@@ -60,7 +60,7 @@ class ForeignSpec:
         return self.index is None and self.delta is None and [name for name, _ in self.codecs] == ["blosc"]
 
     def decode_part(self, stored: memoryview, first: int, last: int) -> npt.NDArray[Any]:
-        """Items ``first:last`` of one chunk: dtype[last - first]. ValueError where its size is not right."""
+        """Items ``first:last`` of one chunk: dtype[last - first]. ValueError if its size is not right."""
         itemsize, ((_, size),) = self.numpy_dtype.itemsize, self.codecs
         begin, data = blosc_part(stored, size, first * itemsize, last * itemsize)
         return np.frombuffer(data, self.stored_dtype, last - first, first * itemsize - begin)

@@ -60,7 +60,7 @@ class Readable(Protocol):
     def seq_count(self) -> int: ...
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
-        """Sequence *i*, decoded: uint32[length]. IndexError where there is none."""
+        """Sequence *i*, decoded: uint32[length]. IndexError if there is none."""
         ...
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:

@@ -46,15 +46,15 @@ class BlocksView(SplitView):
 def block_starts(tokens: FlatTokens, length: int) -> npt.NDArray[np.int64]:
     """The first token of every block of *length* tokens by Modalities' Megatron rule: int64[n], increasing.
 
-    Reads ``seq_starts`` once, some entries at a time, and no tokens. ValueError where its entries are not in order.
+    Reads ``seq_starts`` once, some entries at a time, and no tokens. ValueError if its entries are not in order.
     """
-    # A sequence is counted in at most two blocks, and what is counted in a block is at least its length.
+    # A sequence counts in at most two blocks, and the tokens that count in a block are at least its length.
     found = np.empty(min(tokens.seq_count, 2 * tokens.token_count // length), np.int64)
     found_count = 0
     block, filled = 0, 0  # the open block's first token, and how many tokens sequences have put into it
     for entries in read_starts(tokens):
-        # The state 2 * j + opens: sequence j has filled a block (and opens the next one, or does not). What the next
-        # block holds counts from where j starts or ends, so that every state has one successor, whatever came before it.
+        # The state 2 * j + opens: sequence j has filled a block (and opens the next one, or does not). The next
+        # block counts from where j starts or ends, so that every state has one successor, whatever came before it.
         count = len(entries) - 1
         counts_from = np.stack([entries[1:], entries[:-1]], axis=1).reshape(-1)
         successors = _filled_next(entries, counts_from, np.repeat(np.arange(1, count + 1), 2), length)

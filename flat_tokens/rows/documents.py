@@ -43,7 +43,7 @@ class DocumentTokens(TrainingFields, _DocumentTokens):  # type: ignore[misc]
 
 
 class DocumentsView(SplitView):
-    """One sequence a row: cut at *max_length* tokens or padded up to it. Two reads: where it is, its tokens.
+    """One sequence a row: cut at *max_length* tokens or padded up to it. Two reads: its place and its tokens.
 
     An empty sequence is a row of padding. ValueError for a max_length below 1 or a pad_id outside 0 to 2**31 - 1.
     """

@@ -78,5 +78,5 @@ class ShuffledLoader(ByStep):
         return self._stream.rows(*self._batch_range(step))
 
     def __getitem__(self, step: SupportsIndex) -> Any:
-        """The batch of a step, as the view gives it. IndexError where there is no such step."""
+        """The batch of a step, as the view gives it. IndexError if there is no such step."""
         return self.view.batch(self.indices(step))

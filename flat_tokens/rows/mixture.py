@@ -40,7 +40,7 @@ class Mixture(ByStep):
     the weights, up to one sample in a block and one in a million on the whole. Each source is a stream of shuffled
     epochs of its own, so a small one comes again sooner; see ``drawn``. With *steps* None it never ends.
 
-    ValueError for sources that are empty or differ in what their rows are, for weights that are not positive numbers,
+    ValueError for sources that are empty or have different rows, for weights that are not positive numbers,
     and for one so small that 2**20 samples would have none of it.
     """
 
@@ -126,7 +126,7 @@ class Mixture(ByStep):
         return source, place
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
-        """The batch of a step. IndexError where there is no such step."""
+        """The batch of a step. IndexError if there is no such step."""
         source, rows, where = self._draw(step)
         parts = [self.views[k].batch(rows[theirs]) for k, theirs in where.items()]
         return MixedBatch(_together(parts, list(where.values())), source, rows)

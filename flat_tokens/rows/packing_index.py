@@ -301,7 +301,7 @@ class IndexFile(NamedTuple):
         return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)
 
     def load(self) -> list[Int64s] | None:
-        """The index's arrays, mapped; None where the file is missing, cut short, or of another index."""
+        """The index's arrays, mapped; None if the file is missing, cut short, or of another index."""
         try:
             stored = np.asarray(np.lib.format.open_memmap(posixpath.join(self.directory, self.name), mode="r"))
         except (OSError, ValueError, OverflowError):

@@ -89,7 +89,7 @@ class KeyedPermutation:
             moved *= side
             moved >>= HASH_BITS
             moved += left
-            # Below 2 * side: what is taken off too much wraps around to a huge number.
+            # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
             left, right = right, np.minimum(moved, moved - side)
             side, other = other, side
         return left * b + right
@@ -99,14 +99,14 @@ def reference_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     """The reference loader's permutation of ``range(n)``: int64[n].
 
     With ``r = Philox(seed).random_raw(n) % (arange(n) + 1)`` and ``p = arange(n)``, swap ``p[i]`` and ``p[r[i]]`` for i
-    from n - 1 down to 0. Not swap by swap, but with the same result: what place x holds is known from the last swap that
-    wrote to it. ValueError for n above 2**32.
+    from n - 1 down to 0. Not swap by swap, but with the same result: the last swap that wrote to a place decides
+    its number. ValueError for n above 2**32.
     """
     if not 0 <= n <= 1 << 32:
         raise ValueError(f"the reference order permutes up to 2**32 numbers at a time, not {n}")
     times = np.arange(n, dtype=np.uint64)
     drawn = np.random.Philox(seed).random_raw(n) % (times + np.uint64(1))
-    # Swap i, at time i, moves what place i holds to place r[i] <= i. Sorted by (place, time): who wrote to each place.
+    # Swap i, at time i, moves what place i holds to place r[i] <= i. Sorted by (place, time): the writes to each place.
     writes = drawn << np.uint64(32) | times
     writes.sort()
     place, time = (writes >> np.uint64(32)).astype(np.int64), (writes & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -122,7 +122,7 @@ def reference_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     source[place[first]] = time[first]
     own = np.flatnonzero(place_of == np.arange(n))
     source[own] = np.where(before[own] >= 0, before[own], own)
-    # Swap t wrote what place t held: follow the sources up to a place that nothing was written to, which holds its number.
+    # Swap t wrote the number of place t: follow the sources up to a place without writes, which holds its own number.
     while not np.array_equal(held := source[source], source):
         source = held
     permuted = np.where(before >= 0, held[before], place_of)

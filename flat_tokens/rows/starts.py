@@ -52,7 +52,7 @@ def end_to_end(lengths: Iterable[Int64s]) -> Iterator[Int64s]:
 def document_bounds(tokens: FlatTokens, first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Starts and lengths of the documents in ranges ``first[r]:stop[r]``, and where each range ends among them: one read.
 
-    int64[n], int64[n], int64[ranges + 1]. ValueError where the entries are not in order.
+    int64[n], int64[n], int64[ranges + 1]. ValueError if the entries are not in order.
     """
     at = running_sums(stop - first + 1)
     entries = np.empty(at[-1], np.uint64)

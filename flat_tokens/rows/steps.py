@@ -64,7 +64,7 @@ class ByStep:
             self._step_count = left // self.batch_size if drop_last else -(-left // self.batch_size)
 
     def __len__(self) -> int:
-        """Steps from *start* on. TypeError where they are endless."""
+        """Steps from *start* on. TypeError if they are endless."""
         if self._step_count is None:
             raise TypeError("this loader is endless and has no length: take its first steps with steps(0, stop)")
         return self._step_count
@@ -94,7 +94,7 @@ class ByStep:
         """The loader of one of several hosts, which gives that host's rows of each batch. Hosts' rows follow one another.
 
         ``batch_size``, steps and positions stay those of the whole. A short last batch is divided as evenly as possible.
-        ValueError where *batch_size* is not a multiple of *process_count*.
+        ValueError if *batch_size* is not a multiple of *process_count*.
         """
         if self.process_count != 1:
             raise ValueError(f"this is already the loader of process {self.process_index} of {self.process_count}")

@@ -143,7 +143,7 @@ class SplitView:
         return f"<{type(self).__name__} of {self.tokens.store.url}: {self._count:,} rows>"
 
     def __getitem__(self, i: SupportsIndex) -> Any:
-        """Row *i*. IndexError where there is none."""
+        """Row *i*. IndexError if there is none."""
         i = index(i)  # of numpy's integers too: their products overflow
         if not 0 <= i < self._count:
             if not -self._count <= i < 0:

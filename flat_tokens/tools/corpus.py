@@ -295,7 +295,7 @@ def run_of(corpus: Corpus) -> RunRecord:
 def vocabulary_of(
     corpus: Corpus, name_or_path: str | None, pattern: str | None, warn: Callable[[str], None]
 ) -> Vocabulary | None:
-    """The vocabulary to decode a corpus with: the one that is named, else the one that the manifest names; None where
+    """The vocabulary to decode a corpus with: the one that is named, else the one that the manifest names; None if
     nothing names one.
 
     What the manifest names must have the manifest's digest, or a ValueError says so; of what is named by hand *warn* is told.

@@ -13,6 +13,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
+from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import Dataset, open
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
@@ -61,7 +62,7 @@ def import_dataset(
             "files": [{"name": key, "size": files.store.size(key)} for key in files.keys],
         },
     }
-    named = {"train": corpus.splits.get("train"), "validation": corpus.splits.get("validation")}
+    named = {name: corpus.splits.get(name) for name in SPLITS}
     if not any(named.values()):  # an array by itself
         named["train"] = corpus.split(None)
     write_dataset(out, _batches(named["train"]), _batches(named["validation"]), layout=layout, provenance=provenance)
@@ -94,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     dataset = import_dataset(options.path, options.out, options.format, given_options(options), layout=options.layout)
-    splits = {name: getattr(dataset, name) for name in ("train", "validation")}
+    splits = {name: getattr(dataset, name) for name in SPLITS}
     if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], given_options(options)):
         arguments.warn(hint)
     counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}
