@@ -295,10 +295,10 @@ def run_of(corpus: Corpus) -> RunRecord:
 def vocabulary_of(
     corpus: Corpus, name_or_path: str | None, pattern: str | None, warn: Callable[[str], None]
 ) -> Vocabulary | None:
-    """The vocabulary to decode a corpus with: the one that is named, else the one that the manifest names; None if
-    nothing names one.
+    """The vocabulary of *name_or_path*, else of the tokenizer in the manifest. None if there is neither.
 
-    What the manifest names must have the manifest's digest, or a ValueError says so; of what is named by hand *warn* is told.
+    A vocabulary from the manifest must have the manifest's digest, else ValueError. For a given one, *warn* is called with
+    the difference.
     """
     known = corpus.tokenizer
     if name_or_path is not None:
@@ -322,7 +322,7 @@ def vocabulary_of(
 
 
 def _recorded(corpus: Corpus, known: TokenizerName) -> Sequence[tuple[str, str | None]]:
-    """The tokenizer's file where the build found it, if it still lies there."""
+    """The tokenizer's file at the path in the build's record, if it is still there."""
     run = run_of(corpus)
     if run.tokenizer is None or posixpath.basename(run.tokenizer) != known.name or not os.path.exists(run.tokenizer):
         return []
