@@ -143,7 +143,7 @@ def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
 
 def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garbage]:
     _, going = divide(list_versions(root), policy)
-    # What was never the latest may be what a running build is about to publish.
+    # A version that was never the latest may be one that a running build is about to publish.
     sure = [version for version in going if busy is None or version.state != "other"]
     return [_garbage(version, policy) for version in sure if _remove_version(root, version.version)]
 
@@ -166,7 +166,7 @@ def _remove_version(root: Store, version: str) -> bool:
         markers = {marker: root.read(f"{directory}/{marker}") for marker in MARKERS if root.exists(f"{directory}/{marker}")}
         for marker in markers:
             root.remove(f"{directory}/{marker}")
-        # Whoever has moved the pointer here, or pinned this, looks for the marker afterwards: one of the two sees the other.
+        # A process that moves the pointer here, or pins this, looks for the marker afterwards: one of the two sees the other.
         if _is_wanted(root, version):
             for marker, data in markers.items():
                 root.put(f"{directory}/{marker}", data)

@@ -42,8 +42,8 @@ def plain_location(location: str) -> str:
 
 
 INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS"
-"""Environment variables of the workers: paths and URLs, with commas between them, to which reads and writes are bound, whoever
-starts a run. Writing includes reading. Without a variable there is no such bound.
+"""Environment variables of the workers: paths and URLs, with commas between them, to which the reads and writes of
+all runs are bound. Writing includes reading. Without a variable there is no such bound.
 """
 
 

@@ -129,7 +129,7 @@ def gather(
         if last == first + 1:
             yield tokens[here[0] : here[0] + mine[0]], mine
         else:
-            # place in what is gathered -> place in tokens: each run's begin, and on from there
+            # place in the gathered block -> place in tokens: each run's begin, and on from there
             index = np.arange(int(ends[last - 1]) - done)
             index += np.repeat(here - (ends[first:last] - mine - done), mine)
             yield tokens[index], mine

@@ -112,7 +112,7 @@ def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> P
     )
     for force in (False, True):  # a copy in the cache may have been cut short
         call = partial(download, force_download=force)
-        # RuntimeError: what the library for large files makes of a fault of the network
+        # RuntimeError: the library for large files raises it for faults of the network
         path = Path(_ask(f"{place.type} {place.id}", call, place.revision, worn_out=OSError, passing=(RuntimeError,)))
         if found.size is None or path.stat().st_size == found.size:
             return path
@@ -140,8 +140,8 @@ def _configuration(repo: str, commit: str, name: str | None) -> Any:
     datasets = _datasets()
 
     def find() -> Any:
-        # A cache of its own: what an earlier version of the dataset left in the common one would be taken for this one
-        # whenever the hub does not answer. The prefix keeps a local directory from being taken for the repository.
+        # A cache of its own: in the common one, an earlier version of the dataset would be taken for this one whenever the
+        # hub does not answer. The prefix keeps a local directory from being taken for the repository.
         with tempfile.TemporaryDirectory(prefix="hub-") as cache:
             try:
                 return datasets.load_dataset_builder(f"hf://datasets/{repo}", name=name, revision=commit, cache_dir=cache)

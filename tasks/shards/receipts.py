@@ -29,7 +29,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
         if root.is_local:
             missing += [key for key, name in zip(some, names, strict=True) if not root.exists(name)]
             continue
-        # A byte of each: of what is not there, a store would be asked for a listing too, whether it is a directory.
+        # A byte of each: to see whether an object exists, a store would also be asked for a listing, as it may be a directory.
         answers = root.read_ranges(names, [0] * len(some), [1] * len(some))
         missing += [key for key, answer in zip(some, answers, strict=True) if isinstance(answer, FileNotFoundError)]
     return missing

@@ -92,7 +92,7 @@ def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
             columns[1].append(beside.rows)
             meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
             before = tally.text_bytes
-    # What was estimated and what came differ: the display's total stays true.
+    # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", part.text_bytes - tally.text_bytes)
     return TokenShard(
         key=key,
