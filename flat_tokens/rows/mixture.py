@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -134,6 +133,8 @@ class Mixture(ByStep):
 
 def _quotas(weights: dict[str, float]) -> Indices:
     """Number of samples of each source in the blocks of a cycle: int64[cycle, sources]."""
+    from fractions import Fraction  # only mixtures need it; it costs start-up time
+
     for name, weight in weights.items():
         if not (weight > 0 and math.isfinite(weight)):
             raise ValueError(f"source {name!r} has weight {weight}, but weights are positive numbers")
