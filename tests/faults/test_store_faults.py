@@ -221,8 +221,8 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
         store.exists("object")
     bucket.proxy.spoil = lambda method, path: None
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
-    assert not store.exists("object")
+    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 60)
+    assert not Store.at(f"{bucket.url}/out").exists("object")
 
 
 def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
