@@ -1,9 +1,9 @@
-"""Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL; done again, they are updated.
-What people have paused stays paused, and schedules that they have added stay.
+"""Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL, or update them. Deployments
+that people have paused stay paused, and schedules that they have added stay.
 
 ``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
-[--credentials secret/NAME]``: each dataset gets a deployment of its own that refreshes it, one run at a time; TYPE/NAME is a
-notification block that hears of runs that failed or crashed; secret/NAME is a block with the credentials of stores
+[--credentials secret/NAME]``: each dataset gets a deployment of its own that refreshes it, one run at a time. TYPE/NAME is a
+notification block, which is sent runs that failed or crashed. secret/NAME is a block with the credentials of stores
 (flows/credentials.py).
 """
 
@@ -42,24 +42,24 @@ from flows.credentials import VARIABLE  # noqa: E402
 from flows.watch.progress import tags_of  # noqa: E402
 
 SLUG = "register.py"
-"""What the names of our own schedules begin with; those of others have none."""
+"""Prefix of our own schedules' names. Those of other people have no name."""
 
 PROCESS = "process"
 
 
 def read_deployments() -> list[dict[str, Any]]:
-    """What prefect.yaml lists."""
+    """The deployments that prefect.yaml lists."""
     listed: list[dict[str, Any]] = yaml.safe_load((HERE / "prefect.yaml").read_text("utf-8"))["deployments"]
     return listed
 
 
 def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
-    """The flow of a deployment; its own error where it cannot be loaded, instead of a placeholder."""
+    """The flow of a deployment. A flow that cannot be loaded raises its own error, instead of becoming a placeholder."""
     return load_flow_from_entrypoint(str(CHECKOUT / deployment["entrypoint"]), use_placeholder_flow=False)
 
 
 def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
-    """When datasets are refreshed, as prefect.yaml writes it; None where only when asked to. ValueError where it is no time."""
+    """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is no valid time."""
     if options.cron is not None:
         made = {"cron": options.cron, "timezone": options.timezone}
     elif options.every is not None:
@@ -68,7 +68,7 @@ def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     try:
         schedule(made)
-        if not options.timezone:  # Prefect would take it for none
+        if not options.timezone:  # Prefect takes an empty one for none
             raise ValueError("Invalid timezone: ''")
         # A sixth field would be seconds: sixty runs instead of one.
         if options.cron is not None and len(options.cron.split()) != 5 and not options.cron.startswith("@"):
@@ -83,14 +83,14 @@ def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def schedule(listed: Mapping[str, Any]) -> CronSchedule | IntervalSchedule:
-    """A schedule of prefect.yaml's as the API takes it."""
+    """A schedule of prefect.yaml, in the form that the API takes."""
     if "cron" in listed:
         return CronSchedule(cron=listed["cron"], timezone=listed["timezone"])
     return IntervalSchedule(interval=timedelta(seconds=listed["interval"]), timezone=listed["timezone"])
 
 
 def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None) -> dict[str, Any]:
-    """A deployment that refreshes the dataset of a configuration file. ValueError says what is wrong in the file."""
+    """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file."""
     config = read_config(path, [])
     (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
     kept = {"keep_versions": keep} if keep else {}
@@ -105,14 +105,14 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
 
 
 def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
-    """The parameters of a flow as a JSON schema. One that it does not have is refused before there is a run."""
+    """The parameters of a flow as a JSON schema. The server refuses any other parameter before it creates a run."""
     return {**parameter_schema(flow).model_dump(), "additionalProperties": False}
 
 
 def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
-    """Create a deployment, or update the one of that name; its name with that of its flow, and what a person should know of it.
+    """Create a deployment, or update the one of that name. Return FLOW/NAME, with remarks for people.
 
-    Not by Prefect's own command: the one of this release asks for a pool's workers in a way that its server refuses.
+    Prefect's own command is not used: in this release it asks for a pool's workers in a way that its server refuses.
     """
     flow, pool, limit = load_flow(deployment), deployment["work_pool"], deployment.get("concurrency_limit")
     parameters = deployment.get("parameters", {})
@@ -151,7 +151,7 @@ def _deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse | No
 def remarks(
     there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
 ) -> Iterator[str]:
-    """What whoever registers a deployment should know of the one that is *there*."""
+    """Remarks for people on the deployment that is *there*, before it is updated."""
     before, now = ((each.get("config") or {}).get("output") for each in (there.parameters if there else {}, parameters))
     if before != now and before is not None:
         yield f"it refreshed {before} until now: two datasets of one name share a deployment"
@@ -160,14 +160,14 @@ def remarks(
 
 
 def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[DeploymentSchedule]) -> list[DeploymentScheduleCreate]:
-    """The schedules that a deployment is to have: those of prefect.yaml's kind that are *listed*, of what is *there* those that
-    people have added. What somebody has paused stays paused; an interval goes on from where it began.
+    """The schedules of a deployment: those *listed* by prefect.yaml or the command line, and of those that are *there* the ones
+    that people have added. A paused schedule stays paused. An interval keeps its anchor date.
     """
     others = [one for one in there if not (one.slug or "").startswith(SLUG)]
     made = []
     for number, one in enumerate(listed):
         slug, when = f"{SLUG}-{number}", schedule(one)
-        # Without a name, but of the same times: registered by an earlier release.
+        # No name, but the same times: an earlier release registered it.
         former = next((each for each in there if each.slug == slug), None) or next(
             (each for each in others if not each.slug and _times(each.schedule) == _times(when)), None
         )
@@ -188,9 +188,7 @@ def _times(when: SCHEDULE_TYPES) -> dict[str, Any]:
 
 
 def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -> None:
-    """Create the work pools that deployments go to, for workers that start processes, or update them. Pools of other types are
-    left as they are.
-    """
+    """Create the work pools of the deployments, of type process, or update them. Pools of other types are left alone."""
     for pool in {deployment["work_pool"]["name"]: deployment["work_pool"] for deployment in deployments}.values():
         template = process_template(pool["job_variables"]["env"])
         try:
@@ -201,9 +199,9 @@ def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -
 
 
 def process_template(env: Mapping[str, str]) -> dict[str, Any]:
-    """The base job template of a process pool. Command and directory are no variables of it, and its environment has one value:
-    who may create a run of a deployment cannot have the worker run something else, or read and write elsewhere than the
-    operator's roots allow.
+    """The base job template of a process pool. It has no variables for command and directory, and allows one environment only.
+    So people who may create a run of a deployment cannot make the worker run something else, or read and write outside the
+    operator's roots.
     """
     return {
         "job_configuration": {"name": "{{ name }}", "stream_output": "{{ stream_output }}", "env": dict(env)},
@@ -231,7 +229,7 @@ def process_template(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_automations(client: SyncPrefectClient, notify: str | None) -> Iterator[AutomationCore]:
-    """What automations.yaml lists; its notification only where there is a block to send it with, found by its name."""
+    """The automations of automations.yaml. The notification is left out if *notify* names no block to send it with."""
     for listed in yaml.safe_load((HERE / "automations.yaml").read_text("utf-8"))["automations"]:
         for action in listed["actions"]:
             if action["type"] == "send-notification" and notify:
@@ -249,8 +247,8 @@ def _block_id(client: SyncPrefectClient, named: str) -> str:
 
 
 def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Create an automation, or update those of its name. One that is as it should be is left alone: an update forgets whom it
-    was waiting for.
+    """Create an automation, or update those of its name. An equal one is left alone: an update forgets the runs that it was
+    waiting for.
     """
     there = client.read_automations_by_name(automation.name)
     for one in there:
@@ -261,7 +259,7 @@ def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What prefect.yaml lists, and a refresh of each dataset. ValueError where a configuration file or a time is wrong."""
+    """The deployments of prefect.yaml, and one for each dataset. ValueError if a configuration file or a time is wrong."""
     when = schedule_of(options)
     of_datasets = [dataset_deployment(path, when, options.keep) for path in options.datasets]
     if not of_datasets and (when or options.keep):
@@ -283,9 +281,9 @@ def _with_credentials(deployment: dict[str, Any], name: str | None) -> dict[str,
 
 
 def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Register deployments, the pools that they go to, and the automations."""
+    """Register deployments, their pools and the automations."""
     url = get_current_settings().api.url
-    if url is None:  # Prefect would start a server of its own for as long as this takes
+    if url is None:  # Prefect would start a temporary server of its own
         raise ValueError("Which server? Set PREFECT_API_URL, such as http://127.0.0.1:4200/api.")
     with get_client(sync_client=True) as client:
         if error := client.api_healthcheck():

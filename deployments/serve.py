@@ -1,8 +1,9 @@
-"""Everything on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C stops it.
+"""Start the whole service on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C
+stops it.
 
 ``serve.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
-[--credentials secret/NAME] [--port 4200]``: each dataset gets a deployment that refreshes it, on the schedule if one is given;
-the others are those of prefect.yaml.
+[--credentials secret/NAME] [--port 4200]``: each dataset gets a deployment that refreshes it, on the schedule if one is given.
+The other deployments are those of prefect.yaml.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # The database is one file: who finds it locked waits instead of giving up.
+    # The database is one file: a connection that finds it locked waits instead of giving up.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     "PREFECT_WORKER_QUERY_SECONDS": "3",
 }
@@ -42,7 +43,7 @@ Process = subprocess.Popen[bytes]
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """What to register, for this program and for register.py."""
+    """The arguments of this program and of register.py: the deployments to register."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
     when = parser.add_mutually_exclusive_group()
@@ -62,7 +63,7 @@ def _positive(text: str) -> int:
 
 
 def main() -> int:
-    """Start everything, wait until it is stopped or something ends by itself, stop everything; the exit status."""
+    """Start all processes, wait for Ctrl-C or until one of them ends, and stop the others. Return the exit status."""
     parser = arguments(str(__doc__))
     parser.add_argument("--port", type=int, default=4200, help="of the server and its UI (4200)")
     options = parser.parse_args()
@@ -73,7 +74,8 @@ def main() -> int:
         signal.signal(one, _interrupt)
     running: dict[str, Process] = {}
     try:
-        from register import register_all, wanted  # Prefect reads its settings when it is imported
+        # Prefect reads its settings when it is imported.
+        from register import register_all, wanted
 
         _refuse_taken(port)
         deployments = wanted(options)
@@ -81,7 +83,7 @@ def main() -> int:
         _wait_for(f"http://127.0.0.1:{port}/api/health", running["server"])
         _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
         register_all(deployments, options)
-        # Builds wait for their groups, so they must not take the room of these.
+        # Builds wait for their groups, so the groups have a worker of their own.
         running["builds"] = _start("worker", "start", "--pool", "flat-tokens", "--name", "builds", "--limit", "8")
         running["groups"] = _start("worker", "start", "--pool", "flat-tokens-groups", "--name", "groups", "--limit", "1")
         print(f"\nRun builds at http://127.0.0.1:{port}/deployments; Ctrl-C stops everything.\n", flush=True)
@@ -117,14 +119,14 @@ def _refuse_taken(port: int) -> None:
 
 
 def _start(*command: str, program: tuple[str, ...] = ("-m", "prefect")) -> Process:
-    # In a session of its own: Ctrl-C is for this process, which stops the others in order.
+    # A session of its own: Ctrl-C reaches this process alone, which stops the others one after the other.
     return subprocess.Popen(  # noqa: S603
         [sys.executable, *program, *command], cwd=CHECKOUT, start_new_session=True, preexec_fn=_stop_with_parent
     )
 
 
 def _stop_with_parent() -> None:
-    """Where this process is killed, nobody is left to stop what it has started: Linux does."""
+    """Let Linux stop this process if its parent is killed."""
     if sys.platform == "linux":
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
@@ -145,7 +147,7 @@ def _ended(running: dict[str, Process]) -> str | None:
 
 
 def _stop(running: dict[str, Process]) -> None:
-    """Workers, and with them their runs; then the server, when it knows of that."""
+    """Stop the workers, and with them their runs. Then tell the server of the ended runs, and stop it."""
     for one in STOPS:
         signal.signal(one, signal.SIG_IGN)
     server = running.pop("server", None)
@@ -170,7 +172,7 @@ def _end(processes: Collection[Process]) -> None:
 
 
 def _tell_of_ended_runs(message: str) -> None:
-    """Runs end with their worker, which does not say so. The server would take minutes to find out."""
+    """Mark runs whose worker has ended as crashed. The server would take minutes to find out."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
         FlowRunFilter,
@@ -186,7 +188,7 @@ def _tell_of_ended_runs(message: str) -> None:
     ours = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["flat-tokens"]),
         state=FlowRunFilterState(type=under_way),
-        # What a person has started on the command line has no worker; it goes on.
+        # A run from the command line has no worker; it goes on.
         deployment_id=FlowRunFilterDeploymentId(is_null_=False),
     )
     with get_client(sync_client=True) as client:

@@ -1,12 +1,12 @@
-"""``prefect server ...`` for SQLite under load: ``python deployments/server.py server start``. PostgreSQL needs none of this.
+"""``prefect server ...`` for SQLite under load: ``python deployments/server.py server start``. PostgreSQL does not need this.
 
-Prefect 3.8 begins transactions that read and then write as readers. Where another one wrote in between, SQLite refuses the
-write at once ("database is locked"): events are lost, and clients try again after longer and longer pauses. Here they begin
-as writers, and wait for each other.
+Prefect 3.8 begins transactions that read and then write as readers. If another transaction wrote in between, SQLite refuses the
+write at once ("database is locked"). Events are then lost, and clients retry after longer and longer pauses. Here transactions
+begin as writers, and wait for each other.
 
-A cursor in a cycle is freed by Python's garbage collector, in whichever thread that runs, and waits for its connection. Where
-that one waits for the database, whose writer waits for the event loop, which is collecting garbage, all stand still until
-SQLite's patience of a minute ends. Here garbage is collected in a thread that nobody waits for.
+Python's garbage collector frees a cursor in a cycle in any thread, and the cursor waits for its connection. The connection may
+wait for the database, its writer for the event loop, and the event loop for the garbage collector. Then the server stands still
+until SQLite's timeout of a minute. Here garbage is collected in a thread that nobody waits for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL_EVERY = 60
 
 
 def collect_garbage(over: threading.Event) -> None:
-    """Young objects every second, all of them every minute, until it is over."""
+    """Collect young objects every second and all objects every minute, until *over* is set."""
     rounds = 0
     while not over.wait(COLLECT_SECONDS):
         rounds += 1
@@ -29,7 +29,7 @@ def collect_garbage(over: threading.Event) -> None:
 
 
 def begin_as_writers() -> None:
-    """Have every transaction of SQLite's begin with its lock."""
+    """Make every SQLite transaction take its lock when it begins."""
     from prefect.server.database.configurations import AioSqliteConfiguration
 
     begin = AioSqliteConfiguration.begin_transaction

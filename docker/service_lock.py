@@ -1,7 +1,7 @@
-"""The part of a lock that the service runs with: ``service_lock.py requirements.lock > service.lock``, hashes and all.
+"""Print the service's part of a lock, with its hashes: ``service_lock.py requirements.lock > service.lock``.
 
-uv writes below each requirement what asked for it. What is kept is what the dependency group "service" and the library ask for,
-directly or by way of others; linters, type checkers and test tools stay out of the image.
+uv notes below each requirement which others asked for it. The requirements of the library and of the dependency group "service"
+are kept, direct and indirect ones. Linters, type checkers and test tools stay out of the image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ASKED_BY = re.compile(r"^ +#(?: via +| {3,})(\S.*)$")
 
 
 def read_lock(text: str) -> list[tuple[str, str, set[str]]]:
-    """Each requirement: its name, its lines, and the names of those that asked for it."""
+    """For each requirement: its name, its lines, and the names of the requirements that asked for it."""
     requirements: list[tuple[str, list[str], set[str]]] = []
     for line in text.splitlines():
         if named := _NAME.match(line):
@@ -33,7 +33,9 @@ def read_lock(text: str) -> list[tuple[str, str, set[str]]]:
 
 
 def service_lock(text: str) -> str:
-    """The requirements that the service asks for, in the lock's order. ValueError where one comes without a hash or a reason."""
+    """The requirements of the service, as they follow each other in the lock. ValueError if one has no hash or nothing asked
+    for it.
+    """
     requirements = read_lock(text)
     for name, lines, asked in requirements:
         if "--hash=sha256:" not in lines or not asked:
@@ -47,7 +49,7 @@ def service_lock(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the service's part of a lock to standard output; the exit status."""
+    """Write the service's part of a lock to standard output. Return the exit status."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write("usage: service_lock.py requirements.lock > service.lock\n")
         return 0 if arguments in (["--help"], ["-h"]) else 2
