@@ -27,7 +27,7 @@ from tasks.download.fetch import fetch_file
 from tasks.download.hub import fetch_hub, resolve_hub
 from tasks.download.sources import resolve_source
 from tests.faults.stores import QUICKER
-from tests.flat_tokens.test_remote import root, sequences, web_server  # noqa: F401  fixtures
+from tests.flat_tokens.stores.test_remote import root, sequences, web_server  # noqa: F401  fixtures
 from tests.proxy import MANY_FAULTS, Proxy, at_random, proxy
 from tests.stand_in_hub import isolate, serve
 
