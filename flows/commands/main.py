@@ -6,16 +6,22 @@ Nothing heavy is imported before a configuration has been read: a mistake in it 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import signal
 import sys
 
 from flat_tokens.tools.terminal import one_line
-from flows.commands import build, derive, exchange, refresh, versions
 
-FAMILIES = (build, refresh, versions, derive, exchange)
-"""The modules of the commands: each adds its own, with the function that runs it."""
+FAMILIES = {
+    "build": ("build", "plan"),
+    "refresh": ("refresh", "retokenize"),
+    "versions": ("versions", "pin", "unpin", "rollback", "gc"),
+    "derive": ("merge", "append", "subset", "shuffle", "relayout"),
+    "exchange": ("export", "import"),
+}
+"""Modules of this folder, and the commands that each adds, with the functions that run them."""
 
 EXPECTED = (ValueError, OSError, ImportError)
 """Errors of bad input, a full disk or an absent package: told in one line. Anything else is a fault of ours: a traceback."""
@@ -26,7 +32,7 @@ FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "hu
 
 def main(arguments: list[str]) -> int:
     """Run a command; its exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
-    options = parser().parse_args(arguments)
+    options = parser(arguments[0] if arguments else "").parse_args(arguments)
     log_to_terminal(logging.INFO if options.quiet else logging.WARNING)
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
@@ -65,9 +71,13 @@ def log_to_terminal(level: int) -> None:
         logger.setLevel(level)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of a command; of all commands where there is none of that name. Other families are not imported: they would
+    take longer than a small build.
+    """
+    chosen = [family for family, names in FAMILIES.items() if command in names]
     top = argparse.ArgumentParser(prog="python -m flows", description="Build flat-tokens datasets from text.")
     commands = top.add_subparsers(dest="command", required=True)
-    for family in FAMILIES:
-        family.add_commands(commands)
+    for family in chosen or FAMILIES:
+        importlib.import_module(f"flows.commands.{family}").add_commands(commands)
     return top
