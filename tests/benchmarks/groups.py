@@ -108,8 +108,10 @@ def workers(output: str, count: int) -> None:
     from prefect.states import Completed, Pending, Running
 
     from flat_tokens.stores.store import Store, StoredObject
-    from tasks.groups import Report, Slices, put_report, read_group
+    from flows.runners.elsewhere import result_as_json, work_of
+    from tasks.groups import Report, put_report, read_group
     from tasks.models import TokenShard
+    from tasks.output.staging import Place
     from tasks.progress import Done
 
     root = Store.at(output)
@@ -120,8 +122,8 @@ def workers(output: str, count: int) -> None:
             client.set_flow_run_state(run.id, Pending())
             client.set_flow_run_state(run.id, Running())
             group = read_group(root, run.parameters["group"])
-            assert isinstance(group.work, Slices)
-            recipe = group.work.recipe
+            slices, steps = work_of(group, Place(output=output, staging=""))
+            (recipe,) = steps[0].shared
             shards = [
                 TokenShard(
                     key=recipe.key(part),
@@ -136,9 +138,10 @@ def workers(output: str, count: int) -> None:
                     token_count=1,
                     max_token_id=1,
                 )
-                for part in group.work.slices
+                for part in slices
             ]
-            report = Report(host="here", process=1, number=1, done=Done(1, 1, 1), under_way=(), shards=tuple(shards))
+            results = tuple(result_as_json(steps, shard) for shard in shards)
+            report = Report(host="here", process=1, number=1, done=Done(1, 1, 1), under_way=(), results=results)
             put_report(root, group.digest, str(run.id), report)
             client.set_flow_run_state(run.id, Completed())
 
