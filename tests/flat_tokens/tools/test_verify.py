@@ -221,7 +221,7 @@ def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, capsys: pytest.C
     assert any("is another document, by its key" in fault for fault in said["faults"])
 
 
-@pytest.mark.parametrize("package", ["tokenizers", "pyarrow.parquet"])
+@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
 def test_a_package_that_is_not_installed_makes_documents_unreachable(
     demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
