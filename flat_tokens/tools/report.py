@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from flat_tokens.tools import terminal
@@ -15,81 +16,6 @@ from flat_tokens.tools import terminal
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 27, 12, 34
 """Sizes of a plot and the margins around its axes, in units of about a pixel of a phone."""
-
-STYLE = """
-:root { color-scheme: light dark; --ground: #fbfbf9; --panel: #ffffff; --ink: #1c1e24; --soft: #5a606c; --rule: #e2e2dd;
-  --first: #2b5fc7; --first-fill: #9db8ec; --second: #b4501a; --bar: #dbe5f9; }
-@media (prefers-color-scheme: dark) { :root { --ground: #131519; --panel: #1a1d23; --ink: #e9eaed; --soft: #a3a9b6;
-  --rule: #2d313a; --first: #8db0ff; --first-fill: #3d5fa8; --second: #f2a365; --bar: #2a3a5e; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
-  "Noto Sans", sans-serif; -webkit-text-size-adjust: 100%; }
-main, header, footer { max-width: 1120px; margin: 0 auto; padding: 0 16px; }
-header { padding-top: 40px; }
-h1 { font-size: clamp(1.9rem, 6vw, 2.9rem); line-height: 1.1; margin: 4px 0 8px; letter-spacing: -0.02em;
-  overflow-wrap: anywhere; }
-h2 { font-size: 1.3rem; margin: 0 0 4px; letter-spacing: -0.01em; }
-h3, figcaption { font-size: 1rem; font-weight: 600; margin: 0 0 4px; }
-p { margin: 0 0 12px; max-width: 68ch; }
-.soft, .note { color: var(--soft); }
-.note { font-size: 0.9rem; }
-.path { font: 0.86rem/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; color: var(--soft);
-  overflow-wrap: anywhere; }
-section { margin: 48px 0; }
-.figures { display: grid; grid-template-columns: repeat(2, 1fr); gap: 1px; margin: 28px 0 0; padding: 0; background: var(--rule);
-  border: 1px solid var(--rule); border-radius: 10px; overflow: hidden; }
-.figures div { background: var(--panel); padding: 14px 16px; }
-.figures dt { color: var(--soft); font-size: 0.86rem; }
-.figures dd { margin: 0; font-size: 1.6rem; font-weight: 600; line-height: 1.25; font-variant-numeric: tabular-nums;
-  letter-spacing: -0.01em; }
-.figures dd small { display: block; font-size: 0.82rem; font-weight: 400; color: var(--soft); letter-spacing: 0; }
-.pair { display: grid; grid-template-columns: minmax(0, 1fr); gap: 28px; margin-top: 20px; }
-figure { margin: 0; min-width: 0; }
-svg { display: block; width: 100%; height: auto; max-width: 620px; }
-svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft);
-  font-variant-numeric: tabular-nums; }
-.grid { stroke: var(--rule); stroke-width: 1; }
-.axis { stroke: var(--soft); stroke-width: 1; }
-.area { fill: var(--first-fill); }
-.line { fill: none; stroke: var(--first); stroke-width: 2; stroke-linejoin: round; }
-.line.second { stroke: var(--second); }
-.key { font-size: 0.88rem; color: var(--soft); margin: 0 0 6px; }
-.key i { display: inline-block; width: 18px; margin: 0 6px 0 0; vertical-align: middle; }
-.key i.area { height: 10px; background: var(--first-fill); }
-.key i.second { height: 0; border-top: 2px solid var(--second); }
-.key span { margin-right: 16px; white-space: nowrap; }
-.wide { overflow-x: auto; }
-.lengths { margin-top: 24px; max-width: 520px; }
-table { --pad: 14px; border-collapse: collapse; width: 100%; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 5px 0 5px var(--pad); border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; }
-th:first-child, td:first-child { padding-left: 0; }
-.text { text-align: left; }
-tbody th { text-align: left; color: var(--ink); }
-td.share { background: linear-gradient(var(--bar), var(--bar))
-  var(--pad) 50% / calc((100% - var(--pad)) * var(--share)) 70% no-repeat; }
-.of { min-width: 72px; }
-code { font: 0.9em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-td code { display: inline-block; max-width: 24ch; overflow: hidden; text-overflow: ellipsis; vertical-align: top;
-  white-space: pre; line-height: 1.65; }
-.chips { display: flex; flex-wrap: wrap; gap: 6px; padding: 0; margin: 10px 0 0; list-style: none; }
-.chips code { display: block; padding: 2px 8px; border: 1px solid var(--rule); border-radius: 6px; background: var(--panel);
-  overflow-wrap: anywhere; white-space: pre-wrap; }
-details { margin-top: 8px; }
-summary { cursor: pointer; color: var(--first); font-size: 0.9rem; padding: 4px 0; }
-summary:focus-visible, .wide:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
-.facts { display: grid; grid-template-columns: minmax(0, 1fr); margin: 12px 0 0; }
-.facts dt { color: var(--soft); font-size: 0.88rem; }
-.facts dd { margin: 0 0 10px; overflow-wrap: anywhere; }
-footer { padding: 16px 16px 48px; color: var(--soft); font-size: 0.88rem; }
-@media (max-width: 480px) { table { --pad: 9px; } .spare { display: none; } }
-@media (min-width: 640px) { .of { min-width: 96px; }
-   .figures { grid-template-columns: repeat(3, 1fr); }
-  .facts { grid-template-columns: 12rem minmax(0, 1fr); } .facts dt { font-size: 1rem; } }
-@media (min-width: 900px) { .pair { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 40px; }
-  .figures { grid-template-columns: repeat(6, 1fr); } main, header, footer { padding-left: 32px; padding-right: 32px; } }
-@media print { details:not([open]) { display: none; } section { break-inside: avoid; } }
-"""
 
 COUNTS = (("tokens", "token_count"), ("sequences", "seq_count"), ("of these empty", "empty_seq_count"))
 LENGTHS = (
@@ -106,6 +32,7 @@ LENGTHS = (
 def page(summary: Mapping[str, Any]) -> str:
     """The report as one HTML document."""
     dataset = summary["dataset"]
+    style = (files("flat_tokens.tools") / "report.css").read_text("utf-8")
     name = dataset["name"] or dataset["path"].rstrip("/").rpartition("/")[2] or dataset["path"]
     version = f" · version {dataset['version']}" if dataset["version"] else ""
     body = [
@@ -126,7 +53,7 @@ def page(summary: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Token text and names come from strangers: even unescaped they could load and run nothing.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(name)}: token statistics</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(name)}: token statistics</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
         + "\n</body>\n</html>\n"
     )
