@@ -106,6 +106,8 @@ def read_group(root: Store, digest: str) -> Group:
         raise ValueError(
             f"the build stores tokens by semantics {theirs}, this worker by {FORMAT_SEMANTICS}. Update the older one."
         )
+    if isinstance(facts, dict) and "steps" not in facts:
+        raise ValueError("the build hands out groups in another form than this worker reads. Update the older one.")
     group = Group.model_validate(facts)
     if group.digest != digest:
         raise ValueError(f"{root.path(f'{GROUPS}/{digest}/group.json')} does not have its own digest. Run the build again.")

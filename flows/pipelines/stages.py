@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import pkgutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from flat_tokens.tools import export
 from tasks.config import BuildConfig
-from tasks.derive.imports import digest_file, import_part
-from tasks.derive.inputs import examine
-from tasks.derive.pieces import count_hashes, count_piece, make_keys
-from tasks.derive.shuffle import scatter
-from tasks.derive.write import write_pieces
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.version import finalize
@@ -95,6 +90,16 @@ def through(item: Any, steps: Sequence[Step]) -> Any:
     return functools.reduce(lambda so_far, step: step(so_far), steps, item)
 
 
+def later(path: str) -> Callable[..., Any]:
+    """A function by its path, imported when it is first called: a build does not wait for the stages of others."""
+
+    def function(*arguments: Any) -> Any:
+        return pkgutil.resolve_name(path)(*arguments)
+
+    function.__qualname__ = path
+    return function
+
+
 DOWNLOAD = Stage(
     "download",
     cut_file,
@@ -148,18 +153,18 @@ SPLIT = Stage(
 FINALIZE = Stage("finalize", finalize, str, retries=False)
 """Version -> metadata, manifest, card, check, commit."""
 
-EXAMINE = Stage("examine", examine, str)
-MAKE_KEYS = Stage("make-keys", make_keys)
-SAMPLE = Stage("sample", count_hashes)
-COUNT = Stage("count", count_piece)
-SHUFFLE = Stage("shuffle", scatter)
-WRITE = Stage("write", write_pieces)
+EXAMINE = Stage("examine", later("tasks.derive.inputs:examine"), str)
+MAKE_KEYS = Stage("make-keys", later("tasks.derive.pieces:make_keys"))
+SAMPLE = Stage("sample", later("tasks.derive.pieces:count_hashes"))
+COUNT = Stage("count", later("tasks.derive.pieces:count_piece"))
+SHUFFLE = Stage("shuffle", later("tasks.derive.shuffle:scatter"))
+WRITE = Stage("write", later("tasks.derive.write:write_pieces"))
 
-DIGEST = Stage("digest", digest_file, str)
-IMPORT = Stage("import", import_part)
+DIGEST = Stage("digest", later("tasks.derive.imports:digest_file"), str)
+IMPORT = Stage("import", later("tasks.derive.imports:import_part"))
 
-EXPORT = Stage("export", export.write_file, attrgetter("key"))
-FINISH_EXPORT = Stage("finish", export.finish, attrgetter("location"))
+EXPORT = Stage("export", later("flat_tokens.tools.export:write_file"), attrgetter("key"))
+FINISH_EXPORT = Stage("finish", later("flat_tokens.tools.export:finish"), attrgetter("location"))
 
 OF_A_BUILD = (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)
 OF_A_DERIVATION = (EXAMINE, MAKE_KEYS, SAMPLE, COUNT, SHUFFLE, WRITE, FINALIZE)

@@ -66,6 +66,9 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: 
     path.write_text(json.dumps({**facts, "semantics": "0"}))
     with pytest.raises(ValueError, match="stores tokens by semantics 0, this worker by"):
         read_group(root, digest)
+    path.write_text(json.dumps({**{name: fact for name, fact in facts.items() if name != "steps"}, "work": {"kind": "tokenize"}}))
+    with pytest.raises(ValueError, match="another form than this worker reads"):
+        read_group(root, digest)
 
 
 def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> None:
