@@ -32,16 +32,15 @@ from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, record
 from tasks.download.sources import naming, resolve_source
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance, provenance
+from tasks.finalize.seal import Contents
 from tasks.finalize.totals import document_totals, source_totals
-from tasks.finalize.version import Contents
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.staging import Place
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.split.rule import SplitRule
-from tasks.split.spans import Counts, ShardPlace, Span, count_documents, lay_out
+from tasks.split.spans import Counts, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.engines import Tokenizer, may_use_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer

@@ -26,7 +26,7 @@ from tasks.derive.provenance import Derived, card, derived
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import Bucket, shuffling_of
 from tasks.derive.write import lay_out, place_pieces
-from tasks.finalize.version import Contents
+from tasks.finalize.seal import Contents
 from tasks.models import Split
 from tasks.output.paths import STAGING, version_store
 from tasks.output.pointer import read_pointer

@@ -17,13 +17,12 @@ from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, 
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance
+from tasks.finalize.seal import Contents
 from tasks.finalize.totals import document_totals, source_totals
-from tasks.finalize.version import Contents
 from tasks.models import TokenShard, digest_of
 from tasks.progress import meter
 from tasks.shards.receipts import without_receipt
-from tasks.split.rule import SplitRule
-from tasks.split.spans import ShardPlace, lay_out
+from tasks.split.spans import ShardPlace, SplitRule, lay_out
 from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tasks.config import BuildConfig
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
-from tasks.finalize.version import finalize
+from tasks.finalize.seal import finalize
 from tasks.output.paths import receipt_key
 from tasks.progress import Done
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load

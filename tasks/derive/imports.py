@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
@@ -23,18 +19,16 @@ from flat_tokens.keys import token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import options_of
-from flat_tokens.writer import FlatTokensWriter
 from tasks.derive.request import ImportRequest
-from tasks.finalize.provenance import Provenance
+from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
-from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import imported_content
-from tasks.shards.write import write_shard
+from tasks.shards.write import staging_shard, write_shard
+from tasks.text.documents import stamp
 from tasks.tokenize.engines import Tokenizer
 
 PART_BYTES = 1 << 27
@@ -135,36 +129,31 @@ def import_part(part: ImportPart, place: Place) -> TokenShard:
 
 
 def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -> TokenShard:
-    store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
     count = part.stop - part.start
-    with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
-        columns = [stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in DocumentArrays._fields]
+    with staging_shard(key, place) as writer:
 
         def written() -> Iterator[TokenBatch]:
             for batch in ahead(sequences.batches(part.start, part.stop)):
-                writer.append(batch)
+                writer.tokens.append(batch)
                 meter.add("import", batch.encoded_tokens.nbytes, batch.seq_count, batch.token_count)
                 yield batch
 
         for keys in token_keys(written()):
-            columns[0].append(keys)
+            writer.key.append(keys)
         for start in range(0, count, ROWS_AT_A_TIME):
-            columns[1].append(np.arange(start, min(start + ROWS_AT_A_TIME, count), dtype=np.uint64))
-    if writer.seq_count != count:
-        raise ValueError(f"{part.path}: {part.split} has {writer.seq_count} sequences from {part.start} to {part.stop}")
+            writer.row.append(np.arange(start, min(start + ROWS_AT_A_TIME, count), dtype=np.uint64))
+    if writer.tokens.seq_count != count:
+        raise ValueError(f"{part.path}: {part.split} has {writer.tokens.seq_count} sequences from {part.start} to {part.stop}")
     return TokenShard(
         key=key,
         inputs=part.inputs(),
-        objects=tuple(sorted([*writer.objects, *(stored for column in columns for stored in column.objects)])),
         text_bytes=0,
         rows=count,
         read=count,
         written=count,
         skipped={},
         replaced={},
-        token_count=writer.token_count,
-        max_token_id=writer.max_token_id,
+        **writer.stored,
     )
 
 
@@ -187,16 +176,10 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
         "options": request.options,
         "files": files,
     }
-    known = tokenizer and {
-        "name": tokenizer.name if tokenizer.revision else posixpath.basename(tokenizer.name),
-        "digest": tokenizer.digest,
-        "highest_id": tokenizer.highest_id,
-        "revision": tokenizer.revision,
-    }
     return Provenance(
         name=name,
         sources=(source,),
-        tokenizer=known or {"digest": None},
+        tokenizer=tokenizer_facts(tokenizer) if tokenizer else {"digest": None},
         documents={},
         split={"validation_fraction": request.validation_fraction or 0.0, "seed": request.split_seed},
     )
@@ -206,5 +189,4 @@ def stamps(store: Store, keys: Sequence[str]) -> list[tuple[int, ...]]:
     """Values that change when somebody writes to local files; taken without reading them."""
     if not store.is_local:
         return [(store.size(key),) for key in keys]
-    found = (os.stat(store.path(key)) for key in keys)
-    return [(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in found]
+    return [stamp(store.path(key)) for key in keys]

@@ -21,8 +21,7 @@ from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, SourceFile, 
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.text.documents import stamp
-from tasks.text.slices import plan_slices, range_of
+from tasks.text.documents import plan_slices, range_of, stamp
 
 READERS = 16
 FETCHERS = 4

@@ -39,17 +39,24 @@ def provenance(
         name=config.name,
         sources=tuple(sources),
         tokenizer={
-            # A file's name, not where it lies on this machine; a hub repository's name is whole, and has a revision.
-            "name": tokenizer.name if tokenizer.revision else PurePath(tokenizer.name).name,
-            "digest": tokenizer.digest,
-            "highest_id": tokenizer.highest_id,
-            "revision": tokenizer.revision,
+            **tokenizer_facts(tokenizer),
             # It changes nothing, unless documents that it does not take are left out: then it may decide which.
             **({"engine": "reference"} if without_fast_engine(config, tokenizer) else {}),
         },
         documents=config.documents.model_dump(),
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
+
+
+def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The record of a tokenizer in a manifest."""
+    return {
+        # A file's name, not where it lies on this machine; a hub repository's name is whole, and has a revision.
+        "name": tokenizer.name if tokenizer.revision else PurePath(tokenizer.name).name,
+        "digest": tokenizer.digest,
+        "highest_id": tokenizer.highest_id,
+        "revision": tokenizer.revision,
+    }
 
 
 def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:

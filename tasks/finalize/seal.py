@@ -1,11 +1,11 @@
-"""Sealing a version: metadata, manifest, card, check, and last the commit."""
+"""Finalizing a version, whatever it is made of: totals, metadata, card, manifest, check, and last the commit."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.writing import put_metadata
@@ -15,9 +15,13 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import commit
 from tasks.finalize.card import CARD
+from tasks.finalize.provenance import Provenance
+from tasks.finalize.totals import repeated_keys, split_totals
 from tasks.output.paths import DOCUMENTS, version_store
+from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec
+from tasks.split.spans import Span
 from tasks.split.write import DOCUMENT_ARRAYS, Written
 
 
@@ -27,27 +31,34 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
     return version_store(root, version).exists(marker)
 
 
-def seal(
-    store: Store,
-    layout: LayoutName,
-    made_of: dict[str, Any],
-    totals: dict[str, Any],
-    written: Sequence[Written],
-    described: str,
-    verify_level: str,
-) -> dict[str, Any]:
-    """Complete a version whose arrays are written: metadata, card (*described*), manifest, check, commit. Return the manifest."""
-    chosen = LAYOUTS[layout]
-    objects = [stored for part in written for stored in part.objects]
+class Contents(NamedTuple):
+    """All that a version is made of, its objects of tokens and documents written.
+
+    ``documents``: totals of its documents, given how many have the key of another. ``card``: the dataset card, given
+    ``made_of``, ``layout``, the totals and the version.
+    """
+
+    made_of: Provenance
+    layout: LayoutName
+    spans: Sequence[Span]
+    written: Sequence[Written]
+    documents: Callable[[int], dict[str, Any]]
+    card: Callable[[Any, LayoutName, dict[str, Any], str], str]
+
+
+def finalize(version: str, contents: Contents, place: Place, verify_level: str) -> str:
+    """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
+    store, layout = version_store(place.root, version), contents.layout
+    totals = split_totals(contents.spans, contents.written)
+    totals["documents"] = contents.documents(repeated_keys(store, layout, totals, Path(place.staging)))
+    objects = [stored for part in contents.written for stored in part.objects]
     for split in SPLITS:
-        objects += _split_metadata(store, split, chosen, totals[split])
-    objects.append(store.put(CARD, described.encode()))
-    manifest = manifest_bytes(objects, totals, layout, made_of)
-    store.put(MANIFEST, manifest)
+        objects += _split_metadata(store, split, LAYOUTS[layout], totals[split])
+    objects.append(store.put(CARD, contents.card(contents.made_of, layout, totals, version).encode()))
+    store.put(MANIFEST, manifest_bytes(objects, totals, layout, contents.made_of.model_dump()))
     check_version(store, objects, totals, verify_level)
-    commit(store, chosen)
-    value: dict[str, Any] = json.loads(manifest)
-    return value
+    commit(store, LAYOUTS[layout])
+    return version
 
 
 def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int]) -> list[StoredObject]:

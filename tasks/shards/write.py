@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.stores.local import make_directory, sync_directory
@@ -76,36 +76,53 @@ def check_tokenizer(recipe: Recipe) -> None:
         )
 
 
-def tokenize_slice(part: Slice, recipe: Recipe) -> TokenShard:
+class ShardWriter(NamedTuple):
+    """The arrays of a token shard while they are written."""
+
+    tokens: FlatTokensWriter
+    key: ArrayWriter
+    row: ArrayWriter
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The facts of the shard that its arrays tell, once they are closed."""
+        objects = tuple(sorted([*self.tokens.objects, *self.key.objects, *self.row.objects]))
+        return {"objects": objects, "token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
+
+
+@contextlib.contextmanager
+def staging_shard(key: str, place: Place) -> Iterator[ShardWriter]:
+    """Write a token shard into this attempt's staging directory. The block appends to its arrays."""
+    store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
+    keys, rows = (ArrayWriter(store, f"{DOCUMENTS}/{name}", spec) for name in DocumentArrays._fields)
+    with FlatTokensWriter(store, SHARD_LAYOUT) as tokens, keys, rows:
+        yield ShardWriter(tokens, keys, rows)
+
+
+def tokenize_slice(slice_: Slice, recipe: Recipe) -> TokenShard:
     """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document."""
-    key = recipe.key(part)
-    store = Store.at(Path(recipe.place.staging) / key)
+    key = recipe.key(slice_)
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    spec = document_spec(SHARD_LAYOUT)
     tally, before = Tally(), 0
-    with naming(recipe.sources, part.file.source), contextlib.ExitStack() as stack:
-        writer = stack.enter_context(FlatTokensWriter(store, SHARD_LAYOUT))
-        columns = [stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in DocumentArrays._fields]
-        for batch, beside in token_batches(part, recipe.source(part), recipe.documents, engine, tally):
-            writer.append(batch)
-            columns[0].append(beside.keys)
-            columns[1].append(beside.rows)
+    with naming(recipe.sources, slice_.file.source), staging_shard(key, recipe.place) as writer:
+        for batch, beside in token_batches(slice_, recipe.source(slice_), recipe.documents, engine, tally):
+            writer.tokens.append(batch)
+            writer.key.append(beside.keys)
+            writer.row.append(beside.rows)
             meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
             before = tally.text_bytes
     # The estimate and the true count differ: this keeps the display's total true.
-    meter.add("tokenize", part.text_bytes - tally.text_bytes)
+    meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
     return TokenShard(
         key=key,
-        inputs=recipe.key_inputs(part),
-        objects=tuple(sorted([*writer.objects, *(stored for column in columns for stored in column.objects)])),
+        inputs=recipe.key_inputs(slice_),
         text_bytes=tally.text_bytes,
         rows=tally.rows,
         read=tally.read,
         written=tally.written,
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
-        token_count=writer.token_count,
-        max_token_id=writer.max_token_id,
+        **writer.stored,
     )
 
 

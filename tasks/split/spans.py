@@ -1,4 +1,4 @@
-"""Spans: where each document lands, and which task writes which objects of the final arrays."""
+"""Spans: which documents are validation, where each document lands, and which task writes which objects."""
 
 from __future__ import annotations
 
@@ -6,20 +6,44 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
+from flat_tokens.keys import A, mix
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Split, TokenShard
 from tasks.output.paths import DOCUMENTS
 from tasks.shards.read import open_arrays
-from tasks.split.rule import SplitRule
 
 SPAN_TOKENS = 1 << 26
 """Tokens that one task writes, at least one stored object."""
-
 SPAN_DOCUMENTS = 1 << 20
+
+
+class SplitRule(Model):
+    """A document is validation if a hash of its key and the seed is below the fraction. It depends on the document alone, not
+    on the tokenizer, the number of workers or the rest of the dataset.
+    """
+
+    fraction: float
+    seed: int
+
+    def draws(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which documents are validation: bool[n]."""
+        if self.fraction >= 1:
+            return np.ones(len(keys), bool)
+        salt = mix(np.array([self.seed], np.uint64) * A + A)
+        return mix(keys ^ salt) < np.uint64(int(self.fraction * 2**64))
+
+
+def chosen(split: Split, all_in: Split | None, rule: SplitRule, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which documents of a shard belong to *split*: bool[n]."""
+    if all_in is not None:
+        return np.full(len(keys), all_in == split)
+    drawn = rule.draws(keys)
+    return drawn if split == "validation" else ~drawn
 
 
 class ShardPlace(Model):

@@ -18,8 +18,7 @@ from tasks.output.paths import DOCUMENTS, version_key, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import document_spec, open_arrays
-from tasks.split.rule import SplitRule, chosen
-from tasks.split.spans import ShardPlace, Span
+from tasks.split.spans import ShardPlace, Span, SplitRule, chosen
 
 READ_AHEAD = 3
 MAX_SLICES_OF_A_BLOCK = 8

@@ -1,4 +1,4 @@
-"""Documents of a slice: Arrow batches of text with a key and a row each, after the policy for bad documents."""
+"""Slices of source files, and their documents: Arrow batches of text with keys and rows, after the policy for bad documents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,38 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.text.formats import FORMATS
-from flat_tokens.text.rows import Rows, as_unicode, keys_of, text_buffers, too_long
+from flat_tokens.text.rows import Range, Rows, TextFile, as_unicode, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.slices import range_of, text_file
+
+
+def plan_slices(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
+    """The slices of a file, in order, each of about *slice_bytes* of text.
+
+    ValueError, naming the file and what it has, where it cannot be read or has no such column.
+    """
+    try:
+        ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), slice_bytes)
+        return [Slice(file=file, **part._asdict()) for part in ranges]
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
+
+
+def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextFile:
+    """A source file as its format's reader takes it."""
+    return TextFile(
+        path=file.location,
+        name=file.name,
+        size=file.size,
+        text_column=source.text_column,
+        id_column=source.id_column,
+        separator=(source.document_separator or "").encode(),
+        max_bytes=policy.max_bytes,
+    )
+
+
+def range_of(part: Slice) -> Range:
+    return Range(part.start, part.stop, part.rows, part.text_bytes)
 
 
 class Documents(NamedTuple):

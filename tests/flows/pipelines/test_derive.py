@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import flat_tokens
 import tasks.derive.pieces
 import tasks.derive.shuffle
-import tasks.split.rule
 import tasks.split.spans
 import tasks.split.write
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
@@ -32,7 +31,7 @@ from tasks.derive.pieces import sample_hashes
 from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions
-from tasks.split.rule import SplitRule
+from tasks.split.spans import SplitRule
 from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs

@@ -18,8 +18,7 @@ from tasks.groups import Group
 from tasks.output.staging import Place, attempt
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.split.rule import SplitRule
-from tasks.split.spans import Span
+from tasks.split.spans import Span, SplitRule
 from tasks.split.write import Written
 from tasks.tokenize.tokenizers import load_tokenizer
 

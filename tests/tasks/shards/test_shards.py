@@ -31,7 +31,7 @@ from tasks.shards.read import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import store_shard, tokenize_or_load, tokenize_slice, write_shard
-from tasks.text.slices import plan_slices
+from tasks.text.documents import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.examples import examples
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.shards.known_objects
-import tasks.split.rule
 import tasks.split.spans
 import tasks.split.write
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata
@@ -28,8 +27,7 @@ from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
 from tasks.output.staging import Place
 from tasks.shards.read import document_spec
-from tasks.split.rule import SplitRule
-from tasks.split.spans import Counts, ShardPlace, Span, count_documents, lay_out
+from tasks.split.spans import Counts, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.split.write import Reads, Written, write_span
 from tests.examples import examples
 

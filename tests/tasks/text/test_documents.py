@@ -23,8 +23,7 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.parquet import Room
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.documents import Tally, read_documents, stamp
-from tasks.text.slices import plan_slices
+from tasks.text.documents import Tally, plan_slices, read_documents, stamp
 
 ROOT = Path(__file__).parents[3]
 
