@@ -13,7 +13,7 @@ from pydantic import Field
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TokenBatch
-from flat_tokens.formats.contract import ahead, bounded_batches, checked_entries, sequence_ranges
+from flat_tokens.formats.contract import bounded_batches, checked_entries, sequence_ranges
 from flat_tokens.keys import mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
@@ -24,7 +24,7 @@ from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.split.write import DOCUMENT_ARRAYS
+from tasks.split.write import DOCUMENT_ARRAYS, Reads, read_runs
 
 PIECE_TOKENS = 1 << 25
 """Tokens of a piece, unless one document has more: a shuffle holds a piece in memory for each worker."""
@@ -112,7 +112,10 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
         file, source, before = 0, 0, len(pieces)
         for index, one in enumerate(inputs):
             stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()
-            for start, stop in _runs_of(open_split(Store.at(one.location) / split)):
+            through = None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
+            ranges = sequence_ranges(open_split(Store.at(one.location) / split), PIECE_TOKENS)
+            firsts = ((first, stop) for start, stop in ranges for first in range(start, stop, PIECE_DOCUMENTS))
+            for start, stop in firsts:
                 pieces.append(
                     Piece(
                         location=one.location,
@@ -120,27 +123,17 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
                         split=split,
                         number=len(pieces) - before,
                         start=start,
-                        stop=stop,
+                        stop=min(start + PIECE_DOCUMENTS, stop),
                         file=file,
                         source=source,
                         source_stops=tuple(stops),
-                        wanted=_indices(one, wanted),
+                        wanted=through,
                         made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
                     )
                 )
             file += stops[-1]
             source += len(stops)
     return pieces
-
-
-def _indices(one: Input, wanted: Sequence[str] | None) -> tuple[int, ...] | None:
-    return None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
-
-
-def _runs_of(split: FlatTokens) -> Iterator[tuple[int, int]]:
-    for start, stop in sequence_ranges(split, PIECE_TOKENS):
-        for first in range(start, stop, PIECE_DOCUMENTS):
-            yield first, min(first + PIECE_DOCUMENTS, stop)
 
 
 def open_piece(piece: Piece) -> FlatTokens:
@@ -293,38 +286,13 @@ def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Plac
     return Taken(begins, lengths, facts.key[keep], facts.file[keep] + np.uint64(piece.file), facts.row[keep])
 
 
-def read_runs(
+def read_documents(
     source: FlatTokens, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of many runs, in order. Runs must not overlap. Blocks of inner chunks are read whole, so that their checksums
-    are checked.
-    """
+    """The tokens of many documents, in order. They must not overlap. An array is valid until the next one is asked for."""
     some = lengths > 0
+    if not some.any():
+        return iter(())
     begins, ends = begins[some], (begins + lengths)[some]
-    # Runs that touch are one.
-    apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
-    begins, ends = (
-        begins[np.concatenate([[0], apart])] if len(begins) else begins,
-        ends[[*(apart - 1), -1]] if len(ends) else ends,
-    )
-    return ahead(_blocks(source, begins, ends))
-
-
-def _blocks(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint32]]:
-    if not len(begins):
-        return
-    starts = np.arange(begins[0] // BLOCK_TOKENS * BLOCK_TOKENS, ends[-1], BLOCK_TOKENS)
-    firsts = np.searchsorted(ends, starts, "right")
-    lasts = np.searchsorted(begins, starts + BLOCK_TOKENS, "left")
-    for start, first, last in zip(starts.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-        if first == last:
-            continue
-        block = source.slice(start, min(start + BLOCK_TOKENS, source.token_count))
-        low, high = np.maximum(begins[first:last] - start, 0), np.minimum(ends[first:last] - start, len(block))
-        if last == first + 1:
-            yield block[low[0] : high[0]]
-            continue
-        edge = np.zeros(len(block) + 1, np.int8)
-        edge[low] += 1
-        edge[high] -= 1
-        yield block[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]
+    apart = begins[1:] > ends[:-1]  # those that touch are one run
+    return read_runs(source, begins[np.append(True, apart)], ends[np.append(apart, True)], Reads(BLOCK_TOKENS, None, whole=True))

@@ -25,7 +25,7 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter
-from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, open_piece, read_runs, taken_of
+from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, Taken, open_piece, read_documents, taken_of
 from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
@@ -93,7 +93,7 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
     order = np.argsort(places)
     tokens = np.empty(piece.token_count, np.uint32)
     at = 0
-    for block in read_runs(source, taken.begins, taken.lengths):
+    for block in read_documents(source, taken.begins, taken.lengths):
         tokens[at : at + len(block)] = block
         at += len(block)
     begins = taken.begins - (taken.begins[0] if len(taken.begins) else 0)  # a piece is one run of the input
@@ -172,31 +172,20 @@ def _shares_of(bucket: Bucket, place: Place) -> Iterator[_Share]:
             yield _Share(piece, first, last, piece.tokens.seq_starts.read(first, last + 1).astype(np.int64))
 
 
-class Documents(NamedTuple):
-    """A bucket's documents in the order of their places, with the columns of ``pieces.Taken``. *begins* count in the tokens of
-    the bucket's shares, one behind the other.
-    """
-
-    begins: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    key: npt.NDArray[np.uint64]
-    file: npt.NDArray[np.uint64]
-    row: npt.NDArray[np.uint64]
-
-
-def documents_of(bucket: Bucket, place: Place) -> Documents:
+def documents_of(bucket: Bucket, place: Place) -> Taken:
+    """A bucket's documents in the order of their places. They begin in the tokens of its shares, one behind the other."""
     shares = list(_shares_of(bucket, place))
     lengths = np.concatenate([np.diff(share.starts) for share in shares])
     order = np.argsort(_column("place", shares))
     begins = np.cumsum(lengths) - lengths
-    return Documents(begins[order], lengths[order], *(_column(name, shares)[order] for name in ("key", "file", "row")))
+    return Taken(begins[order], lengths[order], *(_column(name, shares)[order] for name in ("key", "file", "row")))
 
 
 def _column(name: str, shares: list[_Share]) -> npt.NDArray[np.uint64]:
     return np.concatenate([getattr(share.piece, name).read(share.first, share.last) for share in shares])
 
 
-def tokens_of(bucket: Bucket, documents: Documents, low: int, high: int, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
+def tokens_of(bucket: Bucket, documents: Taken, low: int, high: int, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
     """Tokens ``low:high`` of a bucket whose documents are in their places."""
     tokens = np.empty(bucket.token_count, np.uint32)
     at = 0

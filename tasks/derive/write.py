@@ -10,7 +10,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import SPLITS
 from tasks.derive import shuffle as shuffling
-from tasks.derive.pieces import Piece, Selection, Taken, open_piece, read_runs, taken_of
+from tasks.derive.pieces import Piece, Selection, open_piece, read_documents, taken_of
 from tasks.derive.shuffle import Bucket
 from tasks.models import Split
 from tasks.output.staging import Place
@@ -73,12 +73,11 @@ def _tokens_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, plac
     ends = np.cumsum(taken.lengths)
     starts = ends - taken.lengths
     cut_low, cut_high = np.clip(low, starts, ends) - starts, np.clip(high, starts, ends) - starts
-    yield from read_runs(source, taken.begins + cut_low, cut_high - cut_low)
+    yield from read_documents(source, taken.begins + cut_low, cut_high - cut_low)
 
 
 def _entries_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place) -> Entries:
     """The span's documents that come from one part."""
-    documents: Taken | shuffling.Documents
     if isinstance(part, Bucket):
         documents = shuffling.documents_of(part, place)
     else:

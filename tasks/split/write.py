@@ -28,11 +28,12 @@ DOCUMENT_ARRAYS = ("key", "file", "row")
 
 class Reads(NamedTuple):
     """How tokens are read: in blocks of *block* tokens. Where less than one part in *sparse* of a block is wanted, each run is
-    read alone; None: never.
+    read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner chunks are checked.
     """
 
     block: int
     sparse: int | None
+    whole: bool = False
 
 
 FROM_DISK = Reads(1 << 19, 8)
@@ -124,7 +125,7 @@ def _tokens_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Ite
     begins = np.maximum(begins, begins + low - before[:-1])
     ends = np.minimum(ends, ends + high - before[1:])
     some = begins < ends
-    yield from _runs(source, begins[some], ends[some])
+    yield from read_runs(source, begins[some], ends[some], FROM_DISK if source.store.is_local else FROM_STORE)
 
 
 class _Block(NamedTuple):
@@ -136,7 +137,7 @@ class _Block(NamedTuple):
     last: int
 
 
-def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads) -> Iterator[_Block]:
+def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads, length: int) -> Iterator[_Block]:
     """The blocks to read for many runs. Where a block holds little of them, each run is a block."""
     starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
     firsts = np.searchsorted(ends, starts, "right")
@@ -145,22 +146,27 @@ def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: R
         if first == last:
             continue
         low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + reads.block)
-        if reads.sparse is not None and (high - low).sum() * reads.sparse < high[-1] - low[0]:
+        if reads.whole:
+            yield _Block(start, min(start + reads.block, length), first, last)
+        elif reads.sparse is not None and (high - low).sum() * reads.sparse < high[-1] - low[0]:
             yield from map(_Block, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
         else:
             yield _Block(int(low[0]), int(high[-1]), first, last)
 
 
-def _runs(source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of many runs. The next blocks are read while one is used."""
+def read_runs(
+    source: FlatTokens, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads
+) -> Iterator[npt.NDArray[np.uint32]]:
+    """The tokens of many runs, in order, which are not empty and do not overlap. The next blocks are read while one is used:
+    an array is valid until the next one is asked for.
+    """
     if not len(begins):
         return
-    reads = FROM_DISK if source.store.is_local else FROM_STORE
     buffers = deque(np.empty((READ_AHEAD + 1, reads.block), np.uint32))
 
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         under_way: deque[tuple[_Block, Future[npt.NDArray[np.uint32]]]] = deque()
-        for block in _blocks(begins, ends, reads):
+        for block in _blocks(begins, ends, reads, source.token_count):
             out = buffers[0][: block.end - block.begin]
             buffers.rotate(-1)  # a buffer is used again when all the others have been
             under_way.append((block, readers.submit(source.encoded_tokens.read, block.begin, block.end, out)))
