@@ -163,15 +163,8 @@ class Reporter:
         """The next item, in the group's order, is done."""
         self._results.append(result)
 
-    def report(self, fault: Fault | None = None) -> None:
-        """Write how far the group has come."""
-        self._write(fault, None)
-
-    def conclude(self) -> None:
-        """Write the results."""
-        self._write(None, tuple(self._results))
-
-    def _write(self, fault: Fault | None, results: tuple[JsonValue, ...] | None) -> None:
+    def report(self, fault: Fault | None = None, *, is_done: bool = False) -> None:
+        """Write how far the group has come; at the end, its results."""
         self._number += 1
         done = len(self._results)
         report = Report(
@@ -181,7 +174,7 @@ class Reporter:
             done=meter.read().done,
             under_way=self._group.labels[done : done + 2 * (self._group.workers or available_cores())],
             fault=fault,
-            results=results,
+            results=tuple(self._results) if is_done else None,
         )
         put_report(self._root, self._group.digest, self._run, report)
 
@@ -203,4 +196,4 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
     except Exception as error:
         reporter.report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
         raise
-    reporter.conclude()
+    reporter.report(is_done=True)

@@ -30,8 +30,7 @@ from flows.pipelines.stages import (
 from tasks.config import BuildConfig
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
 from tasks.download.sources import naming, resolve_source
-from tasks.finalize.card import card
-from tasks.finalize.provenance import Provenance, provenance
+from tasks.finalize.provenance import Provenance, card, provenance
 from tasks.finalize.seal import Contents
 from tasks.finalize.totals import document_totals, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard

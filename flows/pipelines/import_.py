@@ -15,8 +15,7 @@ from flows.pipelines.publish import Published, check_apart, layout_of, opened, p
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, SPLIT, Runner, in_order
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps
 from tasks.derive.request import ImportRequest
-from tasks.finalize.card import card
-from tasks.finalize.provenance import Provenance
+from tasks.finalize.provenance import Provenance, card
 from tasks.finalize.seal import Contents
 from tasks.finalize.totals import document_totals, source_totals
 from tasks.models import TokenShard, digest_of

@@ -10,8 +10,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import SPLITS
 from tasks.derive.inputs import Input
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
-from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
-from tasks.finalize.provenance import Provenance
+from tasks.finalize.provenance import Provenance, card_head, card_sources, card_tokenizer, counts_text
 
 logger = logging.getLogger(__name__)
 

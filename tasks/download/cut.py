@@ -120,27 +120,23 @@ def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -
 
 def _key(found: FoundFile, source: Source) -> str:
     content = found.content or (found.uri, found.immutable, found.size)
-    what = digest_of("cut", FORMAT_SEMANTICS, content, _suffixes(found), source.format, source.reading())
+    suffixes = PurePosixPath(found.name).suffixes  # they tell its format
+    what = digest_of("cut", FORMAT_SEMANTICS, content, suffixes, source.format, source.reading())
     return f"{FILES}/{what}.cut.json"
-
-
-def _suffixes(found: FoundFile) -> list[str]:
-    """The parts of a file's name that tell its format."""
-    return PurePosixPath(found.name).suffixes
 
 
 _fetching: defaultdict[tuple[str, ...], threading.Lock] = defaultdict(threading.Lock)
 _fetched: dict[tuple[str, ...], SourceFile] = {}
 
 
-def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
+def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
     """A slice whose file this machine can read. The file is fetched where it is not here, once for all threads.
 
     ValueError where it cannot be had here, or has changed.
     """
-    file = part.file
+    file = slice_.file
     if _is_here(file):
-        return part
+        return slice_
     found = file.found
     if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
         raise ValueError(
@@ -156,16 +152,16 @@ def at_hand(part: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
                 raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
             _fetched[key] = here
         here = _fetched[key]
-    return part.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
+    return slice_.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
 
 
 @contextlib.contextmanager
-def fetched_ahead(parts: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
+def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
     """Fetch the files of slices, in order, while the first ones are worked on. A failure is raised where the file is needed."""
-    first = {(part.file.source, part.file.name): part for part in reversed(list(parts)) if not _is_here(part.file)}
+    first = {(one.file.source, one.file.name): one for one in reversed(list(slices)) if not _is_here(one.file)}
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
-        for part in reversed(first.values()):
-            fetchers.submit(at_hand, part, sources, place)
+        for slice_ in reversed(first.values()):
+            fetchers.submit(at_hand, slice_, sources, place)
         try:
             yield
         finally:

@@ -199,20 +199,17 @@ def _repository_files(repo: str, commit: str, uris: list[str], index: int, role:
         infos = {info.path: info for info in _ask(f"dataset {repo}", call, commit)}
         for name in part:
             info = infos.get(name)
+            # the digest of a large file, git's name of others
+            content = info and (f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}")
             yield FoundFile(
                 source=index,
                 name=name,
                 uri=prefix + name,
                 size=info.size if info else None,
                 immutable=commit,
-                content=_content(info) if info else None,
+                content=content,
                 split=role,
             )
-
-
-def _content(info: Any) -> str:
-    """The name of a file's content on the hub: the digest of a large file, git's name of others."""
-    return f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}"
 
 
 def _converted_file(

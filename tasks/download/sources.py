@@ -230,7 +230,6 @@ def _http_info(url: str) -> dict[str, Any]:
     import requests
 
     headers = {"Accept-Encoding": "identity"}
-
     ask = requests.head
 
     def look() -> requests.Response:

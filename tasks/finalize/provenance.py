@@ -1,11 +1,13 @@
-"""Provenance: everything that a version's bytes depend on, and the version's name made of it."""
+"""Provenance: everything that a version's bytes depend on, the version's name made of it, and the dataset card."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.manifest import SPLITS
 from tasks.config import BuildConfig
 from tasks.models import FORMAT_SEMANTICS, Model, PinnedSource, SourceFile, digest_of
 from tasks.tokenize.engines import Tokenizer
@@ -67,3 +69,91 @@ def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:
 def build_id(made_of: Provenance, layout: LayoutName) -> str:
     """The version's name: a digest of everything that its bytes depend on."""
     return digest_of(made_of.model_dump(), layout)[:16]
+
+
+CARD = "README.md"
+
+
+def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
+    """The dataset card."""
+    documents = totals["documents"]
+    lines = [
+        *card_head(made_of.name, layout, totals, version),
+        *card_tokenizer(made_of.tokenizer),
+        "## Documents",
+        "",
+        f"{documents['read']:,} read, {documents['written']:,} written, "
+        + (f"{documents['text_bytes']:,} bytes of text, " if "text_bytes" in documents else "")
+        + f"{documents['repeated_keys']:,} with the key of another.",
+        f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
+        *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
+        _split_sentence(made_of.split),
+        "",
+        *card_sources(made_of.sources),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: str) -> list[str]:
+    """The lines of a card that say what the dataset is and how to read it."""
+    return [
+        f"# {name}",
+        "",
+        f"A flat-tokens dataset, version `{version}`, layout `{layout}`.",
+        "",
+        "| split | tokens | sequences | largest token id |",
+        "|---|---:|---:|---:|",
+        *(f"| {s} | {totals[s]['token_count']:,} | {totals[s]['seq_count']:,} | {totals[s]['max_token_id']:,} |" for s in SPLITS),
+        "",
+        "## Read it",
+        "",
+        "```python",
+        "import flat_tokens",
+        "",
+        'dataset = flat_tokens.open("path/to/this/directory")',
+        "dataset.train.sequence(0)        # token ids of the first document: uint32[length]",
+        "dataset.train.slice(0, 2048)     # stored tokens: id * 2 + 1 where a sequence starts, id * 2 elsewhere",
+        "```",
+        "",
+        'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
+        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) and row.",
+        "",
+    ]
+
+
+def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
+    """The lines of a card that name the tokenizer; tokens from elsewhere may have no record of one."""
+    if "name" not in tokenizer:
+        return ["## Tokenizer", "", "Not recorded.", ""]
+    return [
+        "## Tokenizer",
+        "",
+        f"`{tokenizer['name']}`, ids 0 to {tokenizer['highest_id']:,}, digest `{tokenizer['digest']}`"
+        + (f", revision `{tokenizer['revision']}`." if tokenizer["revision"] else "."),
+        "",
+    ]
+
+
+def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines of a card that list the sources and their files, with the file numbers of ``documents/``."""
+    lines = ["## Sources"]
+    number = 0
+    for source in sources:
+        lines += ["", f"### {source['name']}", "", f"From {source['from']}"]
+        lines[-1] += f", revision `{source['revision']}`." if source["revision"] else "."
+        lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
+        for file in source["files"]:
+            name = file["name"].replace("|", "\\|")
+            lines.append(f"| {number} | {name} | {file['size']:,} | `{file['sha256']}` |")
+            number += 1
+    return lines
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
+
+
+def _split_sentence(split: dict[str, Any]) -> str:
+    if not split["validation_fraction"]:
+        return "Validation: what the sources name as such."
+    return f"Validation: a share of {split['validation_fraction']:g} of the documents, by their keys and seed {split['seed']}."

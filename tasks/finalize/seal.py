@@ -14,8 +14,7 @@ from flat_tokens.manifest import MANIFEST, SPLITS, manifest_bytes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import commit
-from tasks.finalize.card import CARD
-from tasks.finalize.provenance import Provenance
+from tasks.finalize.provenance import CARD, Provenance
 from tasks.finalize.totals import repeated_keys, split_totals
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place

@@ -42,22 +42,26 @@ def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str,
 
 def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
     shards = [at.shard for at in places]
-    skipped: Counter[str] = Counter()
-    replaced: Counter[str] = Counter()
-    for shard in shards:
-        skipped.update(shard.skipped)
-        replaced.update(shard.replaced)
+    skipped, replaced = _added(shard.skipped for shard in shards), _added(shard.replaced for shard in shards)
     read, written = sum(shard.read for shard in shards), sum(shard.written for shard in shards)
-    if read != written + skipped.total():
+    if read != written + sum(skipped.values()):
         raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
     return {
         "read": read,
         "written": written,
-        "skipped": dict(sorted(skipped.items())),
-        "replaced": dict(sorted(replaced.items())),
+        "skipped": skipped,
+        "replaced": replaced,
         "repeated_keys": repeated,
         "text_bytes": sum(shard.text_bytes for shard in shards),
     }
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Sums of counts by their names, in the names' order."""
+    sums: Counter[str] = Counter()
+    for some in counts:
+        sums.update(some)
+    return dict(sorted(sums.items()))
 
 
 def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[str, Any]]:
@@ -70,7 +74,7 @@ def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[st
         {
             "name": source["name"],
             **{name: sum(getattr(shard, name) for shard in mine) for name in ("read", "written", "text_bytes", "token_count")},
-            "skipped": dict(sorted(sum((Counter(shard.skipped) for shard in mine), Counter[str]()).items())),
+            "skipped": _added(shard.skipped for shard in mine),
         }
         for source, mine in zip(made_of.sources, shards, strict=True)
     ]

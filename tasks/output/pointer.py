@@ -202,14 +202,11 @@ def look(root: Store, key: str) -> Seen:
     """Read an object, to compare it with when it is swapped."""
     try:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
-        state = None if root.is_local else _state(root.info(key))
+        info = {} if root.is_local else root.info(key)
+        state = next((str(info[name]) for name in ("generation", "ETag") if info.get(name)), None)
         return Seen(root.read(key), state)
     except FileNotFoundError:
         return Seen(None, None)
-
-
-def _state(info: dict[str, Any]) -> str | None:
-    return next((str(info[name]) for name in ("generation", "ETag") if info.get(name)), None)
 
 
 _swapping = threading.Lock()
