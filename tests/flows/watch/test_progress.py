@@ -149,7 +149,9 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
     monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
     notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
-    assert run_build(notes, argparse.Namespace(no_server=False, quiet=True, json=True)) == 0
+    (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
+    options = argparse.Namespace(config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True)
+    assert run_build(options) == 0
     (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
     beats = until(lambda: asyncio.run(_ask("/events/filter", {"filter": wanted, "limit": 50}))["events"])
