@@ -1,4 +1,4 @@
-"""What the pages of a Parquet file may come to, told by their headers before any of them is decoded.
+"""Pages of a Parquet file: their headers tell how large they may get, before any of them is decoded.
 
 A page that is small in the file can stand for any amount of text: it is compressed, and where its values are places in a
 dictionary, or what they have in common with the one before, it repeats them. What a reader holds at a time must not be

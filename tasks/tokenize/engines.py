@@ -117,7 +117,7 @@ def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | 
 
 
 class UnencodableError(ValueError):
-    """What an engine says of texts that it does not take."""
+    """An engine does not take some of the texts."""
 
 
 def sheltered(encode: Encode) -> Encode:
