@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from flows.pipelines.plan import Plan
 
 
-if TYPE_CHECKING:
-    pass
-
-
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     build = add_running(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.")

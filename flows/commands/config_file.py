@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from tasks.config import BuildConfig
 from tasks.faults import faults_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class ConfigLoader(yaml.SafeLoader):

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,13 +19,6 @@ from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display, log_progress
 from tasks.faults import faults_of
-
-if TYPE_CHECKING:
-    pass
-
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextlib.contextmanager
