@@ -4,21 +4,25 @@ from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.checker import Checked, DamagedError, Verification, verify
 from flat_tokens.keys import document_keys
+from flat_tokens.ledger import Ledger
 from flat_tokens.reader import Dataset, FlatTokens, open
-from flat_tokens.rows.blocks import BlocksView
-from flat_tokens.rows.documents import DocumentsView, DocumentTokens
-from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.buckets import BucketedLoader
+from flat_tokens.rows.loader import ShuffledLoader, Steps, Visits
 from flat_tokens.rows.mixture import MixedBatch, Mixture
-from flat_tokens.rows.order import ReferenceOrder
-from flat_tokens.rows.packed import PackedTokens, PackedView
+from flat_tokens.rows.orders import BlockOrder, ReferenceOrder
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
-from flat_tokens.rows.steps import Steps
+from flat_tokens.rows.schedule import Schedule
+from flat_tokens.rows.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
 from flat_tokens.writer import write_dataset
+
+__version__ = "0.1.0"
 
 __all__ = [
     "LAYOUTS",
     "MAX_TOKEN_ID",
+    "BlockOrder",
     "BlocksView",
+    "BucketedLoader",
     "Checked",
     "DamagedError",
     "Dataset",
@@ -27,6 +31,7 @@ __all__ = [
     "FlatTokens",
     "Layout",
     "LayoutName",
+    "Ledger",
     "MixedBatch",
     "Mixture",
     "PackedDocuments",
@@ -34,10 +39,12 @@ __all__ = [
     "PackedTokens",
     "PackedView",
     "ReferenceOrder",
+    "Schedule",
     "ShuffledLoader",
     "Steps",
     "TokenBatch",
     "Verification",
+    "Visits",
     "document_keys",
     "open",
     "verify",

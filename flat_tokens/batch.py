@@ -19,11 +19,13 @@ class TokenBatch(NamedTuple):
     ``seq_starts``: uint64[seq_count + 1], the index of each sequence's first token; the last entry is token_count.
     An empty sequence repeats an entry of ``seq_starts`` and marks no token: ``seq_starts`` is the truth.
     ``max_token_id``: the largest id, 0 if there is no token.
+    ``loss_mask``: uint8[token_count], 1 where the token counts for the loss, else 0; None: all count.
     """
 
     encoded_tokens: npt.NDArray[np.uint32]
     seq_starts: npt.NDArray[np.uint64]
     max_token_id: int
+    loss_mask: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[Sequence[int] | npt.NDArray[np.integer]]) -> Self:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import posixpath
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
@@ -14,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import group_metadata
-from flat_tokens.arrays.opening import read_json, read_metadata
-from flat_tokens.manifest import ENTRY_BYTES, MANIFEST, POINTER, SPLITS, TOKEN_BYTES, read_manifest
-from flat_tokens.reader import FlatTokens, open_split, resolve
+from flat_tokens.arrays.opening import read_metadata
+from flat_tokens.manifest import ENTRY_BYTES, LINK, MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, check_pointer, manifest_of
+from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import Store, StoredObject
 
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10
+LINK_WAITS = (0.05, 0.2, 0.5)  # seconds in which a build may move the link behind the pointer
+COPIED = {"shape", "chunks", "dtype", "data_type", "chunk_grid"}  # of arrays, in either version of zarr
 
-
+Level = Literal["quick", "full"]
 Seen = Callable[[int], object]
 """Is called with the count of bytes that have been read, from any thread."""
 
@@ -33,6 +40,9 @@ class Checked(NamedTuple):
     byte_count: int
     of: int
     faults: int
+
+
+Watch = Callable[[Checked], object]
 
 
 class DamagedError(ValueError):
@@ -63,11 +73,7 @@ class Verification(NamedTuple):
 
 
 def verify(
-    path_or_url: str | os.PathLike[str],
-    level: Literal["quick", "full"] = "quick",
-    *,
-    threads: int = 2,
-    watch: Callable[[Checked], object] | None = None,
+    path_or_url: str | os.PathLike[str], level: Level = "quick", *, threads: int = 2, watch: Watch | None = None
 ) -> Verification:
     """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
     metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
@@ -77,8 +83,7 @@ def verify(
     up to ten faults; FileNotFoundError if there is no published dataset.
     """
     root = Store.at(path_or_url)
-    store = resolve(root)
-    published = read_metadata(store, "group")
+    store, published = open_root(root)
     faults: list[str] = []
     seen = adding_up(watch, bytes_to_check(store) if level == "full" and watch else 0, faults)
     seen(0)
@@ -88,18 +93,12 @@ def verify(
     if faults:
         raise DamagedError(store.url, tuple(faults))
     splits = [open_split(store / split) for split in SPLITS]
-    objects = read_manifest(store)["objects"] if store.exists(MANIFEST) else []
-    return Verification(
-        store.url,
-        level,
-        len(objects),
-        sum(item["size"] for item in objects),
-        sum(split.token_count for split in splits),
-        sum(split.seq_count for split in splits),
-    )
+    objects = manifest_of(store).get("objects", [])
+    token_count, seq_count = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
+    return Verification(store.url, level, len(objects), sum(item["size"] for item in objects), token_count, seq_count)
 
 
-def adding_up(watch: Callable[[Checked], object] | None, of: int, faults: Sequence[str] = ()) -> Seen:
+def adding_up(watch: Watch | None, of: int, faults: Sequence[str] = ()) -> Seen:
     """A function that adds up counts of bytes and calls *watch* with the sum, one thread at a time."""
     done, one_at_a_time = 0, threading.Lock()
 
@@ -119,32 +118,30 @@ def bytes_to_check(store: Store) -> int:
     """
     count = 0
     with contextlib.suppress(ValueError, FileNotFoundError):
-        count = sum(item["size"] for item in read_manifest(store)["objects"])
+        count = sum(item["size"] for item in manifest_of(store).get("objects", ()))
     for name in SPLITS:
         with contextlib.suppress(ValueError, FileNotFoundError):
             split = open_split(store / name)
             count += split.encoded_tokens.length * TOKEN_BYTES + split.seq_starts.length * ENTRY_BYTES
+            count += split.loss_mask.length if split.loss_mask else 0
     return count
 
 
 def check_published(
-    root: Store,
-    store: Store,
-    zarr_format: Literal[2, 3],
-    level: Literal["quick", "full"],
-    threads: int,
-    seen: Seen | None = None,
+    root: Store, store: Store, zarr_format: Literal[2, 3], level: Level, threads: int, seen: Seen | None = None
 ) -> Iterator[str]:
     """Every fault of a published version, as a sentence. *seen* is called with the counts of bytes read."""
-    described = store.exists(MANIFEST)
-    if root != store:
-        digest = store.digest(MANIFEST).sha256 if described else "missing"
-        if digest != read_json(root, POINTER).get("manifest_sha256"):
-            yield f"{MANIFEST} is not the one that {POINTER} names ({digest[:12]})"
+    described = manifest_of(store)
+    if root.exists(POINTER):
+        yield from _check_pointer(root, store)
     if described:
-        expected = [StoredObject(**item) for item in read_manifest(store)["objects"]]
-        marker = set(group_metadata(zarr_format, {}))
+        expected = [StoredObject(**item) for item in described["objects"]]
+        marker = group_metadata(zarr_format, {})
         yield from check_objects(store, expected, {MANIFEST, *marker}, level, threads, seen)
+        wrong = [key for key, data in marker.items() if not store.exists(key) or store.read(key) != data]
+        yield from (f"{key} is missing, or says something else than that this is a group" for key in wrong)
+    else:
+        yield from _check_copies(store)
     for name in SPLITS:
         try:
             split = open_split(store / name)
@@ -154,15 +151,49 @@ def check_published(
             yield str(error)
 
 
+def _check_pointer(root: Store, store: Store) -> Iterator[str]:
+    """Faults of an output's pointer, which stop builds, and of the link, which lead other readers to another version."""
+    value = read_json(root, POINTER)
+    digest = store.digest(MANIFEST).sha256 if store.exists(MANIFEST) else "missing"
+    if posixpath.basename(store.root) == value.get("version") and digest != value.get("manifest_sha256"):
+        yield f"{MANIFEST} is not the one that {POINTER} names ({digest[:12]})"
+    try:
+        check_pointer(value, root.path(POINTER))
+    except ValueError as error:
+        yield str(error)
+    for wait in LINK_WAITS:
+        target, version = real_path(root.path(LINK)), read_json(root, POINTER).get("version")
+        if (
+            not root.is_local
+            or kind_of(root.path(LINK), follow_links=False) is None
+            or target == real_path(root.path(f"{VERSIONS}/{version}"))
+        ):
+            return
+        time.sleep(wait)
+    yield f"{LINK} leads to {target}, but {POINTER} names {version}. A build mends a link; move away anything else."
+
+
+def _check_copies(store: Store) -> Iterator[str]:
+    """Faults of consolidated metadata, from which plain zarr takes shapes: an array differs from its copy there."""
+    for group in (store, *(store / name for name in SPLITS)):
+        try:
+            copies = (read_metadata(group, "group").get("consolidated_metadata") or {}).get("metadata", {})
+            arrays = {f"{name}/zarr.json": copy for name, copy in copies.items()}
+            if group.exists(".zmetadata"):
+                arrays |= read_json(group, ".zmetadata")["metadata"]
+            for key, copy in arrays.items():
+                if "shape" in copy and any(
+                    value != copy.get(name) for name, value in read_json(group, key).items() if name in COPIED
+                ):
+                    yield f"{group.path(key)} differs from its copy in the consolidated metadata of {group.url}"
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            yield f"{group.url}: its consolidated metadata cannot be compared ({error})"
+
+
 def check_objects(
-    store: Store,
-    expected: list[StoredObject],
-    besides: set[str],
-    level: Literal["quick", "full"],
-    threads: int,
-    seen: Seen | None = None,
+    store: Store, expected: list[StoredObject], besides: set[str], level: Level, threads: int, seen: Seen | None = None
 ) -> Iterator[str]:
-    """Faults of the stored objects: missing, of another size or digest, or there without reason."""
+    """Faults of the stored objects: missing, of another size or digest, or there without reason. Signatures may be there."""
     found = dict(store.listing())
     for stored in expected:
         below = not stored.key.startswith("/") and ".." not in stored.key.split("/")
@@ -173,7 +204,7 @@ def check_objects(
             yield f"{stored.key} is missing"
         elif (size := found[stored.key]) != stored.size:
             yield f"{stored.key} has {size} bytes instead of {stored.size}"
-    for key in sorted(set(found) - {stored.key for stored in expected} - besides):
+    for key in sorted(set(found) - {stored.key for stored in expected} - besides - {key + SIGNATURE for key in besides}):
         yield f"{key} is not in the manifest"
     if level == "full":
         # Objects of another size are a fault already; keys that leave the root are not read.
@@ -194,18 +225,17 @@ def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:
             yield f"{name}/seq_starts decreases"
             return
         previous = entries[-1]
-    if int(split.seq_starts.read(0, 1)[0]) != 0:
-        yield f"{name}/seq_starts begins with {int(split.seq_starts.read(0, 1)[0])} instead of 0"
+    if (begin := int(split.seq_starts.read(0, 1)[0])) != 0:
+        yield f"{name}/seq_starts begins with {begin} instead of 0"
         return
-    marks = _distinct_starts(split)
+    # First tokens of the non-empty sequences: an entry at the end of the tokens marks no start.
+    starts = _blocks(split.seq_starts.length, split.seq_starts.read)
+    marks = (np.unique(entries[entries < split.token_count]) for entries in starts)
     ahead = np.empty(0, np.uint64)
     start, max_token_id = 0, 0
     for block in _blocks(split.token_count, split.slice, seen):
         stop = start + len(block)
-        while not len(ahead) or ahead[-1] < stop:
-            more = next(marks, None)
-            if more is None:
-                break
+        while (not len(ahead) or ahead[-1] < stop) and (more := next(marks, None)) is not None:
             ahead = np.concatenate([ahead, more])
         here, ahead = ahead[ahead < stop], ahead[ahead >= stop]
         marked = np.flatnonzero(block & np.uint32(1)).astype(np.uint64) + np.uint64(start)
@@ -217,6 +247,12 @@ def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:
         start = stop
     if max_token_id > split.max_token_id:
         yield f"{name}: token id {max_token_id} is above max_token_id {split.max_token_id}"
+    if split.loss_mask is not None:
+        for place, block in enumerate(_blocks(split.loss_mask.length, split.loss_mask.read, seen)):
+            if (wrong_ones := np.flatnonzero(block > 1)).size:
+                token = place * BLOCK_TOKENS + int(wrong_ones[0])
+                yield f"{split.loss_mask.store.url}: token {token} has {block[wrong_ones[0]]}, but the mask is 1 or 0"
+                return
 
 
 def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[npt.NDArray[Any]]:
@@ -225,9 +261,3 @@ def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[npt.ND
         yield block
         if seen is not None:
             seen(block.nbytes)
-
-
-def _distinct_starts(split: FlatTokens) -> Iterator[npt.NDArray[np.uint64]]:
-    """First tokens of the non-empty sequences, in blocks: an entry at the end of the tokens marks no start."""
-    for entries in _blocks(split.seq_starts.length, split.seq_starts.read):
-        yield np.unique(entries[entries < split.token_count])

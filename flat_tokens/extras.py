@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Later", "extra", "pa"]
 
 
 def extra(name: str, purpose: str) -> Any:
@@ -28,3 +30,9 @@ class Later:
     def __getattr__(self, attribute: str) -> Any:
         package = extra(self._name, self._purpose)
         return getattr(package, attribute) if hasattr(package, attribute) else extra(f"{self._name}.{attribute}", self._purpose)
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = Later("pyarrow", "reading source files")

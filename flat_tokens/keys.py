@@ -9,6 +9,7 @@ Sums of mixed words vectorise over whole batches of documents, where a chained h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
         # Whole strings of about one block; a longer one stands alone and is hashed block by block.
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1)
         if last == first + 1:
-            sums[first] = _long_sum(data[offsets[first] : offsets[last]])
+            sums[first] = _Sum().add(data[offsets[first] : offsets[last]]).total()[0]
         else:
             sums[first:last] = _block_sums(data, offsets[first : last + 1])
         first = last
@@ -43,49 +44,49 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
 
 def token_keys(batches: Iterable[TokenBatch]) -> Iterator[npt.NDArray[np.uint64]]:
     """The keys of sequences that have only their tokens for an identity: of the ids as little-endian uint32. Arrays uint64[n]
-    with one key for each sequence, in order.
-
-    Batches follow one another and may end within a sequence; see ``Readable.batches``.
+    with one key for each sequence, in order. Batches may end within a sequence; see ``Readable.batches``.
     """
-    last: _TokenSum | None = None  # the sum of the sequence that may continue in the next batch
+    last: _Sum | None = None  # of the sequence that may continue in the next batch
     for batch in batches:
-        ids = batch.encoded_tokens >> np.uint32(1)
-        starts = batch.seq_starts.astype(np.int64)
+        ids = (batch.encoded_tokens >> np.uint32(1)).view(np.uint8)
+        starts = batch.seq_starts.astype(np.int64) * 4
         if last is not None:
             last.add(ids[: starts[0]])
         if len(starts) == 1:
             continue
         before = [] if last is None else [last.key()]
-        yield np.concatenate([*before, document_keys(ids.view(np.uint8), starts[:-1] * 4)])
-        last = _TokenSum()
-        last.add(ids[starts[-2] :])
+        yield np.concatenate([*before, document_keys(ids, starts[:-1])])
+        last = _Sum().add(ids[starts[-2] :])
     if last is not None:
         yield last.key()
 
 
-class _TokenSum:
-    """The key of one sequence whose tokens come in parts."""
+class _Sum:
+    """The sum of one string's mixed words, whose bytes come in parts."""
 
     def __init__(self) -> None:
-        self._sum = np.zeros(1, np.uint64)
-        self._words = self._tokens = 0
-        self._odd = np.empty(0, np.uint32)
+        self._size = self._words = 0
+        self._sum, self._rest = np.zeros(1, np.uint64), np.empty(0, np.uint8)
 
-    def add(self, ids: npt.NDArray[np.uint32]) -> None:
-        """Add uint32[n]."""
-        self._tokens += len(ids)
-        if len(self._odd):
-            ids = np.concatenate([self._odd, ids])
-        even = len(ids) // 2 * 2
-        for start in range(0, even, BLOCK_BYTES // 4):
-            self._add_words(ids[start : min(start + BLOCK_BYTES // 4, even)].view(np.uint64).copy())
-        self._odd = ids[even:].copy()
+    def add(self, data: npt.NDArray[np.uint8]) -> Self:
+        self._size += len(data)
+        if len(self._rest):
+            data = np.concatenate([self._rest, data])
+        whole = len(data) // 8 * 8
+        for start in range(0, whole, BLOCK_BYTES):
+            self._add_words(data[start : min(start + BLOCK_BYTES, whole)].view(np.uint64).copy())
+        self._rest = data[whole:].copy()
+        return self
+
+    def total(self) -> npt.NDArray[np.uint64]:
+        """uint64[1]. Nothing is added afterwards."""
+        if len(self._rest):
+            self._add_words(np.pad(self._rest, (0, 8 - len(self._rest))).view(np.uint64))
+        return self._sum
 
     def key(self) -> npt.NDArray[np.uint64]:
-        """uint64[1]. Nothing is added afterwards."""
-        if len(self._odd):
-            self._add_words(self._odd.astype(np.uint64))
-        return mix(np.array([4 * self._tokens], np.uint64) * A + self._sum)
+        """The string's key: uint64[1]. Nothing is added afterwards."""
+        return mix(np.array([self._size], np.uint64) * A + self.total())
 
     def _add_words(self, words: npt.NDArray[np.uint64]) -> None:
         positions = np.arange(self._words + 1, self._words + 1 + len(words), dtype=np.uint64)
@@ -101,19 +102,6 @@ def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x ^= x >> SHIFT
     x *= D
     return x
-
-
-def _long_sum(data: npt.NDArray[np.uint8]) -> np.uint64:
-    total = np.zeros(1, np.uint64)
-    for start in range(0, len(data), BLOCK_BYTES):
-        piece = data[start : start + BLOCK_BYTES]
-        words = np.zeros(-(-len(piece) // 8), np.uint64)
-        words.view(np.uint8)[: len(piece)] = piece
-        positions = np.arange(start // 8 + 1, start // 8 + 1 + len(words), dtype=np.uint64)
-        positions *= B
-        words ^= positions
-        total += np.add.reduce(mix(words))
-    return total[0]  # type: ignore[no-any-return]
 
 
 def _block_sums(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from flat_tokens.arrays.layouts import to_json
+from flat_tokens.arrays.layouts import LAYOUTS, to_json
+from flat_tokens.stores import signing
+from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import Store, StoredObject
 
 POINTER = "latest.json"
 VERSIONS = "versions"
 CACHE = "_cache"
 RUNS = "runs"
-"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs."""
+LINK = "latest"
+"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, and on a local disk
+the link to the version that the pointer names.
+"""
 
 MANIFEST = "manifest.json"
 RECEIPT = "receipt.json"
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
+LOSS_MASK = "loss_mask"
+"""The array beside the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
+
+STORED: dict[str, Any] = {"key": str, "size": int, "sha256": str}
+"""A StoredObject, and nothing else."""
+COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
+DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {}}
+FILE = {"name": str, "size": int, "sha256": str, "parts?": [STORED]}
+SOURCE = {"name": str, "from?": str, "revision?": str, "files": [FILE]}
+TOKENIZER = {"name?": str, "digest?": str, "highest_id?": int, "revision?": str}
+PROVENANCE: dict[str, Any] = {
+    "name?": str,
+    "sources?": [SOURCE],
+    "tokenizer?": TOKENIZER,
+    "documents?": {},
+    "split?": {},
+    "semantics?": str,
+}
+PROVENANCE |= {"operation?": {}, "inputs?": [{"name": str, "version?": str}]}
+TOTALS: dict[str, Any] = {
+    **dict.fromkeys(SPLITS, COUNTS),
+    "documents?": {**DOCUMENTS, "by_source?": [{"name": str, **DOCUMENTS}]},
+}
+SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "objects": [STORED]}
+"""Readers of a manifest rely on these. Of a name with ``?`` the value may be missing or null; there may be other names."""
+
+
+def split_attributes(max_token_id: int, masked: bool) -> dict[str, Any]:
+    """The attributes of a split's group."""
+    return {"max_token_id": max_token_id, **({LOSS_MASK: True} if masked else {})}
 
 
 def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layout: str, provenance: dict[str, Any]) -> bytes:
@@ -38,19 +74,68 @@ def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layo
     )
 
 
+def manifest_of(store: Store) -> dict[str, Any]:
+    """The manifest at *store*, empty if another writer wrote none. Where a key is set, ValueError if there is none."""
+    if store.exists(MANIFEST):
+        return read_manifest(store)
+    if signing.keys():
+        raise ValueError(f"{store.url}: has no {MANIFEST}, so that nothing signs it. Restore it, or unset {signing.KEY_FILE}")
+    return {}
+
+
 def read_manifest(store: Store) -> dict[str, Any]:
-    """The manifest at *store*. FileNotFoundError if there is none; ValueError if it is not valid."""
+    """The manifest at *store*, of the types in SHAPE. FileNotFoundError if there is none; ValueError if it is not right."""
+    data = read_record(store, MANIFEST)
     try:
-        manifest = json.loads(store.read(MANIFEST))
-        if manifest["format"] != "flat-tokens" or manifest["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {manifest['format']!r}, version {manifest['format_version']!r}")
-        for item in manifest["objects"]:
-            types = [type(value) for value in StoredObject(**item)]
-            if types != [str, int, str]:
-                raise ValueError(f"an object of {types}")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{store.path(MANIFEST)}: is not a manifest that is understood here ({error})") from error
-    return manifest  # type: ignore[no-any-return]
+        manifest = json_object(data, store.path(MANIFEST))
+        if manifest.get("format") != "flat-tokens" or manifest.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"format {manifest.get('format')!r}, version {manifest.get('format_version')!r}")
+        check(manifest, SHAPE, "it")
+        if manifest["layout"] not in LAYOUTS:
+            raise ValueError(f"layout {reprlib.repr(manifest['layout'])}")
+    except ValueError as error:
+        remedy = "Restore it from a copy, or make the dataset again."
+        raise ValueError(f"{store.path(MANIFEST)}: is not a manifest that is understood here ({error}). {remedy}") from error
+    return manifest
+
+
+def check(value: Any, shape: Any, where: str) -> None:
+    """ValueError, naming the place, if a value has not its *shape*: a type, ``[shape]`` of its items, or a mapping's shapes by
+    its names. Integers are those of 64 bits that count something.
+    """
+    kind: Any = shape if isinstance(shape, type) else type(shape)
+    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (shape is STORED and len(value) != len(STORED)):
+        raise ValueError(f"{where} is {reprlib.repr(value)}")
+    if isinstance(shape, list):
+        for item in value:
+            check(item, shape[0], f"an item of {where}")
+    elif isinstance(shape, dict):
+        for name, inner in shape.items():
+            item = value.get(name.rstrip("?"))
+            if item is not None or not name.endswith("?"):
+                check(item, inner, name.rstrip("?"))
+
+
+def check_pointer(value: dict[str, Any], path: str) -> None:
+    """ValueError if the content of ``latest.json``, which is at *path*, is not a pointer to a version."""
+    try:
+        kinds = {"version": str, "manifest_sha256": str, "sequence": int}
+        if any(type(value[name]) is not kind for name, kind in kinds.items()) or value["sequence"] < 1:
+            raise TypeError
+        for former in (*value.get("former", ()), *value.get("withdrawn", ())):
+            if {*former} != {"version", "until"} or datetime.fromisoformat(former["until"]).tzinfo is None:
+                raise TypeError
+            check_name(former["version"])
+        check_name(value["version"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: is not a pointer to a version. Restore it or remove it, and run again.") from error
+
+
+def check_name(version: object, where: str = "") -> str:
+    """A version's name. ValueError where it can be none: a path would lead out of the output."""
+    if not isinstance(version, str) or {"/", "\0"} & set(version) or version in ("", ".", ".."):
+        raise ValueError(f"{where}{reprlib.repr(version)} is not the name of a version")
+    return version
 
 
 class FileChanges(NamedTuple):

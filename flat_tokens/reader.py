@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.opening import open_array, read_json, read_metadata
+from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, VERSIONS
-from flat_tokens.rows.blocks import BlocksView
-from flat_tokens.rows.documents import DocumentsView
-from flat_tokens.rows.frameworks import Framework
-from flat_tokens.rows.packed import PackedView
+from flat_tokens.manifest import LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
+from flat_tokens.nearest import no_dataset
+from flat_tokens.rows.ends import with_ends
+from flat_tokens.rows.frameworks import Fields, Framework
+from flat_tokens.rows.orders import at_least
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, TooLong
-from flat_tokens.stores.store import Store
+from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
+from flat_tokens.stores import signing
+from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
+from flat_tokens.stores.disk_cache import DiskCache
+from flat_tokens.stores.local import real_path
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 
 STARTS_AT_A_TIME = 1 << 20
 
@@ -37,6 +42,7 @@ class FlatTokens:
     max_token_id: int
     encoded_tokens: StoredArray
     seq_starts: StoredArray
+    loss_mask: StoredArray | None = None
 
     @property
     def token_count(self) -> int:
@@ -52,12 +58,11 @@ class FlatTokens:
     def __repr__(self) -> str:
         return f"FlatTokens({self.store.url!r}: {self.seq_count:,} sequences, {self.token_count:,} tokens)"
 
-    def __getitem__(self, i: int) -> npt.NDArray[np.uint32]:
-        return self.sequence(i)
-
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         """Sequence *i*, decoded: uint32[length]. One index read and one token read. Negative *i* counts from the end."""
         return self.slice(*self.span(i)) >> np.uint32(1)
+
+    __getitem__ = sequence
 
     def span(self, i: int) -> tuple[int, int]:
         """Start and end of sequence *i*, in tokens. One index read. Negative *i* counts from the end."""
@@ -65,7 +70,7 @@ class FlatTokens:
             raise IndexError(f"{self.store.url}: there is no sequence {i}; there are {self.seq_count}")
         start, stop = (int(entry) for entry in self.seq_starts.read(i % self.seq_count, i % self.seq_count + 2))
         if not start <= stop <= self.token_count:
-            raise ValueError(self._wrong_bounds(i % self.seq_count, start, stop))
+            raise ValueError(self.wrong_bounds(i % self.seq_count, start, stop))
         return start, stop
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
@@ -74,16 +79,21 @@ class FlatTokens:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return self.encoded_tokens.read(start, stop)
 
+    def mask(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Which of the tokens ``start:stop`` count for the loss: uint8[stop - start], 1 or 0. All do where there is no mask."""
+        if not 0 <= start <= stop <= self.token_count:
+            raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
+        return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
+
     def bounds(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Starts and lengths of many sequences: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
         indices = np.asarray(indices, np.int64)
-        if len(indices) and not 0 <= indices.min() <= indices.max() < self.seq_count:
-            wrong = indices[(indices < 0) | (indices >= self.seq_count)][0]
-            raise IndexError(f"{self.store.url}: there is no sequence {wrong}; there are {self.seq_count}")
+        if (outside := indices[(indices < 0) | (indices >= self.seq_count)]).size:
+            raise IndexError(f"{self.store.url}: there is no sequence {outside[0]}; there are {self.seq_count}")
         starts, stops = self.seq_starts.take(np.concatenate([indices, indices + 1])).reshape(2, -1)
         if (wrong_ones := np.flatnonzero((stops < starts) | (stops > np.uint64(self.token_count)))).size:
             k = wrong_ones[0]
-            raise ValueError(self._wrong_bounds(int(indices[k]), int(starts[k]), int(stops[k])))
+            raise ValueError(self.wrong_bounds(int(indices[k]), int(starts[k]), int(stops[k])))
         return starts.astype(np.int64), (stops - starts).astype(np.int64)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 1 << 22) -> Iterator[TokenBatch]:
@@ -94,36 +104,62 @@ class FlatTokens:
         stop = self.seq_count if stop is None else stop
         if not 0 <= start <= stop <= self.seq_count:
             raise IndexError(f"{self.store.url}: there are no sequences {start} to {stop}; there are {self.seq_count}")
-        while start < stop:
-            entries = self.seq_starts.read(start, min(start + STARTS_AT_A_TIME, stop) + 1)
-            if (entries[1:] < entries[:-1]).any() or entries[-1] > self.token_count:
-                k = int(np.flatnonzero((entries[1:] < entries[:-1]) | (entries[1:] > self.token_count))[0])
-                raise ValueError(self._wrong_bounds(start + k, int(entries[k]), int(entries[k + 1])))
+        for entries in read_starts(self, start, stop, STARTS_AT_A_TIME):
             first = 0
             while first < len(entries) - 1:
-                last = int(np.searchsorted(entries, entries[first] + np.uint64(max_tokens), side="right")) - 1
+                last = int(np.searchsorted(entries, entries[first] + min(max_tokens, self.token_count), side="right")) - 1
                 last = min(max(last, first + 1), len(entries) - 1)
-                encoded = self.slice(int(entries[first]), int(entries[last]))
+                low, high = int(entries[first]), int(entries[last])
+                encoded = self.slice(low, high)
                 largest = int(encoded.max() >> 1) if len(encoded) else 0
-                yield TokenBatch(encoded, entries[first : last + 1] - entries[first], largest)
+                mask = None if self.loss_mask is None else self.mask(low, high)
+                yield TokenBatch(encoded, (entries[first : last + 1] - entries[first]).astype(np.uint64), largest, mask)
                 first = last
-            start += len(entries) - 1
 
     def packed(
-        self, length: int, *, overlap: int = 0, fields: Sequence[str] | None = None, framework: Framework = "numpy"
+        self,
+        length: int,
+        *,
+        overlap: int = 0,
+        bos: int | None = None,
+        eos: int | None = None,
+        loss_mask: bool = False,
+        fields: Fields = None,
+        framework: Framework = "numpy",
     ) -> PackedView:
-        """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on."""
-        return PackedView(self, length, overlap=overlap, fields=fields, framework=framework)
+        """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on.
+
+        With *bos* and *eos*, here and below, each document begins and ends with that token, as if it were stored. With
+        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count.
+        """
+        return PackedView(with_ends(self, bos, eos, loss_mask), length, overlap=overlap, fields=fields, framework=framework)
 
     def documents(
-        self, max_length: int, pad_id: int = 0, *, fields: Sequence[str] | None = None, framework: Framework = "numpy"
+        self,
+        max_length: int,
+        pad_id: int = 0,
+        *,
+        bos: int | None = None,
+        eos: int | None = None,
+        loss_mask: bool = False,
+        fields: Fields = None,
+        framework: Framework = "numpy",
     ) -> DocumentsView:
         """One sequence a row, cut at *max_length* or padded up to it, with a ``loss_mask``."""
-        return DocumentsView(self, max_length, pad_id, fields=fields, framework=framework)
+        return DocumentsView(with_ends(self, bos, eos, loss_mask), max_length, pad_id, fields=fields, framework=framework)
 
-    def blocks(self, length: int, *, fields: Sequence[str] | None = None, framework: Framework = "numpy") -> BlocksView:
+    def blocks(
+        self,
+        length: int,
+        *,
+        bos: int | None = None,
+        eos: int | None = None,
+        loss_mask: bool = False,
+        fields: Fields = None,
+        framework: Framework = "numpy",
+    ) -> BlocksView:
         """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule."""
-        return BlocksView(self, length, fields=fields, framework=framework)
+        return BlocksView(with_ends(self, bos, eos, loss_mask), length, fields=fields, framework=framework)
 
     def packed_documents(
         self,
@@ -134,19 +170,27 @@ class FlatTokens:
         padding_idx: int = 0,
         fit: Fit = "greedy",
         too_long: TooLong = "error",
+        pad_to: int = 1,
+        bos: int | None = None,
+        eos: int | None = None,
+        loss_mask: bool = False,
         cache: str | os.PathLike[str] | None = None,
-        fields: Sequence[str] | None = None,
+        fields: Fields = None,
         framework: Framework = "numpy",
     ) -> PackedDocumentsView:
-        """Documents packed into rows of *length*, as in torchtune or with less padding: ``tokens``, ``labels``, ``input_pos``."""
+        """Documents packed into rows of *length*, as in torchtune or with less padding: ``tokens``, ``labels``, ``input_pos``.
+
+        With *pad_to* each document is padded to a multiple of it, as kernels with context parallelism want.
+        """
         return PackedDocumentsView(
-            self,
+            with_ends(self, bos, eos, loss_mask),
             length,
             split_across_pack=split_across_pack,
             max_packs=max_packs,
             padding_idx=padding_idx,
             fit=fit,
             too_long=too_long,
+            pad_to=pad_to,
             cache=cache,
             fields=fields,
             framework=framework,
@@ -161,7 +205,8 @@ class FlatTokens:
             )
         return self
 
-    def _wrong_bounds(self, i: int, start: int, stop: int) -> str:
+    def wrong_bounds(self, i: int, start: int, stop: int) -> str:
+        """The message of an error: a sequence ends before it starts, or behind the last token."""
         return (
             f"{self.store.url}: seq_starts says that sequence {i} is tokens {start} to {stop}, "
             f"but there are {self.token_count} tokens. The dataset is damaged: run flat_tokens.verify on it."
@@ -187,54 +232,96 @@ class Dataset:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The manifest: the origin of the tokens, totals, digests. FileNotFoundError if the dataset has none."""
-        value: dict[str, Any] = json.loads(self.store.read(MANIFEST))
-        return value
+        """The manifest: the origin of the tokens, totals, digests. FileNotFoundError if the dataset has none; ValueError if it
+        is not valid.
+        """
+        return read_manifest(self.store)
 
 
-def open(path_or_url: str | os.PathLike[str]) -> Dataset:
+def open(
+    path_or_url: str | os.PathLike[str],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+    read_ahead: int = READ_AHEAD_BYTES,
+) -> Dataset:
     """Open a dataset at a local path or fsspec URL.
 
-    The path is a dataset, or a build's output with ``latest.json``. The pointer is resolved once: later versions do not
-    change an open dataset. FileNotFoundError if there is no published dataset; ValueError, naming the array, if it does
-    not have the format.
+    The path is a dataset, or a build's output with ``latest.json``. The pointer and links are resolved once: later versions do
+    not change an open dataset. FileNotFoundError if there is no published dataset; ValueError, naming the array, if it does
+    not have the format, or naming the pointer or manifest, if a key is set and it is not signed.
+
+    *cache*: a local directory for at most *cache_bytes* of what is read from a store, shared by the processes of the machine; a
+    local dataset needs none and takes none. Then ``steps()`` of loaders fetch up to *read_ahead* bytes of the steps to come, and
+    up to twice as many are in memory. ValueError for a dataset without a manifest: nothing says what its objects hold.
     """
-    store = resolve(Store.at(path_or_url))
-    read_metadata(store, "group")
+    if (cache is None) != (cache_bytes is None):
+        raise ValueError(f"cache is {cache!r} and cache_bytes {cache_bytes}: give both, the directory and its bound, or none")
+    checked_bytes, read_ahead = at_least(1, "cache_bytes", cache_bytes or 1), at_least(0, "read_ahead", read_ahead)
+    store, _ = open_root(Store.at(path_or_url))
     # Datasets with a manifest were written by this library. Local ones are checked in any case.
-    in_order = not store.is_local and store.exists(MANIFEST)
+    if cache is not None and not store.is_local:
+        if not (manifest := manifest_of(store)):
+            raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it anew.")
+        objects = [StoredObject(**stored) for stored in manifest["objects"]]
+        store = CachedStore.over(store, objects, DiskCache(cache, checked_bytes), read_ahead)
+    in_order = bool(manifest_of(store) if signing.keys() else store.exists(MANIFEST)) and not store.is_local
     with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together
         splits = pool.map(lambda split: open_split(store / split, in_order=in_order), SPLITS)
         return Dataset(store, *splits)
 
 
+def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
+    """The version at a path, and the zarr metadata of its root group. FileNotFoundError, with what is there instead and the
+    nearest dataset, if there is no dataset.
+    """
+    store = resolve(root)
+    try:
+        metadata = read_metadata(store, "group")
+    except NO_OBJECT as error:
+        raise no_dataset(store) from error
+    if isinstance(metadata["attributes"], dict) and "max_token_id" in metadata["attributes"]:
+        raise no_dataset(store)
+    return store, metadata
+
+
 def resolve(store: Store) -> Store:
-    """The version that ``latest.json`` points at, or *store* itself where it holds no pointer."""
+    """The version that ``latest.json`` points at, or *store* itself where it holds no pointer. Local links are followed, once."""
+    store = replace(store, root=real_path(store.root)) if store.is_local else store
     try:
         version = read_json(store, POINTER).get("version")
-    except FileNotFoundError:
+    except NO_OBJECT:
         return store
-    if not isinstance(version, str) or {"/", "\0"} & set(version) or version in ("", ".", ".."):
-        raise ValueError(f"{store.path(POINTER)}: {reprlib.repr(version)} is not the name of a version")
-    return store / VERSIONS / version
+    return store / VERSIONS / check_name(version, f"{store.path(POINTER)}: ")
 
 
 def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
     """Open one flat-tokens array. Its few numbers are checked against each other; no token is read."""
-    attributes = read_metadata(store, "group")["attributes"]
+    metadata = read_metadata(store, "group")
+    attributes = metadata["attributes"]
+    if not attributes and metadata["zarr_format"] == 2:
+        read_json(store, ".zattrs")  # FileNotFoundError while the version is removed, file by file
     max_token_id = attributes.get("max_token_id") if isinstance(attributes, dict) else None
     if type(max_token_id) is not int or not 0 <= max_token_id <= MAX_TOKEN_ID:
         raise ValueError(f"{store.url}: max_token_id is {reprlib.repr(max_token_id)}, but the format says 0 to {MAX_TOKEN_ID}")
     tokens = open_array(store / "encoded_tokens", "uint32", in_order=in_order)
     starts = open_array(store / "seq_starts", "uint64", in_order=in_order)
     if starts.length == 0:
-        raise ValueError(f"{(store / 'seq_starts').url}: is empty, but it ends with the token count")
+        raise ValueError(f"{starts.store.url}: is empty, but it ends with the token count")
     begin, end = starts.take(np.array([0, starts.length - 1])).tolist()
     if begin:
-        raise ValueError(f"{(store / 'seq_starts').url}: begins with {begin} instead of 0")
+        raise ValueError(f"{starts.store.url}: begins with {begin} instead of 0")
     if end != tokens.length:
         raise ValueError(
-            f"{(store / 'seq_starts').url}: ends at {end}, but encoded_tokens has {tokens.length} tokens. "
+            f"{starts.store.url}: ends at {end}, but encoded_tokens has {tokens.length} tokens. "
             "The dataset is damaged or was not written to its end."
         )
-    return FlatTokens(store, max_token_id, tokens, starts)
+    if attributes.get(LOSS_MASK) is not True:
+        return FlatTokens(store, max_token_id, tokens, starts)
+    mask = open_array(store / LOSS_MASK, "uint8", in_order=in_order)
+    if mask.length != tokens.length:
+        raise ValueError(
+            f"{mask.store.url}: has {mask.length} entries, but encoded_tokens has {tokens.length} tokens. "
+            "The dataset is damaged or was not written to its end."
+        )
+    return FlatTokens(store, max_token_id, tokens, starts, mask)

@@ -1,20 +1,28 @@
-"""Vocabularies: the bytes that the token ids of any tokenizer stand for, and text to ids again.
+"""Tokenizers by name: the definition that a name stands for, and the vocabulary that a definition makes.
 
-Every vocabulary is a flat table of bytes, so that whole batches of ids are decoded without a Python object per token.
+A definition is all that decides a tokenizer's tokens, read without running anything that a file says; builds make engines of it.
+A vocabulary is a flat table of the bytes that token ids stand for, so that whole batches of ids are decoded without a Python
+object per token.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.tokenizers import ByteValues, Ranks, TokenizerJson, resolve
+from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.extras import extra
+from flat_tokens.stores.local import kind_of, open_plain
 
 UNKNOWN = "\ufffd".encode()
 """Text of an id that the vocabulary does not have."""
@@ -23,10 +31,206 @@ MAX_TABLE_IDS = 1 << 26
 
 Encode = Callable[[str], npt.NDArray[np.uint32]]
 
+R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+CL100K = (
+    r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"""
+    r"""\s+(?!\S)|\s"""
+)
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = "|".join(
+    [
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+PATTERNS = {"gpt2": R50K, "r50k_base": R50K, "cl100k_base": CL100K, "o200k_base": O200K}
+"""Published split patterns, by the encoding that uses them: a pattern may be named instead of spelled out."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByteValues:
+    """The reference's byte tokenizer: token id = byte value + 1."""
+
+    name: str = "bytes"
+    digest: str = hashlib.sha256(b"bytes: value + 1").hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """A byte-pair encoding of tiktoken: ids by tokens. Without a ``pattern``, which splits text before tokens are merged, it
+    has no ``encoding`` (a ``tiktoken.Encoding``) and no digest.
+    """
+
+    name: str
+    ranks: Mapping[bytes, int]
+    special: Mapping[str, int] = field(default_factory=dict)
+    pattern: str | None = None
+    encoding: Any = None
+
+    @cached_property
+    def file(self) -> bytes:
+        """The ranks as a .tiktoken file, in order."""
+        by_rank = sorted(self.ranks.items(), key=lambda item: item[1])
+        return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in by_rank)
+
+    @cached_property
+    def digest(self) -> str | None:
+        return None if self.pattern is None else hashlib.sha256(self.pattern.encode() + b"\0" + self.file).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizerJson:
+    """A tokenizer.json: as JSON, and as a ``tokenizers.Tokenizer`` that neither pads nor cuts nor knows special tokens in text.
+    ``revision``: the commit of the hub.
+    """
+
+    name: str
+    digest: str
+    definition: Mapping[str, Any]
+    tokenizer: Any
+    revision: str | None = None
+
+
+Definition = ByteValues | Ranks | TokenizerJson
+
+
+def resolve(name: str, *, pattern: str | None = None, revision: str | None = None, pin: bool = False) -> Definition:
+    """The tokenizer that a name stands for: a tiktoken encoding, ``bytes``, a ``.tiktoken`` file, a ``tokenizer.json`` or a
+    directory with one, or a hub repository. *pattern* is for ``.tiktoken`` files; *pin* asks the hub for the commit first.
+
+    ValueError, with the next step, where the name means nothing or a file is malformed; ModuleNotFoundError where a package
+    is not installed.
+    """
+    path = Path(name)
+    if name == "bytes":
+        return ByteValues()
+    if path.suffix == ".tiktoken":
+        return _rank_file(path, pattern)
+    if path.suffix == ".json" or kind_of(path) == "directory":
+        return _tokenizer_json(name, _read(path / "tokenizer.json" if kind_of(path) == "directory" else path))
+    if name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts:
+        return _from_hub(name, revision, pin)
+    tiktoken = extra("tiktoken", f"the tokenizer {name!r}")
+    if name not in tiktoken.list_encoding_names():
+        raise ValueError(
+            f"there is no tokenizer {name!r}. Set tokenizer to one of {', '.join(tiktoken.list_encoding_names())}, bytes, "
+            "a .tiktoken file, a tokenizer.json, or a hub repository such as openai-community/gpt2."
+        )
+    encoding = _encoding(tiktoken, name)
+    return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
+
+
+def _encoding(tiktoken: Any, name: str) -> Any:
+    try:
+        return tiktoken.get_encoding(name)
+    except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
+        raise ValueError(
+            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, set "
+            "TIKTOKEN_CACHE_DIR to a directory that has it, or name a .tiktoken file."
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_plain(path) as file:
+            return file.read()
+    except OSError as error:
+        raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+
+def _rank_file(path: Path, pattern: str | None) -> Ranks:
+    """A file of lines 'base64 rank'."""
+    ranks: dict[bytes, int] = {}
+    taken: set[int] = set()
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if not line:
+            continue
+        try:
+            encoded, digits = line.split()
+            token, rank = base64.b64decode(encoded, validate=True), int(digits)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: is not 'base64 rank' ({error})") from error
+        if not 0 <= rank <= MAX_TOKEN_ID:
+            raise ValueError(f"{path}, line {number}: token id {rank} is not one of 0 to {MAX_TOKEN_ID}, which the format holds")
+        if token in ranks or rank in taken:
+            raise ValueError(f"{path}, line {number}: token {token!r} or its id {rank} has been on a line before")
+        ranks[token] = rank
+        taken.add(rank)
+    if pattern is None:
+        return Ranks(path.name, ranks)
+    if missing := [value for value in range(256) if bytes([value]) not in ranks]:
+        raise ValueError(f"{path}: has no token for the byte {missing[0]:#04x}; every byte needs one")
+    tiktoken = extra("tiktoken", f"encoding with {path.name}")
+    spelled = PATTERNS.get(pattern, pattern)
+    if spelled in tiktoken.list_encoding_names():
+        spelled = str(_encoding(tiktoken, spelled)._pat_str)
+    try:
+        encoding = tiktoken.Encoding(path.stem, pat_str=spelled, mergeable_ranks=ranks, special_tokens={})
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a pattern may make the library panic in Rust, which is no Exception
+        raise ValueError(f"{path}: cannot be used with pattern {pattern!r}: {error}") from error
+    return Ranks(path.name, ranks, {}, spelled, encoding)
+
+
+def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson:
+    hub = extra("huggingface_hub", f"the tokenizer {repository} of the hub")
+    endpoint = os.environ.get("HF_ENDPOINT")
+    try:
+        if pin:  # a branch or tag is one commit for all processes of a build
+            revision = hub.HfApi(endpoint=endpoint).model_info(repository, revision=revision).sha
+        path = hub.hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=endpoint)
+    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(
+            f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            "Check the name and the network, or name a tokenizer.json."
+        ) from error
+    return _tokenizer_json(repository, Path(path).read_bytes(), revision)
+
+
+def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
+    """A file beside the ``tokenizer.json`` of a directory or a hub repository; None where there is none. ValueError where the hub
+    does not tell.
+    """
+    path = Path(name)
+    if path.name == "tokenizer.json" or kind_of(path) == "directory":
+        found = path / file if kind_of(path) == "directory" else path.with_name(file)
+        return _read(found) if kind_of(found) == "file" else None
+    if path.suffix or name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
+        return None
+    hub = extra("huggingface_hub", f"the tokenizer {name} of the hub")
+    try:
+        return Path(hub.hf_hub_download(name, file, revision=revision, endpoint=os.environ.get("HF_ENDPOINT"))).read_bytes()
+    except hub.errors.EntryNotFoundError:
+        return None
+    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(f"{file} of {name!r} cannot be had from the hub ({type(error).__name__}). Check the network.") from error
+
+
+def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> TokenizerJson:
+    tokenizers = extra("tokenizers", f"the tokenizer {name}")
+    try:
+        definition = json.loads(data)
+        tokenizer = tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"{name} is not a tokenizer.json that 'tokenizers' {tokenizers.__version__} loads: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer, revision)
+
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The bytes of every token id: id i stands for ``data[offsets[i]:offsets[i + 1]]``, uint8[n], int64[size + 1].
+    """The bytes of every token id: those of all ids in order, uint8[n], and how many are each id's, int64[size]; 0 where it
+    stands for nothing.
 
     ``digest``: of every byte that decides its tokens, as builds write it into manifests. ``encode``: text to ids, with
     text that looks like a special token taken for text; None where the way is not known.
@@ -35,7 +239,7 @@ class Vocabulary:
     name: str
     digest: str | None
     data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
     encode: Encode | None
 
     @classmethod
@@ -47,29 +251,24 @@ class Vocabulary:
         lengths = np.zeros(size, np.int64)
         ids = np.fromiter(pieces, np.int64, len(pieces))
         lengths[ids] = np.fromiter(map(len, pieces.values()), np.int64, len(pieces))
-        offsets = np.zeros(size + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cls(name, digest, np.frombuffer(b"".join(pieces[i] for i in sorted(pieces)), np.uint8), offsets, encode)
+        return cls(name, digest, np.frombuffer(b"".join(pieces[i] for i in sorted(pieces)), np.uint8), lengths, encode)
 
     @property
     def size(self) -> int:
         """One more than the highest id."""
-        return len(self.offsets) - 1
-
-    @cached_property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each id: int64[size]; 0 where it stands for nothing."""
-        return np.diff(self.offsets)
+        return len(self.lengths)
 
     def piece(self, i: int) -> bytes:
         """The bytes of one id, or those of U+FFFD where it stands for nothing."""
-        return self._table[0][self._table[1][min(i, self.size)] : self._table[1][min(i, self.size) + 1]].tobytes()
+        data, starts, lengths = self._table
+        start = starts[min(i, self.size)]
+        return data[start : start + lengths[min(i, self.size)]].tobytes()
 
     def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, npt.NDArray[np.int64]]:
         """The bytes of ids, one behind the other, and where each id's bytes end: bytes, int64[len(ids)]."""
-        data, offsets = self._table
+        data, starts, lengths = self._table
         ids = np.minimum(ids, ids.dtype.type(min(self.size, np.iinfo(ids.dtype).max))).astype(np.int64)
-        starts, lengths = offsets[ids], offsets[ids + 1] - offsets[ids]
+        starts, lengths = starts[ids], lengths[ids]
         ends = np.cumsum(lengths)
         # byte k of the text -> byte k - (end - length) of its token's piece
         index = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
@@ -77,22 +276,18 @@ class Vocabulary:
         return data[index].tobytes(), ends
 
     @cached_property
-    def _table(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """``data`` and ``offsets`` with U+FFFD for each id that stands for nothing, and for one more behind the last."""
-        lengths = np.append(self.lengths, 0)
+    def _table(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """``data`` with U+FFFD behind it, and the start and length of each id in it; one more id, and those that stand for
+        nothing, are U+FFFD.
+        """
+        starts, lengths = np.append(np.cumsum(self.lengths) - self.lengths, 0), np.append(self.lengths, 0)
         unknown = lengths == 0
-        lengths[unknown] = len(UNKNOWN)
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        data = np.empty(int(offsets[-1]), np.uint8)
-        is_unknown = np.repeat(unknown, lengths)
-        data[~is_unknown] = self.data
-        data[is_unknown] = np.tile(np.frombuffer(UNKNOWN, np.uint8), int(unknown.sum()))
-        return data, offsets
+        starts[unknown], lengths[unknown] = len(self.data), len(UNKNOWN)
+        return np.append(self.data, np.frombuffer(UNKNOWN, np.uint8)), starts, lengths
 
 
 def load_vocabulary(name_or_path: str, *, pattern: str | None = None, revision: str | None = None) -> Vocabulary:
-    """The vocabulary of a tokenizer, by a name that ``tokenizers.resolve`` knows. Without a *pattern* that of a ``.tiktoken``
+    """The vocabulary of a tokenizer, by a name that ``resolve`` knows. Without a *pattern* that of a ``.tiktoken``
     file decodes but does not encode. Raises as ``resolve`` does.
     """
     definition = resolve(os.path.expanduser(name_or_path), pattern=pattern, revision=revision)

@@ -1,28 +1,113 @@
-"""Writing flat-tokens arrays and small datasets. Large datasets are written object by object; see ``arrays.writing``."""
+"""Writing arrays object by object, flat-tokens arrays, and small datasets."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Self
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
-from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
-from flat_tokens.arrays.writing import ArrayWriter, put_metadata
+from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import MANIFEST, manifest_bytes
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
+from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
+
+
+class ArrayWriter:
+    """Writes the objects of an array in order, from object *first_object* on, in memory of one chunk.
+
+    From the first object on it writes a whole array, whose length need not be known, and then its metadata.
+    ``write_metadata=False`` writes some objects alone, for arrays that several writers write together.
+    """
+
+    def __init__(self, store: Store, name: str, spec: ArraySpec, *, first_object: int = 0, write_metadata: bool = True) -> None:
+        self._store, self._name, self._spec = store, name, spec
+        self._next, self._write_metadata = first_object, write_metadata
+        self._pending, self._pending_count = np.empty(spec.chunk_length, spec.numpy_dtype), 0
+        self._writer: ObjectWriter | None = None
+        self._index: list[tuple[int, int]] = []  # offset and size of each chunk of the open object
+        self.objects: list[StoredObject] = []
+        self.length = 0
+
+    def append(self, items: npt.NDArray[Any]) -> None:
+        """Append items of the array's dtype."""
+        chunk_length, self.length = self._spec.chunk_length, self.length + len(items)
+        while len(items):
+            if self._writer is None:
+                self._writer = self._store.create(f"{self._name}/{self._spec.object_key(self._next)}")
+                self._index, self._next = [], self._next + 1
+            part = items[: chunk_length - self._pending_count]
+            items = items[len(part) :]
+            if len(part) == chunk_length:
+                self._emit(self._writer, part)
+            else:
+                self._pending[self._pending_count : self._pending_count + len(part)] = part
+                self._pending_count += len(part)
+                if self._pending_count == chunk_length:
+                    self._emit(self._writer, self._pending)
+                    self._pending_count = 0
+            if len(self._index) == self._spec.chunks_per_object:
+                self._end_object(self._writer)
+
+    def _emit(self, writer: ObjectWriter, chunk: npt.NDArray[Any]) -> None:
+        offset = writer.size
+        if self._spec.zstd_level is None:
+            chunk = np.ascontiguousarray(chunk)
+            writer.write(chunk)
+            writer.write(google_crc32c.value(chunk).to_bytes(4, "little"))
+        else:
+            writer.write(self._spec.encode_chunk(chunk))
+        self._index.append((offset, writer.size - offset))
+
+    def _end_object(self, writer: ObjectWriter) -> None:
+        self._writer = None
+        with writer:  # a failure leaves nothing behind
+            if self._pending_count:
+                self._pending[self._pending_count :] = self._spec.fill_value
+                self._emit(writer, self._pending)
+            if self._spec.zarr_format == 3:
+                index = np.full((self._spec.chunks_per_object, 2), ABSENT, "<u8")
+                index[: len(self._index)] = self._index
+                writer.write(index)
+                writer.write(google_crc32c.value(index).to_bytes(4, "little"))
+        self.objects.append(writer.stored)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if kind is not None:
+            if self._writer is not None:
+                self._writer.__exit__(kind, error, traceback)
+            return
+        if self._writer is not None:
+            self._end_object(self._writer)
+        if self._write_metadata:
+            self.objects += put_metadata(self._store, self._name, self._spec.metadata(self.length))
+
+
+def put_metadata(store: Store, name: str, metadata: dict[str, bytes]) -> list[StoredObject]:
+    """Write the metadata objects of the array or group *name*."""
+    return [store.put(f"{name}/{key}" if name else key, data) for key, data in metadata.items()]
 
 
 class FlatTokensWriter:
-    """Writes one flat-tokens array from its start to its end, batch by batch, in bounded memory."""
+    """Writes one flat-tokens array from its start to its end, batch by batch, in bounded memory. *masked*: with a loss mask, in
+    which all tokens of a batch without one count.
+    """
 
-    def __init__(self, store: Store, layout: Layout) -> None:
+    def __init__(self, store: Store, layout: Layout, masked: bool = False) -> None:
         self._store, self._layout = store, layout
         self._tokens = ArrayWriter(store, "encoded_tokens", layout.encoded_tokens)
         self._starts = ArrayWriter(store, "seq_starts", layout.seq_starts)
+        self._mask = ArrayWriter(store, LOSS_MASK, layout.loss_mask) if masked else None
+        self.masked = masked
         self.seq_count = 0
         self.max_token_id = 0
         self.objects: list[StoredObject] = []
@@ -35,6 +120,12 @@ class FlatTokensWriter:
         # (batch, entry) -> (array, entry): starts shift by the tokens already written
         self._starts.append(batch.seq_starts[:-1] + np.uint64(self.token_count))
         self._tokens.append(batch.encoded_tokens)
+        if self._mask is not None:
+            self._mask.append(np.ones(batch.token_count, np.uint8) if batch.loss_mask is None else batch.loss_mask)
+        elif batch.loss_mask is not None:
+            raise ValueError(
+                f"{self._store.url}: a batch has a loss_mask, but the ones before had none. Give each batch its own."
+            )
         self.seq_count += batch.seq_count
         self.max_token_id = max(self.max_token_id, batch.max_token_id)
 
@@ -42,16 +133,17 @@ class FlatTokensWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        both = ExitStack()  # a failure in one array reaches the other
-        both.push(self._starts)
-        both.push(self._tokens)
+        every = ExitStack()  # a failure in one array reaches the others
+        writers = [self._starts, *([] if self._mask is None else [self._mask]), self._tokens]
+        for writer in writers:
+            every.push(writer)
         if kind is not None:
-            both.__exit__(kind, error, traceback)
+            every.__exit__(kind, error, traceback)
             return
-        with both:
+        with every:
             self._starts.append(np.array([self.token_count], np.uint64))
-        self.objects = [*self._tokens.objects, *self._starts.objects]
-        attributes = {"max_token_id": self.max_token_id}
+        self.objects = [stored for writer in reversed(writers) for stored in writer.objects]
+        attributes = split_attributes(self.max_token_id, self.masked)
         self.objects += put_metadata(self._store, "", group_metadata(self._layout.zarr_format, attributes))
 
 
@@ -63,24 +155,23 @@ def write_dataset(
     layout: LayoutName = "mmap",
     provenance: dict[str, Any] | None = None,
 ) -> Store:
-    """Write a dataset to an empty path or URL, the root group's metadata last.
-
-    FileExistsError if something is there already.
+    """Write a dataset to an empty path or URL, the root group's metadata last. A split whose batches have a ``loss_mask`` has
+    one. FileExistsError if something is there already.
     """
     store, chosen = Store.at(path_or_url), LAYOUTS[layout]
+    check(json.loads(to_json(provenance or {})), PROVENANCE, "provenance")  # or readers would refuse the manifest
     if store.exists(""):
         raise FileExistsError(f"{store.url}: exists already. A dataset is written once; choose another path.")
     objects, totals = [], {}
     for split, batches in (("train", train), ("validation", validation)):
-        with FlatTokensWriter(store / split, chosen) as writer:
-            for batch in batches:
+        ahead = iter(batches)
+        first = list(itertools.islice(ahead, 1))
+        masked = any(batch.loss_mask is not None for batch in first)
+        with FlatTokensWriter(store / split, chosen, masked) as writer:
+            for batch in itertools.chain(first, ahead):
                 writer.append(batch)
         objects += [stored._replace(key=f"{split}/{stored.key}") for stored in writer.objects]
-        totals[split] = {
-            "token_count": writer.token_count,
-            "seq_count": writer.seq_count,
-            "max_token_id": writer.max_token_id,
-        }
+        totals[split] = {"token_count": writer.token_count, "seq_count": writer.seq_count, "max_token_id": writer.max_token_id}
     store.put(MANIFEST, manifest_bytes(objects, totals, layout, provenance or {}))
     commit(store, chosen)
     return store

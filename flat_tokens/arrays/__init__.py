@@ -1,1 +1,1 @@
-"""Flat arrays as stored objects: layouts, writing, opening, reading."""
+"""Flat arrays as stored objects: layouts, opening, reading."""

@@ -1,41 +1,92 @@
-"""Codecs of chunks. A chunk is never decompressed beyond the size that the array's metadata says.
+"""Codecs of chunks.
 
-zarr-python believes the size that a chunk says of itself, which may come from a stranger.
+A chunk is never decompressed beyond the size that the array's metadata says: zarr-python believes the size that a chunk says of
+itself, which may come from a stranger.
+
+Chunks in blocks are Blosc 1 buffers of checksummed zstd frames, so that a part of a chunk is decoded, and checked, alone.
+A buffer is a header of 16 bytes (version, version of the codec, flags, size of an item; then as uint32 the decompressed size,
+the size of a block and the size of the buffer), the offset of each block as int32, then the blocks, in any order. A block is its
+stored size as int32, then a frame; one that has the size of the block itself is the block as it is. Readers of Blosc take these
+buffers as any others, and zstd checks the checksums for them.
 """
 
 from __future__ import annotations
 
+import struct
+import threading
 import zlib
-from typing import Literal, NamedTuple
+from typing import Any, cast
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
+import zstandard
 from numcodecs.blosc import Blosc
 from numcodecs.lz4 import LZ4
 from numcodecs.zstd import Zstd
 
-ABSENT = 2**64 - 1
-"""Offset and length of an inner chunk that a shard's index says is not stored."""
+HEADER = struct.Struct("<4B3I")
+BEGINS = (2, 1, 0x90, 1)
+"""Blosc 1, zstd's first version; zstd, blocks that are one stream each; items of one byte, which no flag can shuffle."""
+INT32, TWO_INT32 = struct.Struct("<i"), struct.Struct("<2i")
+EMPTY_FRAME = b"\x50\x2a\x4d\x18" + bytes(4)
+"""A frame that zstd skips."""
 
-MAX_CHUNK_BYTES = 1 << 30
-"""Chunks above this are refused before anything is allocated: a few bytes of metadata can ask for petabytes."""
+_threads = threading.local()
 
 
-class ShardIndex(NamedTuple):
-    """The place of a shard's index, and whether a crc32c follows it."""
+def encode_blocks(items: npt.NDArray[Any], block_length: int, level: int) -> bytes:
+    """A buffer of whole blocks, in order."""
+    encoder, blocks = Zstd(level=level, checksum=True), list[bytes]()
+    for start in range(0, len(items), block_length):
+        block = items[start : start + block_length]
+        frame = bytes(encoder.encode(block))
+        blocks.append(frame + EMPTY_FRAME if len(frame) == block.nbytes else frame)  # or it would be taken for the block
+    ends = HEADER.size + 4 * len(blocks) + np.cumsum([4 + len(block) for block in blocks])
+    offsets = np.concatenate([[HEADER.size + 4 * len(blocks)], ends[:-1]]).astype("<i4")
+    header = HEADER.pack(*BEGINS, items.nbytes, items[:block_length].nbytes, int(ends[-1]))
+    return b"".join([header, offsets.tobytes(), *(part for block in blocks for part in (INT32.pack(len(block)), block))])
 
-    location: Literal["start", "end"] = "end"
-    crc32c: bool = True
+
+def decode_block(stored: memoryview, n: int, size: int, block_size: int) -> Any:
+    """Block *n* of a buffer of *size* decompressed bytes: a buffer of *block_size* bytes. ValueError if it is damaged."""
+    try:
+        header = HEADER.unpack_from(stored)
+        if header == (*BEGINS, size, block_size, len(stored)):
+            # Blocks in order, one behind the other: what Blosc itself does not check.
+            at, is_last = HEADER.size + 4 * n, n == size // block_size - 1
+            begin, end = (*INT32.unpack_from(stored, at), len(stored)) if is_last else TWO_INT32.unpack_from(stored, at)
+            if 0 < begin < end <= len(stored) and block_size != end - begin - 4 == INT32.unpack_from(stored, begin)[0]:
+                return decode_frame(stored[begin + 4 : end], block_size)
+    except struct.error as error:
+        raise ValueError(f"does not decompress to {size} bytes (it is cut off)") from error
+    if header[:2] != BEGINS[:2] or header[2] & ~0x12 != 0x80:  # blocks may be split, and stored as they are
+        raise ValueError(f"does not decompress to {size} bytes (it is no buffer of zstd's frames)")
+    begin, decoded = blosc_part(stored, size, n * block_size, (n + 1) * block_size)
+    return decoded[n * block_size - begin :][:block_size]
+
+
+def decode_frame(frame: memoryview, size: int) -> bytes:
+    """The *size* bytes of a zstd frame, checked if it has a checksum. ValueError if it is damaged or of another size."""
+    try:
+        if (claimed := zstandard.frame_content_size(frame)) != size:
+            raise ValueError(f"it says {claimed}")
+        if len(frame) == size + len(EMPTY_FRAME) and frame[size:] == EMPTY_FRAME:
+            frame = frame[:size]
+        try:
+            decompressor = _threads.decompressor
+        except AttributeError:
+            decompressor = _threads.decompressor = zstandard.ZstdDecompressor()
+        return cast(bytes, decompressor.decompress(frame, allow_extra_data=False))
+    except (zstandard.ZstdError, ValueError) as error:
+        raise ValueError(f"does not decompress to {size} bytes ({error})") from error
 
 
 def blosc_part(stored: memoryview, size: int, start: int, stop: int) -> tuple[int, memoryview]:
-    """The blocks of a Blosc 1 buffer of *size* decompressed bytes that hold bytes ``start:stop``: (first byte, bytes).
-
-    A buffer is a header of 16 bytes (flags at 2, decompressed size at 4, size of a block at 8, compressed size at 12), the
-    offset of each block as int32, then the blocks, in any order. Some of the blocks under a header of their own are a
-    buffer too, which the library decodes.
+    """The blocks of any Blosc 1 buffer of *size* decompressed bytes that hold bytes ``start:stop``: (first byte, bytes). Some of
+    the blocks under a header of their own are a buffer too, which the library decodes.
     """
-    if (claimed := _claimed_size("blosc", stored)) != size:
+    if (claimed := claimed_size("blosc", stored)) != size:
         raise ValueError(f"does not decompress to {size} bytes (it says {claimed})")
     block_size = int.from_bytes(stored[8:12], "little")
     if stored[2] & 0x02 or not 0 < block_size < size:  # stored as it is, or one block
@@ -78,7 +129,7 @@ def inflate(codec: str, stored: memoryview, size: int) -> memoryview:
                 raise ValueError("it is of another size")
             return memoryview(data)
         # numcodecs leaves the rest of its output untouched where a chunk is shorter.
-        if (claimed := _claimed_size(codec, stored)) not in (size, None):
+        if (claimed := claimed_size(codec, stored)) not in (size, None):
             raise ValueError(f"it says {claimed}")
         out = np.empty(size, np.uint8).data
         {"zstd": Zstd, "blosc": Blosc, "lz4": LZ4}[codec]().decode(stored, out)
@@ -87,7 +138,7 @@ def inflate(codec: str, stored: memoryview, size: int) -> memoryview:
         raise ValueError(f"does not decompress to {size} bytes ({error})") from error
 
 
-def _claimed_size(codec: str, stored: memoryview) -> int | None:
+def claimed_size(codec: str, stored: memoryview) -> int | None:
     """The decompressed size that a compressed chunk says; None if a zstd frame does not say it."""
     if codec == "lz4":
         return int.from_bytes(stored[:4], "little")

@@ -1,36 +1,54 @@
-"""Layouts: how the arrays of a dataset are divided into stored objects, and the metadata of these."""
+"""Layouts: how the arrays of a dataset are divided into stored objects, and the metadata."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numcodecs.zstd import Zstd
 
-from flat_tokens.arrays.codecs import ShardIndex, check_size, inflate, without_crc32c
+from flat_tokens.arrays import codecs
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
+ItemType = Literal["uint8", "uint32", "uint64"]
 
 MAX_LENGTH = 1 << 48
+ABSENT = 2**64 - 1
+"""Offset and length of an inner chunk that a shard's index says is not stored."""
+
+MAX_CHUNK_BYTES = 1 << 30
+"""Chunks above this are refused before anything is allocated: a few bytes of metadata can ask for petabytes."""
+
+
+class ShardIndex(NamedTuple):
+    """The place of a shard's index, and whether a crc32c follows it."""
+
+    location: Literal["start", "end"] = "end"
+    crc32c: bool = True
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The storage of a one-dimensional array. ``zstd_level`` None means raw items, each inner chunk with its crc32c."""
+    """The storage of a one-dimensional array. ``zstd_level`` None means raw items, each inner chunk with its crc32c; a chunk of
+    zstd is a frame, or with a ``block_length`` a Blosc buffer with a frame for every so many items.
+    """
 
-    dtype: Literal["uint32", "uint64"]
+    absent_value: ClassVar[None] = None
+    """Every chunk is stored, so a missing one is an error."""
+    dtype: ItemType
     dimension: str
     zarr_format: Literal[2, 3]
     object_length: int
     chunk_length: int
     zstd_level: int | None
+    block_length: int | None = None
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<u4" if self.dtype == "uint32" else "<u8")
+        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def fill_value(self) -> int:
@@ -45,48 +63,40 @@ class ArraySpec:
     def index(self) -> ShardIndex | None:
         return ShardIndex() if self.zarr_format == 3 else None
 
-    @property
-    def absent_value(self) -> None:
-        """None: every chunk is stored, so a missing one is an error."""
-        return None
-
-    def object_count(self, length: int) -> int:
-        return -(-length // self.object_length)
-
     def object_key(self, i: int) -> str:
         return f"c/{i}" if self.zarr_format == 3 else str(i)
 
     def metadata(self, length: int) -> dict[str, bytes]:
         """The metadata objects of an array of *length* items, by key."""
+        blosc = {"cname": "zstd", "clevel": self.zstd_level, "blocksize": (self.block_length or 0) * self.numpy_dtype.itemsize}
         if self.zarr_format == 2:
-            return {".zarray": to_json(self._metadata_v2(length)), ".zattrs": to_json({})}
-        return {"zarr.json": to_json(self._metadata_v3(length))}
-
-    def _metadata_v2(self, length: int) -> dict[str, Any]:
-        return {
-            "zarr_format": 2,
-            "shape": [length],
-            "chunks": [self.chunk_length],
-            "dtype": self.numpy_dtype.str,
             # Checksummed frames under the plain codec: every reader takes them, and checks them.
-            "compressor": {"id": "zstd", "level": self.zstd_level},
-            "fill_value": self.fill_value,
-            "order": "C",
-            "filters": None,
-            "dimension_separator": ".",
-        }
-
-    def _metadata_v3(self, length: int) -> dict[str, Any]:
+            zstd: dict[str, Any] = {"id": "zstd", "level": self.zstd_level}
+            array = {
+                "zarr_format": 2,
+                "shape": [length],
+                "chunks": [self.chunk_length],
+                "dtype": self.numpy_dtype.str,
+                "compressor": zstd if self.block_length is None else {"id": "blosc", "shuffle": 0, **blosc},
+                "fill_value": self.fill_value,
+                "order": "C",
+                "filters": None,
+                "dimension_separator": ".",
+            }
+            return {".zarray": to_json(array), ".zattrs": to_json({})}
         little = {"name": "bytes", "configuration": {"endian": "little"}}
         crc32c = {"name": "crc32c"}
-        zstd = {"name": "zstd", "configuration": {"level": self.zstd_level, "checksum": True}}
+        if self.block_length is None:
+            zstd = {"name": "zstd", "configuration": {"level": self.zstd_level, "checksum": True}}
+        else:
+            zstd = {"name": "blosc", "configuration": {"typesize": 1, "shuffle": "noshuffle", **blosc}}
         sharding = {
             "chunk_shape": [self.chunk_length],
             "codecs": [little, crc32c if self.zstd_level is None else zstd],
             "index_codecs": [little, crc32c],
             "index_location": "end",
         }
-        return {
+        array = {
             "zarr_format": 3,
             "node_type": "array",
             "shape": [length],
@@ -99,48 +109,67 @@ class ArraySpec:
             "dimension_names": [self.dimension],
             "storage_transformers": [],
         }
+        return {"zarr.json": to_json(array)}
 
     def encode_chunk(self, items: npt.NDArray[Any]) -> bytes:
+        assert self.zstd_level is not None
+        if self.block_length is not None:
+            return codecs.encode_blocks(items, self.block_length, self.zstd_level)
         return bytes(Zstd(level=self.zstd_level, checksum=True).encode(items))
 
     def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
         """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is wrong."""
         size = self.chunk_length * self.numpy_dtype.itemsize
+        if self.block_length is not None:
+            return np.concatenate([self.decode_block(stored, n) for n in range(self.chunk_length // self.block_length)])
         if self.zstd_level is not None:
-            return np.frombuffer(inflate("zstd", stored, size), self.numpy_dtype)
-        check_size(stored, size + 4)
-        return np.frombuffer(without_crc32c(stored), self.numpy_dtype)
+            return np.frombuffer(codecs.inflate("zstd", stored, size), self.numpy_dtype)
+        codecs.check_size(stored, size + 4)
+        return np.frombuffer(codecs.without_crc32c(stored), self.numpy_dtype)
+
+    def decode_block(self, stored: memoryview, n: int) -> npt.NDArray[Any]:
+        """Block *n* of a compressed chunk, or all of one that has no blocks: dtype[block_length]. ValueError if its checksum or
+        size is wrong.
+        """
+        size = self.chunk_length * self.numpy_dtype.itemsize
+        if self.block_length is None:
+            return np.frombuffer(codecs.decode_frame(stored, size), self.numpy_dtype)
+        block = codecs.decode_block(stored, n, size, self.block_length * self.numpy_dtype.itemsize)
+        return np.frombuffer(block, self.numpy_dtype)
 
 
 class Layout(NamedTuple):
-    """The specifications of both arrays under one name."""
+    """The specifications of the arrays under one name. Versions of other bytes have another ``edition`` in their ids."""
 
     name: LayoutName
     encoded_tokens: ArraySpec
     seq_starts: ArraySpec
+    edition: str = ""
 
     @property
     def zarr_format(self) -> Literal[2, 3]:
         return self.encoded_tokens.zarr_format
 
+    @property
+    def loss_mask(self) -> ArraySpec:
+        """A byte a token, cut where the tokens are: who writes whole objects of tokens writes whole objects of it."""
+        return replace(self.encoded_tokens, dtype="uint8")
 
-def _layout(name: LayoutName, zarr_format: Literal[2, 3], tokens: tuple[int, int], zstd_level: int | None) -> Layout:
-    starts = (1 << 20, 1 << 14) if zarr_format == 3 else (1 << 14, 1 << 14)
-    return Layout(
-        name,
-        ArraySpec("uint32", "token", zarr_format, *tokens, zstd_level),
-        ArraySpec("uint64", "sequence", zarr_format, *starts, 3),
-    )
+
+def _layout(name: LayoutName, edition: str, tokens: ArraySpec) -> Layout:
+    starts = (1 << 20, 1 << 14) if tokens.zarr_format == 3 else (1 << 14, 1 << 14)
+    return Layout(name, tokens, ArraySpec("uint64", "sequence", tokens.zarr_format, *starts, 3), edition)
 
 
 LAYOUTS: dict[LayoutName, Layout] = {
-    "mmap": _layout("mmap", 3, (1 << 26, 1 << 16), None),
-    "compact": _layout("compact", 3, (1 << 26, 1 << 14), 1),
-    "zarr2": _layout("zarr2", 2, (1 << 18, 1 << 18), 1),
+    "mmap": _layout("mmap", "mmap", ArraySpec("uint32", "token", 3, 1 << 26, 1 << 16, None)),
+    "compact": _layout("compact", "compact 2", ArraySpec("uint32", "token", 3, 1 << 26, 1 << 14, 5, 1 << 12)),
+    "zarr2": _layout("zarr2", "zarr2 2", ArraySpec("uint32", "token", 2, 1 << 18, 1 << 18, 3, 1 << 15)),
 }
 """``mmap``: raw shards for local disks. ``compact``: zstd, for object stores. ``zarr2``: zarr v2, for zarr 2 readers.
 
-The inner chunks of ``compact`` are a quarter of the others': 2 % larger files, for random reads that decode a quarter.
+A block is what a random read decodes, an inner chunk what it asks an object store for. Smaller blocks compress worse, so
+``compact`` makes up for it by a higher level, which takes the writer three times as long.
 """
 
 
@@ -151,6 +180,6 @@ def group_metadata(zarr_format: Literal[2, 3], attributes: dict[str, Any]) -> di
     return {"zarr.json": to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})}
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: Any, indent: int = 2) -> bytes:
     """JSON in one fixed form: equal values give equal bytes."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()

@@ -1,19 +1,17 @@
 """Random reads of stored arrays, without zarr-python: from mapped files, from compressed chunks, from object stores.
 
 If a local file holds the items uncompressed (layout ``mmap``), a read is a copy out of the page cache: 2,048 tokens take
-about as long as from ``np.memmap``. Elsewhere only the bytes that hold the wanted items are read, those of many reads at
-once, and a few decoded chunks are kept. Reads of a whole inner chunk check its crc32c or its zstd checksum; reads of a
-part of a raw chunk cannot: ``verify`` does.
+about as long as from ``np.memmap``. Compressed items are decoded in blocks, those of many reads on all processors at once, each
+block with its checksum. From elsewhere only the bytes that hold the wanted items are read, those of many reads at once, and a
+few decoded chunks are kept. Reads of a whole raw chunk check its crc32c; reads of a part of it cannot: ``verify`` does.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 import mmap
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -22,13 +20,13 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.codecs import ABSENT
-from flat_tokens.arrays.foreign import ForeignSpec
+from flat_tokens.arrays.layouts import ABSENT, ArraySpec
+from flat_tokens.arrays.threads import Recent, share
+from flat_tokens.stores.cached import CachedStore, Unit
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
-    from flat_tokens.arrays.layouts import ArraySpec
-
+    from flat_tokens.arrays.opening import ForeignSpec
 
 MAPPED_FILES = 256
 """Files kept mapped, each with a descriptor. The usual limit is 1,024."""
@@ -64,31 +62,11 @@ class ItemRange(NamedTuple):
 
 
 class ByteRange(NamedTuple):
-    """The bytes of an inner chunk, or of the wanted part of a raw one, in its object."""
+    """The bytes of an inner chunk, or of the wanted part of a raw one, in object *i*."""
 
+    i: int
     offset: int
     size: int
-
-
-class Recent(collections.OrderedDict[Any, Any]):
-    """A cache of the *limit* values that were used last. Threads may share it."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit, self._lock = limit, threading.Lock()
-
-    def find(self, key: Any) -> Any:
-        with self._lock:
-            if (value := self.get(key)) is not None:
-                self.move_to_end(key)
-            return value
-
-    def keep(self, key: Any, value: Any) -> Any:
-        with self._lock:
-            self[key] = value
-            while len(self) > self._limit:
-                self.popitem(last=False)
-        return value
 
 
 class StoredArray:
@@ -98,28 +76,39 @@ class StoredArray:
     them in an object store.
     """
 
-    def __init__(self, store: Store, spec: ArraySpec | ForeignSpec, length: int, *, in_order: bool = False) -> None:
-        self.store, self._spec, self.length = store, spec, length
+    def __init__(self, store: Store, spec: ArraySpec | ForeignSpec, length: int, in_order: bool = False) -> None:
+        self._spec, self.length = spec, length
         self.numpy_dtype = spec.numpy_dtype
         self._in_order = in_order
         self._object_length, self._chunk_length = spec.object_length, spec.chunk_length
         self._chunk_bytes = spec.chunk_length * self.numpy_dtype.itemsize
         # Raw inner chunks, each with its crc32c: item j of chunk c is word j + c of the file.
-        raw = not isinstance(spec, ForeignSpec) and spec.zstd_level is None and spec.dtype == "uint32"
+        raw = isinstance(spec, ArraySpec) and spec.zstd_level is None and spec.dtype == "uint32"
+        if is_cached := isinstance(store, CachedStore):
+            store = store.in_chunks(self._chunk_bytes + 4, spec.chunks_per_object * 16 + 4) if raw and in_order else store
+        self.store, self._merged_gap = store, 0 if is_cached else MERGED_GAP
         self._is_raw, self._is_mapped = raw, raw and store.is_local and not store.read_once
-        self._ask_first = 0
-        """This many of the next reads tell the system what they want before they copy it."""
-        self._waits = 0
+        self._in_parts = None if isinstance(spec, ArraySpec) or not spec.decodes_parts else spec
+        """The specification, if a part of a chunk can be decoded without the rest."""
+        self._in_blocks = spec if isinstance(spec, ArraySpec) and spec.zstd_level is not None and not store.read_once else None
+        """The specification, if compressed blocks are decoded alone. What is read once is read in whole chunks."""
+        self._block_length = (self._in_blocks and self._in_blocks.block_length) or spec.chunk_length
+        self._waits = self._ask_first = 0
+        """``_ask_first``: this many of the next reads tell the system what they want before they copy it."""
         self._words: dict[int, npt.NDArray[np.uint32] | None] = {}
         self._files = Recent(MAPPED_FILES)
-        self._decoded = Recent(max(1, DECODED_BYTES // self._chunk_bytes))
+        self._decoded = Recent(max(1, DECODED_BYTES // (self._block_length * self.numpy_dtype.itemsize)))
+        self._fetched = Recent(max(1, DECODED_BYTES // self._chunk_bytes))
+        """Compressed chunks of an object store: of one that is read in order, every block is asked for."""
         self._indexes = Recent(INDEXES)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.store, self._spec, self.length, self._in_order)
+        return StoredArray, (self.store, self._spec, self.length, self._in_order)
 
     def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Items ``start:stop``, with ``0 <= start <= stop <= length``; written to *out* if it is given."""
+        if self._in_blocks is not None and start < stop <= (start // self._block_length + 2) * self._block_length:
+            return self._read_blocks(start, stop, np.empty(stop - start, self.numpy_dtype) if out is None else out)
         i = start // self._object_length
         first = start - i * self._object_length
         chunk = first // self._chunk_length
@@ -150,7 +139,11 @@ class StoredArray:
         at = start
         while at < stop:  # in steps that end where chunks do
             end = min((at // step + 1) * step, stop)
-            self._read_ranges(self._by_object(at, end, at - start), out)
+            if self._in_blocks is None:
+                self._read_ranges(self._by_object(at, end, at - start), out)
+            else:
+                self._ask_first = max(self._ask_first, (end - at) // self._chunk_length + 2)
+                self._gather_blocks(np.array([at]), np.array([end]), out, np.array([at - start]))
             at = end
         return out
 
@@ -177,6 +170,9 @@ class StoredArray:
         *out* is one-dimensional and contiguous; each range lies within the array. From an object store everything is
         read at once: about one round trip, and one more if indexes of shards are not known yet.
         """
+        if self._in_blocks is not None:
+            self._gather_blocks(starts, starts + lengths, out, at)
+            return
         rest: list[ItemRange] = []
         copies: list[tuple[npt.NDArray[np.uint32], int, int, int]] = []  # words, first, count, place
         object_length, chunk_length = self._object_length, self._chunk_length
@@ -203,10 +199,24 @@ class StoredArray:
         if rest:
             self._read_ranges(rest, out)
 
+    def units_of(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[Unit]:
+        """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
+        assert isinstance(self.store, CachedStore)
+        firsts = starts // self._chunk_length
+        counts = np.where(lengths > 0, (starts + lengths - 1) // self._chunk_length - firsts + 1, 0)
+        chunks = np.unique(np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts))
+        wanted, size = [divmod(chunk, self._spec.chunks_per_object) for chunk in chunks.tolist()], self._chunk_bytes + 4
+        if self._is_raw and self._in_order:
+            parts = [ByteRange(i, c * size, size) for i, c in wanted]
+        elif self._spec.index is None:
+            parts = [ByteRange(i, 0, 2 * size) for i, _ in wanted]
+        else:
+            indexes = self._fetch_indexes(sorted({i for i, _ in wanted}))
+            parts = [ByteRange(i, *index[c].tolist()) for i, c in wanted if (index := indexes[i]) is not None]
+        return self.store.units_of([(self._spec.object_key(i), at, at + n) for i, at, n in parts if at != ABSENT])
+
     def _note(self, seconds: float, items: int, reads: int) -> None:
-        """Note how long copies out of mapped files took. After several in a row that waited for the disk, the next reads ask
-        for their pages first. A single slow copy has more likely waited for a processor.
-        """
+        """Slow copies in a row have waited for the disk, a single one more likely for a processor: the next reads ask first."""
         if seconds > reads * WAITED_SECONDS + items * SECONDS_AN_ITEM:
             self._waits += min(reads, 3)
             if self._waits >= 3:
@@ -234,29 +244,34 @@ class StoredArray:
             return
         by_chunk: dict[tuple[int, int], list[ItemRange]] = {}
         for one in ranges:
-            for c in range(one.first // self._chunk_length, -(-one.last // self._chunk_length)):
-                low, high = max(one.first, c * self._chunk_length), min(one.last, (c + 1) * self._chunk_length)
-                by_chunk.setdefault((one.i, c), []).append(ItemRange(c, low, high, one.at + low - one.first))
-        if isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
-            self._read_parts(by_chunk, out)
+            for part in self._by_chunk(one):
+                by_chunk.setdefault((one.i, part.i), []).append(part)
+        # position in the object -> position in the chunk: less c * self._chunk_length
+        if self._in_parts is not None:
+            for (i, c), stored in self._stored_chunks(sorted(by_chunk)):
+                base = c * self._chunk_length
+                for _, first, last, at in by_chunk[i, c]:
+                    with self._naming(i, c):
+                        if stored is None:
+                            out[at : at + last - first] = self._absent()[: last - first]
+                        else:
+                            out[at : at + last - first] = self._in_parts.decode_part(stored, first - base, last - base)
             return
         wanted = sum(one.last - one.first for one in ranges)
         for (i, c), items in self._chunks(list(by_chunk), keep=wanted < len(by_chunk) * self._chunk_length):
-            base = c * self._chunk_length  # position in the object -> position in the chunk
+            base = c * self._chunk_length
             for _, first, last, at in by_chunk[i, c]:
                 out[at : at + last - first] = items[first - base : last - base]
 
-    def _read_parts(self, by_chunk: dict[tuple[int, int], list[ItemRange]], out: npt.NDArray[Any]) -> None:
-        """Decode only the wanted parts of chunks."""
-        for (i, c), stored in self._stored_chunks(sorted(by_chunk)):
-            for _, first, last, at in by_chunk[i, c]:
-                base = c * self._chunk_length
-                with self._naming(i, c):
-                    out[at : at + last - first] = (
-                        self._absent(i, c)[: last - first]
-                        if stored is None
-                        else cast(ForeignSpec, self._spec).decode_part(stored, first - base, last - base)
-                    )
+    def _by_chunk(self, one: ItemRange) -> Iterator[ItemRange]:
+        """A range of an object as ranges of its chunks, each with the chunk's number instead of the object's."""
+        first, at = one.first, one.at
+        while first < one.last:
+            c = first // self._chunk_length
+            last = min((c + 1) * self._chunk_length, one.last)
+            yield ItemRange(c, first, last, at)
+            at += last - first
+            first = last
 
     def _chunks(self, wanted: Sequence[tuple[int, int]], *, keep: bool) -> Iterator[tuple[tuple[int, int], npt.NDArray[Any]]]:
         """((object, chunk), its items: dtype[chunk_length]) for each wanted chunk, in any order."""
@@ -268,7 +283,7 @@ class StoredArray:
                 missing.append(where)
         for (i, c), stored in self._stored_chunks(sorted(missing)):
             with self._naming(i, c):
-                items = self._absent(i, c) if stored is None else self._spec.decode_chunk(stored)
+                items = self._absent() if stored is None else self._spec.decode_chunk(stored)
             if keep and not self.store.read_once:
                 self._decoded.keep((i, c), items)
             yield (i, c), items
@@ -284,8 +299,7 @@ class StoredArray:
 
     def _read_mapped(self, one: ItemRange, out: npt.NDArray[Any]) -> bool:
         """Copy a range out of a mapped shard. False if the shard cannot be mapped."""
-        words = self._words.get(one.i)
-        if words is None and one.i not in self._words:
+        if (words := self._words.get(one.i)) is None and one.i not in self._words:
             words = self._map_words(one.i)
         if words is None:
             return False
@@ -293,28 +307,25 @@ class StoredArray:
         begin, count = self._word(one.first), one.last - one.first
         if count > self._chunk_length:
             _ask_for(words, begin, min(count + READ_AHEAD_WORDS, len(words) - begin))
-        first, at = one.first, one.at
-        while first < one.last:
-            c = first // self._chunk_length
-            last = min((c + 1) * self._chunk_length, one.last)
-            if first == c * self._chunk_length and (last - first == self._chunk_length or self._is_end(one.i, last)):
+        end_of_array = self.length - one.i * self._object_length
+        for c, first, last, at in self._by_chunk(one):
+            if first == c * self._chunk_length and (last - first == self._chunk_length or last == end_of_array):
                 chunk = words[first + c : first + c + self._chunk_length + 1]
-                if google_crc32c.value(chunk[:-1]) != int(chunk[-1]):
-                    raise self._damaged(one.i, f"inner chunk {c} does not match its crc32c")
+                self._check(one.i, c, chunk[:-1], chunk[-1])
             out[at : at + last - first] = words[first + c : last + c]
-            at += last - first
-            first = last
         if count > self._chunk_length:
             _ask_for(words, begin, count, mmap.MADV_DONTNEED)
         return True
 
-    def _is_end(self, i: int, last: int) -> bool:
-        return i * self._object_length + last == self.length
+    def _check(self, i: int, c: int, items: npt.NDArray[np.uint32], crc32c: np.uint32) -> None:
+        if google_crc32c.value(items) != int(crc32c):
+            raise self._damaged(i, f"inner chunk {c} does not match its crc32c")
 
     def _map_words(self, i: int) -> npt.NDArray[np.uint32] | None:
         """A raw shard's chunks as words: uint32[chunks * (chunk_length + 1)]; None if they are not in order."""
         words = None
-        index = self._index(i)
+        index = self._fetch_indexes([i])[i]
+        assert index is not None
         stored = min(-(-(self.length - i * self._object_length) // self._chunk_length), self._spec.chunks_per_object)
         size = self._chunk_bytes + 4
         if np.array_equal(index[:stored, 0], np.arange(0, stored * size, size)) and (index[:stored, 1] == size).all():
@@ -333,38 +344,123 @@ class StoredArray:
         fd = os.open(self.store.path(self._spec.object_key(i)), os.O_RDONLY)
         try:
             data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        except ValueError as error:  # an empty file
-            raise self._damaged(i, "is empty") from error
+        except (ValueError, OSError) as error:  # an empty file, or a directory
+            raise self._damaged(i, getattr(error, "strerror", None) or "is empty") from error
         finally:
             os.close(fd)
-        if hasattr(data, "madvise"):
-            data.madvise(mmap.MADV_RANDOM)
+        data.madvise(mmap.MADV_RANDOM)
         return data
 
     def _read_raw(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
         """Read ranges of raw shards in an object store, whose chunks are in order: only their bytes, all at once."""
-        stored = []
-        for one in ranges:
-            begin, end = self._word(one.first) * 4, (self._word(one.last - 1) + 1) * 4
-            stored.append((one.i, ByteRange(begin, end - begin)))
+        bounds = [(self._word(one.first), self._word(one.last - 1) + 1) for one in ranges]
+        stored = [ByteRange(one.i, begin * 4, (end - begin) * 4) for one, (begin, end) in zip(ranges, bounds, strict=True)]
         for one, data in zip(ranges, self._fetch(stored), strict=True):
-            base, first, at = self._word(one.first), one.first, one.at
-            words = np.frombuffer(data, "<u4")
-            while first < one.last:
-                c = first // self._chunk_length
-                last = min((c + 1) * self._chunk_length, one.last)
+            base, words = self._word(one.first), np.frombuffer(data, "<u4")
+            for c, first, last, at in self._by_chunk(one):
                 part = words[first + c - base : last + c - base]
                 if last - first == self._chunk_length and last < one.last:  # a whole chunk, and its crc32c was read too
-                    crc = int(words[last + c - base])
-                    if google_crc32c.value(part) != crc:
-                        raise self._damaged(one.i, f"inner chunk {c} does not match its crc32c")
+                    self._check(one.i, c, part, words[last + c - base])
                 out[at : at + last - first] = part
-                at += last - first
-                first = last
 
     def _word(self, item: int) -> int:
         """Position in the object's items -> position in its words: a crc32c follows each chunk."""
         return item + item // self._chunk_length
+
+    # Compressed blocks
+
+    def _read_blocks(self, start: int, stop: int, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Items of a block or two, which are kept: the next read is often of the same."""
+        at, length = start, self._block_length
+        while at < stop:
+            block = at // length
+            end = min((block + 1) * length, stop)
+            if (items := self._decoded.find(block)) is None:
+                chunk, n = divmod(block, self._chunk_length // length)
+                begin, where = perf_counter(), divmod(chunk, self._spec.chunks_per_object)
+                items = self._decoded.keep(block, self._decode_block(where, n, self._compressed([where])[0]))
+                self._note(perf_counter() - begin, length, 1)
+            out[at - start : end - start] = items[at - block * length : end - block * length]
+            at = end
+        return out
+
+    def _gather_blocks(
+        self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
+    ) -> None:
+        """Items ``starts[k]:stops[k]`` go to ``out[at[k]:]``. Each block is decoded once, all processors together."""
+        length = self._block_length
+        firsts = starts // length
+        counts = np.where(stops > starts, (stops - 1) // length - firsts + 1, 0)
+        k = np.repeat(np.arange(len(starts)), counts)
+        blocks = np.arange(len(k)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        order = np.argsort(blocks, kind="stable")
+        k, blocks = k[order], blocks[order]
+        # range of the array -> (block, range within the block, place)
+        begins, ends = np.maximum(starts[k], blocks * length), np.minimum(stops[k], (blocks + 1) * length)
+        parts = np.stack([blocks, begins - blocks * length, ends - blocks * length, at[k] + begins - starts[k]], axis=1)
+        # As many files at once as may be open.
+        numbers = np.cumsum(np.diff(blocks // (self._object_length // length), prepend=-1) != 0) - 1
+        for first in range(0, int(numbers[-1]) + 1 if len(numbers) else 0, MAPPED_FILES // 2):
+            self._decode_parts(parts[slice(*np.searchsorted(numbers, [first, first + MAPPED_FILES // 2]))], out)
+
+    def _decode_parts(self, parts: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Parts of blocks, in order: int64[n, 4] of block, first, last, place; items ``first:last`` go to ``out[place:]``."""
+        chunks, within = np.divmod(parts[:, 0], self._chunk_length // self._block_length)
+        is_new = np.diff(chunks, prepend=-1) != 0
+        wanted = [divmod(chunk, self._spec.chunks_per_object) for chunk in chunks[is_new].tolist()]
+        begin = perf_counter()
+        compressed = self._compressed(wanted)
+        rows = np.column_stack([np.cumsum(is_new) - 1, within, parts[:, 1:]]).tolist()
+
+        def work(part: range) -> None:
+            decoded: tuple[int, int] | None = None
+            for slot, n, first, last, place in rows[part.start : part.stop]:
+                if decoded != (slot, n):
+                    items, decoded = self._decode_block(wanted[slot], n, compressed[slot]), (slot, n)
+                out[place : place + last - first] = items[first:last]
+
+        share(work, len(rows))
+        self._note(perf_counter() - begin, len(rows) * self._block_length, len(rows))
+
+    def _decode_block(self, where: tuple[int, int], n: int, stored: memoryview) -> npt.NDArray[Any]:
+        """Block *n* of (object, chunk): dtype[block_length]."""
+        assert self._in_blocks is not None
+        try:
+            return self._in_blocks.decode_block(stored, n)
+        except ValueError as error:
+            raise self._damaged(where[0], f"inner chunk {where[1]} {error}") from error
+
+    def _compressed(self, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The stored bytes of each (object, chunk)."""
+        if self.store.is_local:
+            return [self._mapped_chunk(i, c) for i, c in wanted]
+        found = {where: self._fetched.find(where) for where in wanted}
+        for (i, c), data in self._stored_chunks(missing := [where for where in wanted if found[where] is None]):
+            if data is None:
+                raise self._damaged(i, f"inner chunk {c} is not stored")
+            found[i, c] = data
+            if len(missing) <= self._fetched.limit:  # a copy: requests are merged, and one part would keep the whole
+                self._fetched.keep((i, c), memoryview(bytes(data)))
+        return [found[where] for where in wanted]
+
+    def _mapped_chunk(self, i: int, c: int) -> memoryview:
+        """The stored bytes of a chunk in a local file."""
+        data: memoryview = self._files.find(i) or self._files.keep(i, memoryview(self._open_map(i)))
+        offset, size = 0, len(data)
+        if self._spec.index is not None:
+            if (index := self._indexes.find(i)) is None:
+                index = self._fetch_indexes([i])[i]
+            offset, size = index[c].tolist()
+            if offset == ABSENT:
+                raise self._damaged(i, f"inner chunk {c} is not stored")
+        if size > 2 * self._chunk_bytes + 4096:
+            raise self._damaged(i, "is far larger than its chunks")
+        if offset + size > len(data):
+            raise self._damaged(i, "is cut off")
+        if self._ask_first:
+            self._ask_first -= 1
+            _advise(data.obj, offset, offset + size)
+        return data[offset : offset + size]
 
     # Encoded chunks
 
@@ -375,89 +471,73 @@ class StoredArray:
         if self._spec.index is None:
             yield from self._whole_objects(wanted)
             return
-        self._fetch_indexes(sorted({i for i, _ in wanted}))
+        indexes = self._fetch_indexes(sorted({i for i, _ in wanted}))
         ranges, present = [], []
         for i, c in wanted:
-            try:
-                index = self._index(i)
-            except FileNotFoundError:
-                if self._spec.absent_value is None:
-                    raise
-                yield (i, c), None
-                continue
-            offset, size = int(index[c, 0]), int(index[c, 1])
+            index = indexes[i]
+            offset, size = (ABSENT, 0) if index is None else index[c].tolist()
             if offset == ABSENT:
                 yield (i, c), None
                 continue
             if size > 2 * self._chunk_bytes + 4096:
                 raise self._damaged(i, "is far larger than its chunks")
-            ranges.append((i, ByteRange(offset, size)))
+            ranges.append(ByteRange(i, offset, size))
             present.append((i, c))
-        if self.store.is_local and self._adjoin(ranges):
-            yield from self._borrowed(ranges, present)
+        adjoin = all(one.i == two.i and one.offset + one.size == two.offset for one, two in itertools.pairwise(ranges))
+        if not (self.store.is_local and ranges and adjoin):
+            yield from zip(present, self._fetch(ranges), strict=True)
             return
-        yield from zip(present, self._fetch(ranges), strict=True)
-
-    def _adjoin(self, ranges: list[tuple[int, ByteRange]]) -> bool:
-        """Whether the ranges follow one another in one object."""
-        return all(
-            here == there and first.offset + first.size == second.offset
-            for (here, first), (there, second) in itertools.pairwise(ranges)
-        ) and bool(ranges)
-
-    def _borrowed(
-        self, ranges: list[tuple[int, ByteRange]], present: list[tuple[int, int]]
-    ) -> Iterator[tuple[tuple[int, int], memoryview]]:
-        i, begin, end = ranges[0][0], ranges[0][1].offset, ranges[-1][1].offset + ranges[-1][1].size
+        i, begin, end = ranges[0].i, ranges[0].offset, ranges[-1].offset + ranges[-1].size
         with self.store.borrow_range(self._spec.object_key(i), begin, end) as data:
             if len(data) < end - begin:
                 raise self._damaged(i, "is cut off")
-            for where, (_, byte_range) in zip(present, ranges, strict=True):
-                yield where, data[byte_range.offset - begin : byte_range.offset - begin + byte_range.size]
+            for where, (_, offset, size) in zip(present, ranges, strict=True):
+                yield where, data[offset - begin : offset - begin + size]
 
     def _whole_objects(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], memoryview | None]]:
         """Objects that are one chunk each. No more than the largest possible chunk is read."""
         limit = 2 * self._chunk_bytes + 4096
-        if self.store.is_local and isinstance(self._spec, ForeignSpec) and self._spec.decodes_parts:
-            found: list[memoryview | FileNotFoundError | None] = []
-            for i, _ in wanted:
-                try:
-                    data = self._files.find(i) or self._files.keep(i, self._open_map(i))
-                    found.append(memoryview(data))
-                except FileNotFoundError as error:
-                    found.append(error)
+        if self.store.is_local and self._in_parts is not None:
+            found: Sequence[Any] = [self._mapped_object(i) for i, _ in wanted]
         else:
             keys = [self._spec.object_key(i) for i, _ in wanted]
-            found = [
-                part if isinstance(part, FileNotFoundError) else memoryview(part)
-                for part in self.store.read_ranges(keys, [0] * len(keys), [limit + 1] * len(keys))
-            ]
-        for (i, c), data in zip(wanted, found, strict=True):
-            if isinstance(data, FileNotFoundError):
-                if self._spec.absent_value is None:
-                    raise data
-                yield (i, c), None
-                continue
+            found = self.store.read_ranges(keys, [0] * len(keys), [limit + 1] * len(keys))
+        for (i, c), data in zip(wanted, map(self._unless_absent, found), strict=True):
             if data is not None and len(data) > limit:
                 raise self._damaged(i, "is far larger than its chunks")
-            yield (i, c), data
+            yield (i, c), None if data is None else memoryview(data)
 
-    def _absent(self, i: int, c: int) -> npt.NDArray[Any]:
+    def _mapped_object(self, i: int) -> Any:
+        """The object's file, mapped, or its FileNotFoundError."""
+        try:
+            return self._files.find(i) or self._files.keep(i, self._open_map(i))
+        except FileNotFoundError as error:
+            return error
+
+    def _unless_absent(self, data: Any) -> Any:
+        """The bytes that were read of an object; None if there is none, where that stands for the fill value."""
+        if not isinstance(data, FileNotFoundError):
+            return data
+        if self._spec.absent_value is None:
+            raise data
+        return None
+
+    def _absent(self) -> npt.NDArray[Any]:
         if self._spec.absent_value is None:
             raise ValueError("is not stored")
         return np.broadcast_to(np.array(self._spec.absent_value, self.numpy_dtype), self._chunk_length)
 
     # Bytes and indexes
 
-    def _fetch(self, ranges: list[tuple[int, ByteRange]]) -> list[memoryview]:
+    def _fetch(self, ranges: list[ByteRange]) -> list[memoryview]:
         """The bytes of many ranges. Ranges close to each other are read together."""
-        order = sorted(range(len(ranges)), key=lambda k: (ranges[k][0], ranges[k][1]))
+        order = sorted(range(len(ranges)), key=ranges.__getitem__)
         requests: list[tuple[int, int, int]] = []  # object, first byte, byte behind the last
         place: list[int] = [0] * len(ranges)
         for k in order:
-            i, (offset, size) = ranges[k]
+            i, offset, size = ranges[k]
             here, begin, end = requests[-1] if requests else (-1, 0, 0)
-            if here == i and offset <= end + MERGED_GAP and (offset + size <= begin + MERGED_BYTES or offset + size <= end):
+            if here == i and offset <= end + self._merged_gap and (offset + size <= begin + MERGED_BYTES or offset + size <= end):
                 requests[-1] = (i, begin, max(end, offset + size))
             else:
                 requests.append((i, offset, offset + size))
@@ -465,7 +545,7 @@ class StoredArray:
         keys = [self._spec.object_key(i) for i, _, _ in requests]
         found = self.store.read_ranges(keys, [begin for _, begin, _ in requests], [end for _, _, end in requests])
         parts = []
-        for k, (i, (offset, size)) in enumerate(ranges):
+        for k, (i, offset, size) in enumerate(ranges):
             data, begin = found[place[k]], requests[place[k]][1]
             if isinstance(data, FileNotFoundError):
                 raise data
@@ -475,51 +555,32 @@ class StoredArray:
             parts.append(part)
         return parts
 
-    def _fetch_indexes(self, objects: list[int]) -> None:
-        """Read the indexes of several shards at once. One that is missing is read again when it is needed."""
-        unknown = [i for i in objects if self._indexes.find(i) is None]
-        if self.store.is_local or len(unknown) < 2:
-            return
-        begin, end = self._index_range()
-        keys = [self._spec.object_key(i) for i in unknown]
-        for i, data in zip(unknown, self.store.read_ranges(keys, [begin] * len(keys), [end] * len(keys)), strict=True):
-            if not isinstance(data, FileNotFoundError):
-                self._indexes.keep(i, self._parsed_index(i, data))
-
-    def _index(self, i: int) -> npt.NDArray[np.uint64]:
-        """Offset and length of each inner chunk of shard *i*: uint64[chunks_per_object, 2]."""
-        if (index := self._indexes.find(i)) is None:
-            begin, end = self._index_range()
-            (data,) = self.store.read_ranges([self._spec.object_key(i)], [begin], [end])
-            if isinstance(data, FileNotFoundError):
-                raise data
-            index = self._indexes.keep(i, self._parsed_index(i, data))
-        return index  # type: ignore[no-any-return]
-
-    def _index_range(self) -> tuple[int, int | None]:
-        assert self._spec.index is not None
-        length = self._index_bytes()
-        return (0, length) if self._spec.index.location == "start" else (-length, None)
-
-    def _index_bytes(self) -> int:
-        assert self._spec.index is not None
-        return self._spec.chunks_per_object * 16 + 4 * self._spec.index.crc32c
-
-    def _parsed_index(self, i: int, stored: bytes) -> npt.NDArray[np.uint64]:
+    def _fetch_indexes(self, objects: list[int]) -> dict[int, npt.NDArray[np.uint64] | None]:
+        """Offset and length of each inner chunk of some shards: uint64[chunks_per_object, 2], or None where a shard is not
+        stored. Those that are not known are read at once.
+        """
+        indexes = {i: self._indexes.find(i) for i in objects}
+        if not (unknown := [i for i in objects if indexes[i] is None]):
+            return indexes
         assert self._spec.index is not None
         location, checked = self._spec.index
-        count, length = self._spec.chunks_per_object, self._index_bytes()
-        # Some stand-ins for object stores send the whole object instead of its last bytes.
-        stored = stored[:length] if location == "start" else stored[max(len(stored) - length, 0) :]
-        damaged = self._damaged(i, "the shard's index is damaged")
-        if len(stored) != length or (checked and google_crc32c.value(stored[:-4]) != int.from_bytes(stored[-4:], "little")):
-            raise damaged
-        index = np.frombuffer(stored, "<u8", count * 2).reshape(count, 2)
-        offsets, lengths = index[index[:, 0] != ABSENT].T
-        # In floats: offset + length of a hostile index overflows 64 bits. Ranges beyond the object come back cut off.
-        if (offsets.astype(np.float64) + lengths > 1 << 60).any():
-            raise damaged
-        return index
+        length = self._spec.chunks_per_object * 16 + 4 * checked
+        begin, end = (0, length) if location == "start" else (-length, None)
+        keys = [self._spec.object_key(i) for i in unknown]
+        for i, data in zip(unknown, self.store.read_ranges(keys, [begin] * len(keys), [end] * len(keys)), strict=True):
+            if (stored := self._unless_absent(data)) is not None:
+                # Some stand-ins for object stores send the whole object instead of its last bytes.
+                stored = stored[:length] if location == "start" else stored[-length:]
+                crc32c = int.from_bytes(stored[-4:], "little")
+                if len(stored) != length or (checked and google_crc32c.value(stored[:-4]) != crc32c):
+                    raise self._damaged(i, "the shard's index is damaged")
+                index = np.frombuffer(stored, "<u8", length // 16 * 2).reshape(-1, 2)
+                offsets, lengths = index[index[:, 0] != ABSENT].T
+                # In floats: offset + length of a hostile index overflows 64 bits. Ranges beyond the object come back cut off.
+                if (offsets.astype(np.float64) + lengths > 1 << 60).any():
+                    raise self._damaged(i, "the shard's index is damaged")
+                indexes[i] = self._indexes.keep(i, index)
+        return indexes
 
     def _damaged(self, i: int, what: str) -> ValueError:
         path = self.store.path(self._spec.object_key(i))
@@ -530,10 +591,10 @@ def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int, advice: int 
     """Tell the system, without waiting, that words ``first:first + count`` of a mapped file are wanted, or, with another
     *advice*, that they are no longer: they stay in the page cache.
     """
-    begin = first * 4 // mmap.PAGESIZE * mmap.PAGESIZE
+    _advise(cast(memoryview, words.base).obj, first * 4, (first + count) * 4, advice)
+
+
+def _advise(mapped: object, begin: int, end: int, advice: int = mmap.MADV_WILLNEED) -> None:
+    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
     with contextlib.suppress(OSError):  # advice that cannot be taken
-        cast(mmap.mmap, cast(memoryview, words.base).obj).madvise(advice, begin, (first + count) * 4 - begin)
-
-
-def _restore(store: Store, spec: ArraySpec | ForeignSpec, length: int, in_order: bool) -> StoredArray:
-    return StoredArray(store, spec, length, in_order=in_order)
+        cast(mmap.mmap, mapped).madvise(advice, page, end - page)

@@ -21,7 +21,7 @@ from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.manifest import SPLITS, SplitName
-from flat_tokens.reader import open_split, resolve
+from flat_tokens.reader import open_root, open_split, resolve
 from flat_tokens.stores.store import Store
 
 __all__ = [
@@ -30,11 +30,11 @@ __all__ = [
     "STREAMS",
     "ExportFile",
     "Files",
-    "Format",
     "Opened",
     "Readable",
     "Splits",
     "open_any",
+    "recognised",
     "source",
 ]
 
@@ -75,8 +75,7 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
 
 def source(path_or_url: str | os.PathLike[str]) -> Splits:
     """The splits of a dataset, as an export takes them. FileNotFoundError if there is no dataset."""
-    store = resolve(Store.at(path_or_url))
-    read_metadata(store, "group")
+    store, _ = open_root(Store.at(path_or_url))
     return {split: open_split(store / split) for split in SPLITS}
 
 
@@ -87,15 +86,20 @@ def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
         metadata = read_metadata(store, "group")
     except (FileNotFoundError, NotADirectoryError):
         if required:
-            raise
+            open_root(root)
         return {}
     if "max_token_id" in metadata["attributes"]:
         return {split_of(store.root.rsplit("/", 1)[-1]): open_split(store)}
     return {split: open_split(store / split) for split in SPLITS}
 
 
+def recognised(files: Files) -> list[str]:
+    """The formats that files are in by their content."""
+    return [name for name, entry in FORMATS.items() if entry.recognise(files)]
+
+
 def _recognise(files: Files) -> str:
-    found = [name for name, entry in FORMATS.items() if entry.recognise(files)]
+    found = recognised(files)
     if len(found) == 1:
         return found[0]
     names = ", ".join(found or FORMATS)

@@ -7,16 +7,17 @@ Writing is divided by output file, so that files can be written by different mac
 - ``write(splits, file, store, options) -> list[StoredObject]``: one of them, whole, through ``Store.create``. Writing a
   file again gives the same bytes.
 - ``finish(splits, written, store, options) -> list[StoredObject]``: objects that need the files, such as an index over
-  them; *written* is what ``write`` returned for all of the plan's files, in order.
+  them; *written* is what ``write`` returned for all of the plan's files, in order. Most formats need none.
 
 A format is recognised by its content: ``recognise(files)`` says whether some of the files have it, and
 ``open(files, options)`` returns their splits as `Readable`, a subset of ``FlatTokens``. The options of a format, for both
-directions, are one frozen dataclass of fields that JSON holds. It raises ValueError for a wrong value.
+directions, are one frozen dataclass of fields that JSON holds, derived from `Options`, which checks them.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 import posixpath
 import re
@@ -24,7 +25,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from functools import partial
+from types import NoneType
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -111,13 +114,29 @@ def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
     return Store(parent or "/", store.fs), name
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options. ValueError if ``end_of_text`` is no token id, another integer no count, or a value none of its type's literals."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
+            if get_origin(hint) is Literal and value not in kinds:
+                *most, last = map(str, kinds)
+                raise ValueError(f"{name} is {value!r}, but it is {', '.join(most)} or {last}")
+            if name == "end_of_text":
+                check_token_id(name, value)
+            elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
+
+
 O = TypeVar("O")  # noqa: E741 - the options of a format
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Format(Generic[O]):
-    """A neighbour's format: its description, and its module's functions."""
+    """A neighbour's format: its description, and its module's functions. ``finish`` is left out where files need no others."""
 
     name: str
     summary: str
@@ -131,15 +150,12 @@ class Format(Generic[O]):
     open: Callable[[Files, O], Mapping[SplitName, Readable]]
     plan: Callable[[Splits, O], list[ExportFile]]
     write: Callable[[Splits, ExportFile, Store, O], list[StoredObject]]
-    finish: Callable[[Splits, Sequence[StoredObject], Store, O], list[StoredObject]]
+    finish: Callable[[Splits, Sequence[StoredObject], Store, O], list[StoredObject]] = lambda *_: []
+    keeps_loss_mask: bool = False
+    """Whether a file says which tokens count for the loss, where the dataset does."""
 
 
-def nothing_to_finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Any) -> list[StoredObject]:
-    """``finish`` of formats whose files need no others."""
-    return []
-
-
-def members(files: Files, ending: str, has_format: Callable[[Store, str], bool]) -> list[str]:
+def members(files: Files, ending: str, has_format: Callable[[Store, str], object]) -> list[str]:
     """The files to open in a given format: a single file, else all with its *ending*, else all whose content has it.
 
     Files with the ending are not examined here: a damaged one must not be passed over. ValueError if there is no file.
@@ -160,11 +176,13 @@ def split_of(key: str) -> SplitName:
     return "validation" if VALIDATION_WORDS & set(re.split(r"[^a-z]+", key.lower())) else "train"
 
 
-def by_split(keys: Sequence[str], opened: Callable[[str], Readable]) -> dict[SplitName, Readable]:
-    """The readers of files by split, joined in the order of the keys."""
+def by_split(
+    files: Files, keys: Sequence[str], opened: Callable[[Store, str, O], Readable], options: O
+) -> dict[SplitName, Readable]:
+    """The readers of some of the files by split, joined in the order of the keys."""
     found: dict[SplitName, list[Readable]] = {}
     for key in keys:
-        found.setdefault(split_of(key), []).append(opened(key))
+        found.setdefault(split_of(key), []).append(opened(files.store, key, options))
     return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in found.items()}
 
 
@@ -183,31 +201,34 @@ class Joined:
         return sum(reader.seq_count for reader in self.readers)
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
-        first, count = self._firsts(), self.seq_count
-        check_index(i, count, "the files")
-        k = bisect.bisect_right(first, i % count) - 1
-        return self.readers[k].sequence(i % count - first[k])
+        i, firsts = checked_index(i, self.seq_count, "the files"), self._firsts()
+        k = bisect.bisect_right(firsts, i) - 1
+        return self.readers[k].sequence(i - firsts[k])
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
-        if not 0 <= start <= (self.seq_count if stop is None else stop) <= self.seq_count:
-            raise IndexError(f"the files: there are no sequences {start} to {stop}; there are {self.seq_count}")
+        stop = checked_stop(start, stop, self.seq_count, "the files")
         for first, reader in zip(self._firsts(), self.readers, strict=True):
-            last = first + reader.seq_count
-            low, high = max(start, first), last if stop is None else min(stop, last)
+            low, high = max(start - first, 0), min(stop - first, reader.seq_count)
             if low < high:
-                yield from reader.batches(low - first, high - first, max_tokens=max_tokens)
+                yield from reader.batches(low, high, max_tokens=max_tokens)
 
     def _firsts(self) -> list[int]:
-        firsts = [0]
-        for reader in self.readers[:-1]:
-            firsts.append(firsts[-1] + reader.seq_count)
-        return firsts
+        return list(itertools.accumulate((reader.seq_count for reader in self.readers[:-1]), initial=0))
 
 
-def check_index(i: int, seq_count: int, where: str) -> None:
-    """IndexError if there is no sequence *i*. Negative ones count from the end."""
+def checked_index(i: int, seq_count: int, where: str) -> int:
+    """Sequence *i*, of which negative ones count from the end, counted from the start. IndexError if there is none."""
     if not -seq_count <= i < seq_count:
         raise IndexError(f"{where}: there is no sequence {i}; there are {seq_count}")
+    return i % seq_count
+
+
+def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> int:
+    """*stop*, or the end if it is None. IndexError if there are no sequences ``start:stop``."""
+    stop = seq_count if stop is None else stop
+    if not 0 <= start <= stop <= seq_count:
+        raise IndexError(f"{where}: there are no sequences {start} to {stop}; there are {seq_count}")
+    return stop
 
 
 def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) -> None:
@@ -216,25 +237,12 @@ def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) ->
         raise ValueError(f"{name} is {value!r}, but it is a token id from 0 to {largest}")
 
 
-def check_positive(name: str, value: int | None) -> None:
-    """ValueError if an option is set, but not to a count."""
-    if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
-
-
-def check_id_fits(splits: Splits, largest: int, what: str) -> None:
-    """ValueError, naming ``max_token_id``, if a split holds ids that *what* can't."""
-    for split in splits.values():
-        if split.token_count and split.max_token_id > largest:
-            raise ValueError(f"{split.store.url}: max_token_id is {split.max_token_id}, but {what} holds ids up to {largest}")
-
-
 def bounded_batches(
     split: FlatTokens, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS
 ) -> Iterator[TokenBatch]:
     """Sequences ``start:stop`` of a flat-tokens array, in batches of at most *max_tokens*; see `Readable.batches`."""
     stop = split.seq_count if stop is None else stop
-    for part in token_ranges(lambda first, last: checked_entries(split, first, last), start, stop, max_tokens):
+    for part in token_ranges(partial(checked_entries, split), start, stop, max_tokens):
         encoded = split.slice(part.start, part.stop)
         yield TokenBatch(encoded, part.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
 
@@ -295,8 +303,7 @@ def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
 
 def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.uint64]:
     """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
-    if not 0 <= start <= stop <= split.seq_count:
-        raise IndexError(f"{split.store.url}: there are no sequences {start} to {stop}; there are {split.seq_count}")
+    checked_stop(start, stop, split.seq_count, split.store.url)
     entries = split.seq_starts.read(start, stop + 1)
     if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
         raise ValueError(
@@ -311,19 +318,18 @@ def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[tuple[int
 
     Reads a few entries of ``seq_starts`` for each range, however many sequences there are. No range without a sequence.
     """
-
-    def entry(i: int) -> int:
-        return int(split.seq_starts.read(i, i + 1)[0])
-
     if max_tokens is None:
         return [(0, split.seq_count)] if split.seq_count else []
-    return list(ranges_within(max_tokens, split.seq_count, entry))
+    return list(ranges_within(max_tokens, split.seq_count, lambda i: entry(split, i)))
+
+
+def entry(split: FlatTokens, i: int) -> int:
+    """Entry *i* of ``seq_starts``."""
+    return int(split.seq_starts.read(i, i + 1)[0])
 
 
 def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges that cover ``range(count)``, of up to *most* items: as many as ``size(stop) - size(start) <= limit`` holds for,
-    at least one.
-    """
+    """Ranges that cover ``range(count)``, each as long as ``size(stop) - size(start) <= limit``, but of 1 to *most* items."""
     start = 0
     while start < count:
         end = count if most is None else min(start + most, count)
@@ -332,21 +338,16 @@ def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int 
         start = stop
 
 
-def plan_files(splits: Splits, tokens_per_file: int | None, ending: str) -> list[ExportFile]:
-    """A file a split, or several of at most *tokens_per_file* tokens in whole sequences: ``train.bin``, ``train_00000.bin``.
+def plan_files(splits: Splits, tokens_per_file: int | None, key: str) -> list[ExportFile]:
+    """A file a split, or several of at most *tokens_per_file* tokens in whole sequences. The ranges are of sequences.
 
-    The ranges are of sequences. A split without sequences has no file.
+    *key* is made of ``{split}``, ``{i:05d}`` of the split's ``{count:05d}`` files, and ``{number}``, which is ``_00000`` if there
+    may be several. A split without sequences has no file.
     """
-    require_sequences(splits)
     files = []
     for name, split in splits.items():
-        for i, (start, stop) in enumerate(sequence_ranges(split, tokens_per_file)):
+        ranges = sequence_ranges(split, tokens_per_file)
+        for i, (start, stop) in enumerate(ranges):
             number = "" if tokens_per_file is None else f"_{i:05d}"
-            files.append(ExportFile(f"{name}{number}{ending}", name, start, stop))
+            files.append(ExportFile(key.format(split=name, i=i, count=len(ranges), number=number), name, start, stop))
     return files
-
-
-def require_sequences(splits: Splits) -> None:
-    """ValueError if there is nothing to export."""
-    if not any(split.seq_count for split in splits.values()):
-        raise ValueError(f"{', '.join(split.store.url for split in splits.values())}: there are no sequences to export")

@@ -13,27 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.formats.contract import (
-    ExportFile,
-    Files,
-    Format,
-    Readable,
-    Splits,
-    ahead,
-    by_split,
-    check_positive,
-    check_token_id,
-    nothing_to_finish,
-    require_sequences,
-    sequence_ranges,
-)
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
 from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 
 
 @dataclass(frozen=True)
-class Datatrove:
+class Datatrove(contract.Options):
     """How ``.ds`` files are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
@@ -48,9 +36,7 @@ class Datatrove:
     tokenizer: str = "unknown"
 
     def __post_init__(self) -> None:
-        check_token_id("end_of_text", self.end_of_text)
-        check_positive("vocabulary_size", self.vocabulary_size)
-        check_positive("tokens_per_file", self.tokens_per_file)
+        super().__post_init__()
         if type(self.tokenizer) is not str or {"|", "\n"} & set(self.tokenizer):
             raise ValueError(f"tokenizer is {self.tokenizer!r}, but it is a name without | and without line breaks")
 
@@ -63,27 +49,20 @@ def token_dtype(splits: Splits, options: Datatrove) -> np.dtype[Any]:
 def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
     """A directory a split: datatrove's own readers take all files of a directory."""
     token_dtype(splits, options)
-    require_sequences(splits)
-    return [
-        ExportFile(f"{name}/{i:05d}_{name}.ds", name, start, stop)
-        for name, split in splits.items()
-        for i, (start, stop) in enumerate(sequence_ranges(split, options.tokens_per_file))
-    ]
+    return contract.plan_files(splits, options.tokens_per_file, "{split}/{i:05d}_{split}.ds")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
     dtype = token_dtype(splits, options)
     documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
-        for tokens in ahead(documents.tokens(dtype)):
+        for tokens in contract.ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
-    end = 0
     with store.create(f"{file.key}.index") as writer:
-        for lengths in documents.lengths():
-            ends = end + np.cumsum(lengths)
+        for _, ends in documents.bounds():
             writer.write(ends.astype("<u8"))
-            end = int(ends[-1]) if len(ends) else end
-    metadata = f"{options.tokenizer}|{dtype.itemsize}\n{end}\n{_metric(end)}"
+    count = documents.token_count
+    metadata = f"{options.tokenizer}|{dtype.itemsize}\n{count}\n{_metric(count)}"
     return [tokens_writer.stored, writer.stored, store.put(f"{file.key}.metadata", metadata.encode())]
 
 
@@ -103,8 +82,7 @@ def token_width(store: Store, key: str) -> int:
         raise ValueError(f"{store.path(key)}: has no {index} beside it. Without it, where the documents end is not known.")
     size, index_size = store.size(key), store.size(index)
     end = int.from_bytes(store.read_range(index, max(index_size - 8, 0), index_size), "little")
-    said = _said_width(store, key)
-    for width in (2, 4) if said is None else (said,):
+    for width in _possible_widths(store, key):
         if index_size % 8 == 0 and end * width == size:
             return width
     raise ValueError(
@@ -113,13 +91,12 @@ def token_width(store: Store, key: str) -> int:
     )
 
 
-def _said_width(store: Store, key: str) -> int | None:
+def _possible_widths(store: Store, key: str) -> tuple[int, ...]:
     """Bytes of a token according to the metadata, if there is any."""
-    metadata = f"{key}.metadata"
-    if not store.exists(metadata):
-        return None
+    if not store.exists(metadata := f"{key}.metadata"):
+        return 2, 4
     first_line = store.read_range(metadata, 0, min(store.size(metadata), 4096)).partition(b"\n")[0]
-    return {b"2": 2, b"4": 4}.get(first_line.rpartition(b"|")[2])
+    return {b"2": (2,), b"4": (4,)}.get(first_line.rpartition(b"|")[2], (2, 4))
 
 
 def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
@@ -138,29 +115,24 @@ def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
     return IndexedFile(tokens, index.length, entries, options.end_of_text)
 
 
-def recognise(files: Files) -> bool:
-    for key in _tokens_of(files):
-        if files.store.exists(f"{key}.index"):
-            try:
-                token_width(files.store, key)
-            except ValueError:
-                continue
-            return True
-    return False
+def has_index(store: Store, key: str) -> bool:
+    """Whether an index of the tokens *key* lies beside them."""
+    try:
+        return token_width(store, key) > 0
+    except ValueError:
+        return False
 
 
 def open_files(files: Files, options: Datatrove) -> Mapping[SplitName, Readable]:
-    keys = _tokens_of(files)
-    if not keys:
+    if not (keys := _tokens_of(files)):
         raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a .ds file")
-    return by_split(keys, lambda key: open_file(files.store, key, options))
+    return contract.by_split(files, keys, open_file, options)
 
 
 def _tokens_of(files: Files) -> list[str]:
     """The files of tokens: a single file, or those that end with ``.ds``."""
-    if len(files.keys) == 1:
-        return [files.keys[0].removesuffix(".index").removesuffix(".metadata")]
-    return [key for key in files.keys if key.endswith(".ds")]
+    found = [key for key in files.keys if len(files.keys) == 1 or key.endswith(".ds")]
+    return [key.removesuffix(".index").removesuffix(".metadata") for key in found]
 
 
 DATATROVE: Format[Any] = Format(
@@ -169,9 +141,8 @@ DATATROVE: Format[Any] = Format(
     keeps="sequences, empty ones too; ids up to 2**31 - 1",
     loses="nothing",
     options=Datatrove,
-    recognise=recognise,
+    recognise=lambda files: any(has_index(files.store, key) for key in _tokens_of(files)),
     open=open_files,
     plan=plan,
     write=write,
-    finish=nothing_to_finish,
 )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, check_index, checked_entries, token_ranges
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, token_ranges
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store
 
@@ -95,15 +96,13 @@ class IndexedFile:
         return sum(batch.token_count for batch in self.batches())
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
-        check_index(i, self.seq_count, self.stored.path)
-        start, stop = (int(entry) for entry in self.entries(i % self.seq_count, i % self.seq_count + 1))
+        i = contract.checked_index(i, self.seq_count, self.stored.path)
+        start, stop = (int(entry) for entry in self.entries(i, i + 1))
         tokens = self.stored.tokens(start, stop)
         return tokens[:-1] if len(tokens) and tokens[-1] == self.end_of_text else tokens
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
-        stop = self.seq_count if stop is None else stop
-        if not 0 <= start <= stop <= self.seq_count:
-            raise IndexError(f"{self.stored.path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
+        stop = contract.checked_stop(start, stop, self.seq_count, self.stored.path)
         for part in token_ranges(self.entries, start, stop, max_tokens):
             tokens, seq_starts = self.stored.tokens(part.start, part.stop), part.seq_starts
             if self.end_of_text is not None:
@@ -118,8 +117,7 @@ class IndexedFile:
 
 def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -> int:
     """The size of a vocabulary that holds all ids, or *size* if it is given. ValueError if *size* is too small."""
-    highest = max((split.max_token_id for split in splits.values() if split.token_count), default=0)
-    highest = max(highest, end_of_text or 0)
+    highest = max(end_of_text or 0, 0, *(split.max_token_id for split in splits.values() if split.token_count))
     if size is not None and highest >= size:
         raise ValueError(
             f"vocabulary_size is {size}, but max_token_id or end_of_text is {highest}. Set the size of the tokenizer's "
@@ -146,8 +144,8 @@ class Documents:
     def token_count(self) -> int:
         """Including the added tokens. Needs a pass over the tokens only if some may close a sequence already."""
         if not self._must_look:
-            first, last = self._token(self.start), self._token(self.stop)
-            return last - first + (self.end_of_text is not None) * (self.stop - self.start)
+            tokens = contract.entry(self.split, self.stop) - contract.entry(self.split, self.start)
+            return tokens + (self.end_of_text is not None) * (self.stop - self.start)
         return sum(int(lengths.sum()) for lengths in self.lengths())
 
     def lengths(self) -> Iterator[npt.NDArray[np.int64]]:
@@ -160,8 +158,15 @@ class Documents:
                 yield lengths + added
             return
         for start in range(self.start, self.stop, STARTS_AT_A_TIME):
-            entries = self._entries(start, min(start + STARTS_AT_A_TIME, self.stop))
+            entries = contract.checked_entries(self.split, start, min(start + STARTS_AT_A_TIME, self.stop))
             yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
+
+    def bounds(self, base: int = 0, width: int = 1) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Starts and ends of the documents in bytes, with tokens of *width* bytes from byte *base* on: int64 arrays, in order."""
+        for lengths in self.lengths():
+            ends = base + np.cumsum(lengths * width)
+            yield ends - lengths * width, ends
+            base = int(ends[-1]) if len(ends) else base
 
     def tokens(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
         """All their tokens as *dtype*, in arrays of some megabytes."""
@@ -181,14 +186,8 @@ class Documents:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
     def _ranges(self) -> Iterator[tuple[TokenRange, npt.NDArray[np.uint32]]]:
-        for part in token_ranges(self._entries, self.start, self.stop, BATCH_TOKENS):
+        for part in token_ranges(partial(contract.checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
-
-    def _entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
-        return checked_entries(self.split, first, last)
-
-    def _token(self, i: int) -> int:
-        return int(self.split.seq_starts.read(i, i + 1)[0])
 
 
 def insert(tokens: npt.NDArray[np.uint32], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -13,30 +13,20 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.opening import json_object
-from flat_tokens.formats.contract import (
-    VALIDATION_WORDS,
-    ExportFile,
-    Files,
-    Format,
-    Joined,
-    Readable,
-    Splits,
-    check_positive,
-    ranges_within,
-    require_sequences,
-    split_of,
-)
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
 from flat_tokens.formats.indexed import Documents, IndexedFile
-from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Layout, Shard, shape_bytes
-from flat_tokens.formats.nanogpt import Stream, StreamReader, stream, stream_length
+from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Int64s, Layout, Shard, shape_bytes
+from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.stores.records import json_object, read_json
 from flat_tokens.stores.store import Store, StoredObject
 
 INDEX = "index.json"
@@ -69,8 +59,6 @@ class Mds(Stream):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("length", self.length)
-        check_positive("size_limit", self.size_limit)
         if self.size_limit >= MAX_SHARD_BYTES:
             raise ValueError(f"size_limit is {self.size_limit}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
         if self.length is not None and _sample_bytes(self.length) >= MAX_SHARD_BYTES // 2:
@@ -111,31 +99,20 @@ def _sample_bytes(length: int) -> int:
 
 def plan(splits: Splits, options: Mds) -> list[ExportFile]:
     """Files of samples: sequences, or ranges of ``length`` tokens. A split without any has no files."""
-    require_sequences(splits)
     limit = options.size_limit - len(_shard_head(0, options)) - 4
     files = []
     for name, split in splits.items():
         if options.length is None:
             ranges = _ranges_of_bytes(split, limit, options)
         else:
-            total, per_shard = _sample_count(split, options), limit // _sample_bytes(options.length)
-            per_shard = min(max(per_shard, 1), MAX_SAMPLES)
+            check_bounds(split, options, f"samples of {options.length} tokens keep")
+            total = (stream_length(split, options) + (0 if options.drop_last else options.length - 1)) // options.length
+            per_shard = min(max(limit // _sample_bytes(options.length), 1), MAX_SAMPLES)
             ranges = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
         files += [ExportFile(f"{name}/shard.{i:05d}.mds", name, *one) for i, one in enumerate(ranges)]
-    if not files:
+    if not files and any(split.seq_count for split in splits.values()):
         raise ValueError(f"no split has as many as {options.length} tokens. Set a smaller length, or drop_last to false.")
     return files
-
-
-def _sample_count(split: FlatTokens, options: Mds) -> int:
-    assert options.length is not None
-    if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
-        raise ValueError(
-            f"{split.store.url}: has {split.seq_count} sequences, and samples of {options.length} tokens keep no bounds between "
-            "them. Set end_of_text to the tokenizer's end-of-text token (50256 for gpt2)."
-        )
-    total = stream_length(split, options)
-    return total // options.length if options.drop_last else -(-total // options.length)
 
 
 def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int, int]]:
@@ -143,10 +120,9 @@ def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[
 
     def size(i: int) -> int:
         """The most bytes that the first *i* sequences take."""
-        entry = int(split.seq_starts.read(i, i + 1)[0])
-        return INT32.itemsize * entry + i * _sample_bytes(int(options.end_of_text is not None))
+        return INT32.itemsize * contract.entry(split, i) + i * _sample_bytes(int(options.end_of_text is not None))
 
-    ranges = list(ranges_within(limit, split.seq_count, size, MAX_SAMPLES))
+    ranges = list(contract.ranges_within(limit, split.seq_count, size, MAX_SAMPLES))
     for start, stop in ranges:
         if stop == start + 1 and (alone := size(stop) - size(start) + options.size_limit - limit) >= MAX_SHARD_BYTES:
             raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
@@ -156,7 +132,7 @@ def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[
 def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:
     """One shard, in two passes: over the samples' lengths for the offsets, then over the tokens."""
     split, (_, _, start, stop) = splits[file.split], file
-    lengths: Callable[[], Iterator[npt.NDArray[np.int64]]]
+    lengths: Callable[[], Iterator[Int64s]]
     if options.length is None:
         documents = Documents(split, start, stop, options.end_of_text)
         lengths, tokens = documents.lengths, documents.tokens(INT32)
@@ -170,7 +146,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[
         writer.write(head[:4])
         writer.write(np.array([at], "<u4"))
         for some in lengths():
-            ends = at + np.cumsum(_head_bytes(some) + INT32.itemsize * some)
+            ends = at + np.cumsum(5 + shape_bytes(some) + INT32.itemsize * some)
             writer.write(ends.astype("<u4"))
             at = int(ends[-1])
         writer.write(config)
@@ -184,56 +160,43 @@ def _shard_head(count: int, options: Mds) -> bytes:
     return np.array([count], "<u4").tobytes() + _json(_config(options))
 
 
-def _sample_lengths(total: int, length: int) -> Iterator[npt.NDArray[np.int64]]:
+def _sample_lengths(total: int, length: int) -> Iterator[Int64s]:
     """Lengths of the samples of *total* tokens."""
     for start in range(0, total, STARTS_AT_A_TIME * length):
         stop = min(start + STARTS_AT_A_TIME * length, total)
         yield np.diff(np.append(np.arange(start, stop, length), stop))
 
 
-def _samples(
-    lengths: Iterator[npt.NDArray[np.int64]], tokens: Iterator[npt.NDArray[np.int32]]
-) -> Iterator[npt.NDArray[np.uint8]]:
+def _samples(lengths: Iterator[Int64s], tokens: Iterator[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of samples of these lengths, in arrays about as large as those of *tokens*, which may end anywhere."""
     ahead = np.empty(0, np.int64)  # lengths of samples that have not begun
     begun = 0  # missing tokens of the one that has begun
     for some in tokens:
         while ahead.sum() + begun < len(some) and (more := next(lengths, None)) is not None:
             ahead = np.concatenate([ahead, more])
-        first = min(begun, len(some))
-        starts = first + np.cumsum(ahead) - ahead
+        starts = begun + np.cumsum(ahead) - ahead
         count = int(np.searchsorted(starts, len(some)))
-        starts, begin, ahead = starts[:count], ahead[:count], ahead[count:]
-        here = np.minimum(starts + begin, len(some)) - starts
-        yield _interleaved(some, first, begin, here)
-        begun += int((begin - here).sum()) - first
-    none = np.empty(0, np.int32)
+        yield _interleaved(some, starts[:count], ahead[:count])
+        begun, ahead = begun + int(ahead[:count].sum()) - len(some), ahead[count:]
     for rest in (ahead, *lengths):  # empty samples at the end
-        yield _interleaved(none, 0, rest, rest)
+        yield _interleaved(np.empty(0, np.int32), np.zeros_like(rest), rest)
 
 
-def _interleaved(
-    tokens: npt.NDArray[np.int32], first: int, lengths: npt.NDArray[np.int64], here: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
-    """*first* tokens of a sample that has begun, then samples of these *lengths*: the head of each, and the tokens of it that
-    are *here*.
-    """
+def _interleaved(tokens: npt.NDArray[np.int32], starts: Int64s, lengths: Int64s) -> npt.NDArray[np.uint8]:
+    """The bytes of *tokens*, with the heads of the samples of these *lengths* that begin at *starts* among them."""
     sizes = np.empty(2 * len(lengths) + 1, np.int64)
-    sizes[0], sizes[1::2], sizes[2::2] = INT32.itemsize * first, _head_bytes(lengths), INT32.itemsize * here
+    sizes[0::2] = INT32.itemsize * np.diff(np.concatenate([[0], starts, [len(tokens)]]))
+    sizes[1::2] = 5 + shape_bytes(lengths)
     is_token = np.repeat(np.arange(len(sizes)) % 2 == 0, sizes)
     out = np.empty(len(is_token), np.uint8)
     out[is_token] = tokens.astype(INT32, copy=False).view(np.uint8)
     heads, used = _heads(lengths)
-    starts = np.cumsum(sizes)[:-1:2]
-    out[(starts[:, None] + np.arange(HEAD_BYTES))[used]] = heads[used]
+    places = np.cumsum(sizes)[:-1:2]
+    out[(places[:, None] + np.arange(HEAD_BYTES))[used]] = heads[used]
     return out
 
 
-def _head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return 5 + shape_bytes(lengths)
-
-
-def _heads(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+def _heads(lengths: Int64s) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
     """The heads of samples: uint8[n, 9], and a mask of the bytes that are used: bool[n, 9]."""
     width, heads = shape_bytes(lengths), np.empty((len(lengths), HEAD_BYTES), np.uint8)
     heads[:, :4] = (1 + width + INT32.itemsize * lengths).astype("<u4")[:, None].view(np.uint8)
@@ -256,7 +219,8 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
 def recognise(files: Files) -> bool:
     if len(files.keys) == 1 and posixpath.basename(files.keys[0]) != INDEX:
         return _own_config(files.store, files.keys[0]) is not None
-    return any(_is_index(files.store, key) for key in _indices(files))
+    heads = (files.store.read_range(key, 0, 1 << 16) for key in _indices(files))
+    return any(b'"shards"' in head and re.search(rb'"format"\s*:\s*"mds"|"shards"\s*:\s*\[\s*\]', head) for head in heads)
 
 
 def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
@@ -267,7 +231,7 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
         directory = posixpath.dirname(key)
         # The user chose the name of the root directory: only a whole word in it names a split.
         name = directory or posixpath.basename(files.store.root)
-        split = split_of(name) if directory or name in VALIDATION_WORDS else "train"
+        split = split_of(name) if directory or name in contract.VALIDATION_WORDS else "train"
         for shard in _index(files.store, key):
             found.setdefault(split, []).append(_shard(files.store / directory, shard, files.store.path(key), options))
         found.setdefault(split, [])
@@ -287,27 +251,14 @@ def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
 def _indices(files: Files) -> list[str]:
     """The indices, without those below another one, which lists their shards as well."""
     keys = [key for key in files.keys if posixpath.basename(key) == INDEX]
-    above = {posixpath.dirname(key) for key in keys}
-    return [key for key in keys if not any(parent in above for parent in _parents(posixpath.dirname(key)))]
-
-
-def _parents(directory: str) -> Iterator[str]:
-    while directory:
-        directory = posixpath.dirname(directory)
-        yield directory
-
-
-def _is_index(store: Store, key: str) -> bool:
-    head = store.read_range(key, 0, 1 << 16)
-    return b'"shards"' in head and re.search(rb'"format"\s*:\s*"mds"|"shards"\s*:\s*\[\s*\]', head) is not None
+    above = {PurePosixPath(key).parent for key in keys}
+    return [key for key in keys if above.isdisjoint(PurePosixPath(key).parent.parents)]
 
 
 def _index(store: Store, key: str) -> list[Any]:
     """The entries of an index. ValueError if it is not valid."""
     path = store.path(key)
-    if store.size(key) > MAX_INDEX_BYTES:
-        raise ValueError(f"{path}: is larger than an index may be ({MAX_INDEX_BYTES} bytes)")
-    index = json_object(store.read(key), path)
+    index = read_json(store, key, MAX_INDEX_BYTES, "an index")
     if index.get("version") != 2 or not isinstance(shards := index.get("shards"), list):
         raise ValueError(f"{path}: is of version {reprlib.repr(index.get('version'))}; an index of version 2 with shards is read")
     return shards

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.codecs import MAX_CHUNK_BYTES, inflate
+from flat_tokens.arrays.codecs import inflate
+from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.stores.store import Store
 
@@ -24,8 +25,10 @@ MAX_SHARD_BYTES = 2**32
 """Offsets are 32 bits wide."""
 BYTES_AT_A_TIME = 16 << 20
 
+Int64s = npt.NDArray[np.int64]
 
-def shape_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+
+def shape_bytes(lengths: Int64s) -> Int64s:
     return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
 
 
@@ -51,15 +54,13 @@ class Layout(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The places of a shard's samples. Sample i is bytes ``offsets[i] : offsets[i + 1]``, its tokens begin at
-    ``begins[i]``, and they are tokens ``entries[i] : entries[i + 1]`` of the shard.
-    """
+    """Sample i: its bytes ``offsets[i] : offsets[i + 1]``, where in them its tokens begin, and their numbers in the shard."""
 
-    offsets: npt.NDArray[np.int64]
-    begins: npt.NDArray[np.int64]
+    offsets: Int64s
+    begins: Int64s
     entries: npt.NDArray[np.uint64]
 
-    def lengths(self, first: int, last: int) -> npt.NDArray[np.int64]:
+    def lengths(self, first: int, last: int) -> Int64s:
         """Tokens of samples ``first:last``: int64[last - first]."""
         entries = self.entries[first : last + 1].astype(np.int64)
         return entries[1:] - entries[:-1]
@@ -154,7 +155,7 @@ class Shard:
         return np.frombuffer(data, np.uint8)
 
 
-def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+def _integers(data: npt.NDArray[np.uint8], at: Int64s, width: int) -> Int64s:
     """The integers of *width* bytes at these positions."""
     stored: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(width)]
     return stored.view(f"<u{width}")[:, 0].astype(np.int64)
@@ -194,7 +195,7 @@ def _samples_of(shard: Shard) -> Samples:
     return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64))
 
 
-def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _lengths(held: Int64s, layout: Layout) -> tuple[Int64s, Int64s]:
     """The number of tokens in columns of so many bytes, -1 if that is impossible, and of the bytes before them."""
     width, shapes = layout.dtype.itemsize, np.zeros_like(held)
     if layout.has_shape:
@@ -206,7 +207,7 @@ def _lengths(held: npt.NDArray[np.int64], layout: Layout) -> tuple[npt.NDArray[n
     return np.where(fits, lengths, -1), shapes
 
 
-def _variable_sizes(shard: Shard, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _variable_sizes(shard: Shard, offsets: Int64s) -> Int64s:
     """The sizes of the columns of variable size: int64[n, columns]. Needs one pass over the shard."""
     columns = len(shard.layout.variable)
     sizes = np.empty((len(offsets) - 1, columns), np.int64)

@@ -8,29 +8,15 @@ document (i64, and the number of sequences at last). Multimodal ones go on with 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.formats.contract import (
-    ExportFile,
-    Files,
-    Format,
-    Readable,
-    Splits,
-    ahead,
-    by_split,
-    check_positive,
-    check_token_id,
-    members,
-    nothing_to_finish,
-    plan_files,
-)
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
-from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -42,7 +28,7 @@ MAX_LENGTH = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Megatron:
+class Megatron(contract.Options):
     """How indexed datasets are written and read.
 
     ``end_of_text``: closes every document on the way out, as ``--append-eod`` does, and is removed from its end on the way
@@ -56,13 +42,6 @@ class Megatron:
     tokens_per_file: int | None = None
     sequence: Literal["document", "sequence"] = "document"
 
-    def __post_init__(self) -> None:
-        check_token_id("end_of_text", self.end_of_text)
-        check_positive("vocabulary_size", self.vocabulary_size)
-        check_positive("tokens_per_file", self.tokens_per_file)
-        if self.sequence not in ("document", "sequence"):
-            raise ValueError(f"sequence is {self.sequence!r}, but it is document or sequence")
-
 
 def token_type(splits: Splits, options: Megatron) -> int:
     """The code of the tokens' type in the index."""
@@ -71,7 +50,7 @@ def token_type(splits: Splits, options: Megatron) -> int:
 
 def plan(splits: Splits, options: Megatron) -> list[ExportFile]:
     token_type(splits, options)
-    return plan_files(splits, options.tokens_per_file, ".bin")
+    return contract.plan_files(splits, options.tokens_per_file, "{split}{number}.bin")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> list[StoredObject]:
@@ -80,27 +59,24 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     dtype = np.dtype(DTYPES[code])
     documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
-        _check_lengths(documents, file)
+        _check_lengths(documents)
     with store.create(file.key) as tokens_writer:
-        for tokens in ahead(documents.tokens(dtype)):
+        for tokens in contract.ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)
     count = file.stop - file.start
     with store.create(f"{file.key.removesuffix('.bin')}.idx") as writer:
         writer.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))
         for lengths in documents.lengths():
             writer.write(lengths.astype("<i4"))
-        pointer = 0
-        for lengths in documents.lengths():
-            ends = pointer + np.cumsum(lengths * dtype.itemsize)
-            writer.write((ends - lengths * dtype.itemsize).astype("<i8"))
-            pointer = int(ends[-1]) if len(ends) else pointer
+        for starts, _ in documents.bounds(0, dtype.itemsize):
+            writer.write(starts.astype("<i8"))
         for start in range(0, count + 1, STARTS_AT_A_TIME):
             writer.write(np.arange(start, min(start + STARTS_AT_A_TIME, count + 1), dtype="<i8"))
     return [tokens_writer.stored, writer.stored]
 
 
-def _check_lengths(documents: Documents, file: ExportFile) -> None:
-    first = file.start
+def _check_lengths(documents: Documents) -> None:
+    first = documents.start
     for lengths in documents.lengths():
         if len(lengths) and lengths.max() > MAX_LENGTH:
             i = first + int(lengths.argmax())
@@ -210,23 +186,14 @@ def has_index(store: Store, key: str) -> bool:
     return store.read_range(key, 0, len(MAGIC)) == MAGIC
 
 
-def recognise(files: Files) -> bool:
-    return any(has_index(files.store, key) for key in files.keys if key.endswith((".bin", ".idx")))
-
-
-def open_datasets(files: Files, options: Megatron) -> Mapping[SplitName, Readable]:
-    return by_split(members(files, ".idx", has_index), lambda key: open_dataset(files.store, key, options))
-
-
 MEGATRON: Format[Any] = Format(
     name="megatron",
     summary="Megatron-LM indexed dataset (.bin and .idx), a document a sequence",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",
     loses="nothing; sequences of more than 2**31 - 1 tokens are refused",
     options=Megatron,
-    recognise=recognise,
-    open=open_datasets,
+    recognise=lambda files: any(has_index(files.store, key) for key in files.keys if key.endswith((".bin", ".idx"))),
+    open=lambda files, options: contract.by_split(files, contract.members(files, ".idx", has_index), open_dataset, options),
     plan=plan,
     write=write,
-    finish=nothing_to_finish,
 )

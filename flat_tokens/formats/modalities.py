@@ -18,41 +18,26 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.formats.contract import (
-    ExportFile,
-    Files,
-    Format,
-    Readable,
-    Splits,
-    ahead,
-    by_split,
-    check_positive,
-    check_token_id,
-    file_at,
-    members,
-    nothing_to_finish,
-    plan_files,
-)
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import ExportFile, Format, Splits, file_at
 from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
-from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 
-READ_BYTES = 8 << 20
 INDEX_BLOCK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 61
 Generation = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True)
-class Modalities:
+class Modalities(contract.Options):
     """How ``.pbin`` files are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
@@ -71,16 +56,6 @@ class Modalities:
     ignore_offsets: bool = False
     max_index_bytes: int = 512 << 20
 
-    def __post_init__(self) -> None:
-        check_token_id("end_of_text", self.end_of_text)
-        check_positive("vocabulary_size", self.vocabulary_size)
-        check_positive("tokens_per_file", self.tokens_per_file)
-        check_positive("max_index_bytes", self.max_index_bytes)
-        if self.closing not in ("always", "unless_present"):
-            raise ValueError(f"closing is {self.closing!r}, but it is always or unless_present")
-        if self.generation not in (0, 1, 2, 3):
-            raise ValueError(f"generation is {self.generation!r}, but it is 0, 1, 2 or 3 (today's)")
-
 
 def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
     """The type of the tokens in the file. ValueError if an id is not in the vocabulary."""
@@ -91,7 +66,7 @@ def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
 
 def plan(splits: Splits, options: Modalities) -> list[ExportFile]:
     token_dtype(splits, options)
-    return plan_files(splits, options.tokens_per_file, ".pbin")
+    return contract.plan_files(splits, options.tokens_per_file, "{split}{number}.pbin")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -> list[StoredObject]:
@@ -103,22 +78,20 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -
         header += dtype.itemsize.to_bytes(4, order)
     with store.create(file.key) as writer:
         writer.write(header)
-        for tokens in ahead(documents.tokens(dtype)):
+        for tokens in contract.ahead(documents.tokens(dtype)):
             writer.write(tokens)
         base = 0 if options.generation == 3 else len(header)
-        for piece in write_pairs(_index_entries(documents, dtype.itemsize, base)):
+        for piece in write_pairs(_index_entries(documents, dtype.itemsize, base), file.stop - file.start):
             writer.write(piece)
     return [writer.stored]
 
 
 def _index_entries(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
     """Offset and length in bytes of each document: int64[n, 2]."""
-    for lengths in documents.lengths():
-        for at in range(0, len(lengths), 1 << 16):
-            sizes = lengths[at : at + (1 << 16)] * width
-            ends = base + np.cumsum(sizes)
-            yield np.stack([ends - sizes, sizes], 1)
-            base = int(ends[-1])
+    for starts, ends in documents.bounds(base, width):
+        for at in range(0, len(starts), 1 << 16):
+            some = slice(at, at + (1 << 16))
+            yield np.stack([starts[some], ends[some] - starts[some]], 1)
 
 
 class Header(NamedTuple):
@@ -159,18 +132,6 @@ def headers(store: Store, key: str) -> list[Header]:
     return found
 
 
-def has_header(store: Store, key: str) -> bool:
-    return bool(headers(store, key))
-
-
-def recognise(files: Files) -> bool:
-    return any(has_header(files.store, key) for key in files.keys)
-
-
-def open_pbins(files: Files, options: Modalities) -> Mapping[SplitName, Readable]:
-    return by_split(members(files, ".pbin", has_header), lambda key: open_pbin(files.store, key, options))
-
-
 def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
     """Open one ``.pbin`` file; its index is read and checked as a whole. ValueError, naming it, if it has none."""
     found = headers(store, key)
@@ -196,12 +157,13 @@ def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
     tokens = header.tokens
     width, length = tokens.dtype.itemsize, tokens.length * tokens.dtype.itemsize
     seq_starts = array("Q")  # grows in place
-    base, end = None, 0  # the offset that the tokens begin with; bytes of the documents so far
+    base, end = 0 if options.ignore_offsets else None, 0  # the offset of the first document; bytes of the documents so far
     for pairs in index_pairs(tokens.store, tokens.key, header.index_start, header.index_stop, options.max_index_bytes):
         offsets, sizes = pairs[:, 0], pairs[:, 1]
         wrong = (sizes < 0) | (sizes > length) | (sizes % width != 0)
         if options.ignore_offsets:
-            base, offsets = 0, end + _sums_before(np.where(wrong, 0, sizes))
+            believed = np.where(wrong, 0, sizes)
+            offsets = end + np.cumsum(believed) - believed
         if base is None:
             base = int(offsets[0])
             if base not in header.bases:
@@ -221,10 +183,6 @@ def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
         raise ValueError(f"{tokens.path}: its index ends after {end} bytes of tokens, but there are {length}")
     seq_starts.append(end // width)
     return np.frombuffer(seq_starts, np.uint64)
-
-
-def _sums_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.cumsum(values) - values
 
 
 def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -248,10 +206,7 @@ class RawIndex(NamedTuple):
 
 
 def create_raw_index(
-    jsonl: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None = None,
-    *,
-    blank: Literal["error", "skip"] = "error",
+    jsonl: str | os.PathLike[str], target: str | os.PathLike[str] | None = None, *, blank: Literal["error", "skip"] = "error"
 ) -> RawIndex:
     """Write the raw index of a JSONL file: byte position and length of every line, its newline not counted.
 
@@ -259,12 +214,33 @@ def create_raw_index(
     such as the last one of a truncated file, is parsed, and refused if it is not JSON. A blank line is refused too, unless
     it is left out and counted (``skip``).
     """
-    source, target_store = file_at(jsonl), file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
-    lines = _Lines(*source, blank)
-    with target_store[0].create(target_store[1]) as writer:
-        for piece in write_pairs(lines.ranges()):
+    source, name = file_at(jsonl)
+    store, key = file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
+    spans, start, number = array("q"), 0, 0
+    with source.fs.open(source.path(name), "rb") as file:
+        for number, line in enumerate(file, 1):
+            document = line.removesuffix(b"\n")
+            if _is_document(document, blank, f"{source.path(name)}: line {number}, at byte {start},"):
+                spans.extend((start, len(document)))
+            start += len(line)
+    with store.create(key) as writer:
+        for piece in write_pairs([np.frombuffer(spans, np.int64).reshape(-1, 2)], len(spans) // 2):
             writer.write(piece)
-    return RawIndex(writer.stored, lines.line_count - lines.blank_count, lines.blank_count)
+    return RawIndex(writer.stored, len(spans) // 2, number - len(spans) // 2)
+
+
+def _is_document(line: bytes, blank: Literal["error", "skip"], where: str) -> bool:
+    """Whether a line is JSON. False if it is blank and that is allowed; ValueError for anything else."""
+    if not line.strip():
+        if blank == "error":
+            raise ValueError(f"{where} is blank, on which Modalities loses documents. Remove it, or have blank lines skipped.")
+        return False
+    if not (line.startswith(b"{") and line.endswith(b"}")):
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is not JSON ({error}). Mend or remove it.") from error
+    return True
 
 
 def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) -> npt.NDArray[np.int64]:
@@ -288,69 +264,14 @@ def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) 
     return np.frombuffer(spans, np.int64).reshape(-1, 2)
 
 
-class _Lines:
-    """The lines of a JSONL file, found by their newlines and checked by their first and last bytes."""
-
-    def __init__(self, store: Store, key: str, blank: Literal["error", "skip"]) -> None:
-        self._store, self._key, self._blank = store, key, blank
-        self.line_count = self.blank_count = 0
-
-    def ranges(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Byte position and length of the documents: int64[n, 2] arrays, in order."""
-        size = self._store.size(self._key)
-        start, first, before = 0, 0, 0  # the open line, its first byte, the byte before the block
-        for at in range(0, size, READ_BYTES):
-            data = self._store.read_range(self._key, at, min(at + READ_BYTES, size))
-            # One byte more in front: the last byte of a line may be in the block before.
-            block = np.concatenate([np.array([before], np.uint8), np.frombuffer(data, np.uint8)])
-            ends = np.flatnonzero(block[1:] == ord("\n")) + at
-            if at + len(data) == size and data[-1:] != b"\n":
-                ends = np.append(ends, size)
-            starts = np.append(start, ends + 1)
-            inside = starts[(starts >= at) & (starts < at + len(data))]
-            firsts = np.append([first] * (start < at), block[inside - at + 1])
-            if len(ends):
-                yield from self._documents(starts[: len(ends)], ends, firsts[: len(ends)], block[ends - at])
-            start, before = int(starts[-1]), int(block[-1])
-            first = int(firsts[len(ends)]) if len(firsts) > len(ends) else 0
-
-    def _documents(
-        self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], firsts: npt.NDArray[Any], lasts: npt.NDArray[Any]
-    ) -> Iterator[npt.NDArray[np.int64]]:
-        doubtful = np.flatnonzero((firsts != ord("{")) | (lasts != ord("}")) | (ends - starts < 2))
-        listed = np.ones(len(starts), np.bool_)
-        for k in doubtful:
-            listed[k] = self._is_document(int(starts[k]), int(ends[k]), self.line_count + int(k) + 1)
-        self.line_count += len(starts)
-        self.blank_count += int((~listed).sum())
-        yield np.stack([starts, ends - starts], 1)[listed]
-
-    def _is_document(self, start: int, stop: int, number: int) -> bool:
-        """Whether a line is JSON. False if it is blank and that is allowed; ValueError for anything else."""
-        line = self._store.read_range(self._key, start, stop)
-        where = f"{self._store.path(self._key)}: line {number}, at byte {start},"
-        if not line.strip():
-            if self._blank == "error":
-                raise ValueError(
-                    f"{where} is blank, on which Modalities loses documents. Remove it, or have blank lines skipped."
-                )
-            return False
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not JSON ({error}). Mend or remove it.") from error
-        return True
-
-
 MODALITIES = Format(
     name="modalities",
     summary="Modalities packed data (.pbin), in all four layouts there have been",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",
     loses="an end-of-text token that ends a sequence already, unless closing is always",
     options=Modalities,
-    recognise=recognise,
-    open=open_pbins,
+    recognise=lambda files: any(headers(files.store, key) for key in files.keys),
+    open=lambda files, options: contract.by_split(files, contract.members(files, ".pbin", headers), open_pbin, options),
     plan=plan,
     write=write,
-    finish=nothing_to_finish,
 )

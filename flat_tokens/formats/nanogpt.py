@@ -28,24 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import TokenBatch
-from flat_tokens.formats.contract import (
-    BATCH_TOKENS,
-    ExportFile,
-    Files,
-    Format,
-    Readable,
-    Splits,
-    ahead,
-    check_id_fits,
-    check_index,
-    check_positive,
-    check_token_id,
-    checked_entries,
-    members,
-    nothing_to_finish,
-    require_sequences,
-    split_of,
-)
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Readable, Splits, split_of
 from flat_tokens.formats.indexed import StoredItems, Tokens, insert
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import FlatTokens
@@ -62,7 +46,7 @@ MARKS_AT_A_TIME = 1 << 16
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(contract.Options):
     """How the family's files are written and read.
 
     ``end_of_text``: stands before or after every document, as the format has it. On the way in it is removed, and the
@@ -74,11 +58,6 @@ class Stream:
     end_of_text: int | None = None
     inner_end_of_text: Literal["refuse", "keep"] = "refuse"
 
-    def __post_init__(self) -> None:
-        check_token_id("end_of_text", self.end_of_text)
-        if self.inner_end_of_text not in ("refuse", "keep"):
-            raise ValueError(f"inner_end_of_text is {self.inner_end_of_text!r}, but it is refuse or keep")
-
 
 @dataclass(frozen=True)
 class Shards(Stream):
@@ -88,7 +67,6 @@ class Shards(Stream):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("tokens_per_shard", self.tokens_per_shard)
         if self.tokens_per_shard > 2**31 - 1:
             raise ValueError(f"tokens_per_shard is {self.tokens_per_shard}, but headers count tokens up to 2**31 - 1")
 
@@ -128,10 +106,6 @@ def llmc_header(count: int, dtype: np.dtype[Any]) -> bytes:
     header = np.zeros(LLMC_INTEGERS, "<i4")
     header[:3] = *LLMC_BEGINNINGS[dtype.name], count
     return header.tobytes()
-
-
-def no_header(count: int, dtype: np.dtype[Any]) -> bytes:
-    return b""
 
 
 def npy_tokens(store: Store, key: str) -> StoredItems:
@@ -183,13 +157,6 @@ def _whole(tokens: StoredItems) -> StoredItems:
     return tokens
 
 
-NANOGPT_KIND = Kind("nanogpt", np.dtype("<u2"), "after", no_header, plain_tokens, ".bin")
-BUILD_KIND = Kind("build-nanogpt", np.dtype("<u2"), "before", npy_header, npy_tokens, ".npy")
-JAXFORMER_KIND = Kind("jaxformer", np.dtype("<u4"), "before", npy_header, npy_tokens, ".npy")
-LLMC_KIND = Kind("llm.c", np.dtype("<u2"), "before", llmc_header, llmc_tokens, ".bin")
-LLMC_LLAMA_KIND = Kind("llm.c-llama-3", np.dtype("<u4"), "before", llmc_header, llmc_tokens, ".bin")
-
-
 # In the files a split is one stream of tokens, in which every sequence takes one place more than it has tokens.
 
 
@@ -199,69 +166,50 @@ def stream_length(split: FlatTokens, options: Stream) -> int:
 
 def check(splits: Splits, kind: Kind, options: Stream) -> None:
     """ValueError if splits cannot be written in this format."""
-    require_sequences(splits)
     largest = min(int(np.iinfo(kind.dtype).max), 2**31 - 1)
-    check_id_fits(splits, largest, f"{kind.name}'s {kind.dtype.name}")
-    check_token_id("end_of_text", options.end_of_text, largest)
     for split in splits.values():
-        if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
+        if split.token_count and split.max_token_id > largest:
             raise ValueError(
-                f"{split.store.url}: has {split.seq_count} sequences, and {kind.name} keeps no bounds between them. "
-                "Set end_of_text to the tokenizer's end-of-text token (50256 for gpt2)."
+                f"{split.store.url}: max_token_id is {split.max_token_id}, but {kind.name}'s {kind.dtype.name} holds ids up to "
+                f"{largest}"
             )
+    contract.check_token_id("end_of_text", options.end_of_text, largest)
+    for split in splits.values():
+        check_bounds(split, options, f"{kind.name} keeps")
 
 
-def plan_nanogpt(splits: Splits, options: Stream) -> list[ExportFile]:
-    check(splits, NANOGPT_KIND, options)
-    names: dict[SplitName, str] = {"train": "train.bin", "validation": "val.bin"}
-    return [ExportFile(names[name], name, 0, stream_length(split, options)) for name, split in splits.items() if split.seq_count]
+def check_bounds(split: FlatTokens, options: Stream, what: str) -> None:
+    """ValueError if the split's sequences would run into each other."""
+    if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
+        raise ValueError(
+            f"{split.store.url}: has {split.seq_count} sequences, and {what} no bounds between them. "
+            "Set end_of_text to the tokenizer's end-of-text token (50256 for gpt2)."
+        )
 
 
-def plan_build_nanogpt(splits: Splits, options: NamedShards) -> list[ExportFile]:
-    check(splits, BUILD_KIND, options)
-    return _shards_of_both(splits, options, ".npy")
+def plan(splits: Splits, options: Stream, kind: Kind) -> list[ExportFile]:
+    check(splits, kind, options)
+    lengths = {name: stream_length(split, options) for name, split in splits.items() if split.seq_count}
+    if not isinstance(options, Shards):
+        return [ExportFile(f"{'train' if name == 'train' else 'val'}.bin", name, 0, length) for name, length in lengths.items()]
+    named, size = isinstance(options, NamedShards), options.tokens_per_shard
+    prefix, digits = (f"{options.name}_", 6) if isinstance(options, NamedShards) else ("", 4)
+    names: dict[SplitName, str] = {"validation": "val" if named else "test", "train": "train"}
+    files: list[ExportFile] = []
+    for name, word in names.items():
+        # The numbers of named shards go on from validation to train, whose first is 1 if there is no validation.
+        first, length = max(len(files), 1) if named and name == "train" else 0, lengths.get(name, 0)
+        for i, start in enumerate(range(0, length, size), first):
+            key = f"{prefix}{word}_{i:0{digits}d}{kind.ending}"
+            files.append(ExportFile(key, name, start, min(start + size, length)))
+    return files
 
 
-def plan_llmc(splits: Splits, options: NamedShards) -> list[ExportFile]:
-    check(splits, LLMC_KIND, options)
-    return _shards_of_both(splits, options, ".bin")
-
-
-def plan_llmc_llama(splits: Splits, options: NamedShards) -> list[ExportFile]:
-    check(splits, LLMC_LLAMA_KIND, options)
-    return _shards_of_both(splits, options, ".bin")
-
-
-def plan_jaxformer(splits: Splits, options: Shards) -> list[ExportFile]:
-    check(splits, JAXFORMER_KIND, options)
-    test, train = _ranges(splits, "validation", options), _ranges(splits, "train", options)
-    return [
-        *(ExportFile(f"test_{i:04d}.npy", "validation", *one) for i, one in enumerate(test)),
-        *(ExportFile(f"train_{i:04d}.npy", "train", *one) for i, one in enumerate(train)),
-    ]
-
-
-def _shards_of_both(splits: Splits, options: NamedShards, ending: str) -> list[ExportFile]:
-    """Validation from number 0 on, then train, whose first number is 1 if there is no validation."""
-    validation, train = _ranges(splits, "validation", options), _ranges(splits, "train", options)
-    first = max(len(validation), 1)
-    return [
-        *(ExportFile(f"{options.name}_val_{i:06d}{ending}", "validation", *one) for i, one in enumerate(validation)),
-        *(ExportFile(f"{options.name}_train_{i:06d}{ending}", "train", *one) for i, one in enumerate(train, first)),
-    ]
-
-
-def _ranges(splits: Splits, name: SplitName, options: Shards) -> list[tuple[int, int]]:
-    """The range of a split's stream in each of its shards."""
-    length = stream_length(splits[name], options) if name in splits else 0
-    return [(start, min(start + options.tokens_per_shard, length)) for start in range(0, length, options.tokens_per_shard)]
-
-
-def write_stream(splits: Splits, file: ExportFile, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
+def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
     check(splits, kind, options)
     with store.create(file.key) as writer:
         writer.write(kind.header(file.stop - file.start, kind.dtype))
-        for tokens in ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
+        for tokens in contract.ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
             writer.write(tokens)
     return [writer.stored]
 
@@ -280,17 +228,13 @@ def stream(
         if options.end_of_text is None:
             yield tokens.astype(dtype)
             continue
-        if options.inner_end_of_text == "refuse" and options.end_of_text <= split.max_token_id:
-            _refuse_inner(split, first, tokens, options.end_of_text)
+        must_look = options.inner_end_of_text == "refuse" and options.end_of_text <= split.max_token_id
+        if must_look and (found := np.flatnonzero(tokens == options.end_of_text)).size:
+            raise ValueError(
+                f"{split.store.url}: token {first + found[0]} is end_of_text ({options.end_of_text}) inside a sequence, which "
+                "would come back as two. Set inner_end_of_text='keep' to write it all the same."
+            )
         yield insert(tokens, here - at, options.end_of_text, dtype)
-
-
-def _refuse_inner(split: FlatTokens, first: int, tokens: npt.NDArray[np.uint32], end_of_text: int) -> None:
-    if (found := np.flatnonzero(tokens == end_of_text)).size:
-        raise ValueError(
-            f"{split.store.url}: token {first + found[0]} is end_of_text ({end_of_text}) inside a sequence, which would come "
-            "back as two. Set inner_end_of_text='keep' to write it all the same."
-        )
 
 
 class _Marks:
@@ -315,7 +259,7 @@ class _Marks:
 
     def _positions(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """Positions of those of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
-        entries = checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
+        entries = contract.checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
         return entries.astype(np.int64) + np.arange(first, last)
 
 
@@ -331,6 +275,10 @@ class StreamReader:
     place: Place
 
     @property
+    def path(self) -> str:
+        return self.files[0].path if self.files else "no files"
+
+    @property
     def stored_count(self) -> int:
         return sum(file.length for file in self.files)
 
@@ -343,19 +291,17 @@ class StreamReader:
         return len(self._bounds) - 1
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
-        check_index(i, self.seq_count, self.files[0].path)
-        start, stop = (int(bound) for bound in self._bounds[i % self.seq_count : i % self.seq_count + 2])
+        i = contract.checked_index(i, self.seq_count, self.path)
+        start, stop = (int(bound) for bound in self._bounds[i : i + 2])
         tokens = np.concatenate([np.empty(0, np.uint32), *self._tokens(start, stop, BATCH_TOKENS)])
         return tokens[tokens != self.end_of_text] if self.end_of_text is not None else tokens
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
-        if start == 0 and stop is None:
-            yield from self._decode(self._tokens(0, self.stored_count, max_tokens))
-            return
-        stop = self.seq_count if stop is None else stop
-        if not 0 <= start <= stop <= self.seq_count:
-            raise IndexError(f"{self.files[0].path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
-        yield from self._decode(self._tokens(int(self._bounds[start]), int(self._bounds[stop]), max_tokens))
+        begin, end = 0, self.stored_count
+        if (start, stop) != (0, None):
+            stop = contract.checked_stop(start, stop, self.seq_count, self.path)
+            begin, end = int(self._bounds[start]), int(self._bounds[stop])
+        yield from self._decode(self._tokens(begin, end, max_tokens))
 
     def _decode(self, blocks: Iterator[npt.NDArray[np.uint32]]) -> Iterator[TokenBatch]:
         """Turn the end-of-text tokens of a stream into starts of sequences."""
@@ -407,13 +353,13 @@ class StreamReader:
 
 
 def open_streams(files: Files, options: Stream, kind: Kind) -> Mapping[SplitName, Readable]:
-    keys: dict[SplitName, list[StoredItems]] = {}
-    for key in members(files, kind.ending, lambda store, key: has_kind(store, key, kind)):
+    found: dict[SplitName, list[StoredItems]] = {}
+    for key in contract.members(files, kind.ending, lambda store, key: has_kind(store, key, kind)):
         tokens = kind.parse(files.store, key)
         if tokens.dtype.itemsize != kind.dtype.itemsize:
             raise ValueError(f"{tokens.path}: has tokens of {tokens.dtype.name}, but {kind.name} has {kind.dtype.name}")
-        keys.setdefault(split_of(key), []).append(tokens)
-    return {split: StreamReader(tuple(found), options.end_of_text, kind.place) for split, found in keys.items()}
+        found.setdefault(split_of(key), []).append(tokens)
+    return {split: StreamReader(tuple(those), options.end_of_text, kind.place) for split, those in found.items()}
 
 
 def has_kind(store: Store, key: str, kind: Kind) -> bool:
@@ -424,9 +370,7 @@ def has_kind(store: Store, key: str, kind: Kind) -> bool:
         return False
 
 
-def _format(
-    kind: Kind, options: type[Stream], plan: Callable[[Splits, Any], list[ExportFile]], summary: str, recognised: bool = True
-) -> Format[Any]:
+def _format(kind: Kind, options: type[Stream], summary: str, recognised: bool = True) -> Format[Any]:
     return Format(
         name=kind.name,
         summary=summary,
@@ -435,16 +379,25 @@ def _format(
         options=options,
         recognise=lambda files: recognised and any(has_kind(files.store, key, kind) for key in files.keys),
         open=lambda files, chosen: open_streams(files, chosen, kind),
-        plan=plan,
-        write=lambda splits, file, store, chosen: write_stream(splits, file, store, chosen, kind),
-        finish=nothing_to_finish,
+        plan=lambda splits, chosen: plan(splits, chosen, kind),
+        write=lambda splits, file, store, chosen: write(splits, file, store, chosen, kind),
     )
 
 
+_U2, _U4 = np.dtype("<u2"), np.dtype("<u4")
 NANOGPT = _format(
-    NANOGPT_KIND, Stream, plan_nanogpt, "nanoGPT's train.bin and val.bin, which have to be named: they have no header", False
+    Kind("nanogpt", _U2, "after", lambda count, dtype: b"", plain_tokens, ".bin"),
+    Stream,
+    "nanoGPT's train.bin and val.bin, which have to be named: they have no header",
+    recognised=False,
 )
-BUILD_NANOGPT = _format(BUILD_KIND, NamedShards, plan_build_nanogpt, "build-nanogpt's .npy shards of uint16")
-JAXFORMER = _format(JAXFORMER_KIND, Shards, plan_jaxformer, "Jaxformer's .npy shards of uint32")
-LLMC = _format(LLMC_KIND, NamedShards, plan_llmc, "llm.c's .bin shards of uint16")
-LLMC_LLAMA = _format(LLMC_LLAMA_KIND, NamedShards, plan_llmc_llama, "llm.c's .bin shards of uint32, as for Llama 3")
+BUILD_NANOGPT = _format(
+    Kind("build-nanogpt", _U2, "before", npy_header, npy_tokens, ".npy"), NamedShards, "build-nanogpt's .npy shards of uint16"
+)
+JAXFORMER = _format(Kind("jaxformer", _U4, "before", npy_header, npy_tokens, ".npy"), Shards, "Jaxformer's .npy shards of uint32")
+LLMC = _format(Kind("llm.c", _U2, "before", llmc_header, llmc_tokens, ".bin"), NamedShards, "llm.c's .bin shards of uint16")
+LLMC_LLAMA = _format(
+    Kind("llm.c-llama-3", _U4, "before", llmc_header, llmc_tokens, ".bin"),
+    NamedShards,
+    "llm.c's .bin shards of uint32, as for Llama 3",
+)

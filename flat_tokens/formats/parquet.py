@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import posixpath
 import reprlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.arrays.opening import read_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.extras import extra
-from flat_tokens.formats.contract import (
-    BATCH_TOKENS,
-    ExportFile,
-    Files,
-    Format,
-    Readable,
-    Splits,
-    by_split,
-    check_index,
-    check_positive,
-    nothing_to_finish,
-    require_sequences,
-    sequence_ranges,
-    token_ranges,
-)
-from flat_tokens.manifest import SplitName
+from flat_tokens.extras import Later
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
+from flat_tokens.rows.views import IGNORED_LABEL
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
+from flat_tokens.text.limits import LARGEST_PAGE
+from flat_tokens.text.pages import pages_of
+from flat_tokens.text.parquet import Footer, first_page, sound_metadata
+
+pyarrow: Any = Later("pyarrow", "reading and writing Parquet and Arrow files")
 
 MAX_ROW_TOKENS = 2**31 - 1
 """A list's offsets are 32 bits wide."""
@@ -46,101 +39,94 @@ READ_BUFFER_BYTES = 1 << 20
 
 PARQUET_ENDINGS = (".parquet", ".pq")
 ARROW_ENDINGS = (".arrow", ".ipc", ".feather")
+LABELS = "labels"
+"""The column beside the tokens of a dataset with a loss mask: the tokens that count, -100 for the others."""
 ARROW_MAGIC = b"ARROW1"
 STREAM_MAGIC = b"\xff\xff\xff\xff"
 
 
 @dataclass(frozen=True)
-class Parquet:
+class Lists(contract.Options):
+    """Options that Parquet and Arrow files share."""
+
+    column: str = "input_ids"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in asdict(self).items():
+            if name == "column" and (not isinstance(value, str) or not value):
+                raise ValueError(f"column is {value!r}, but it is a column's name")
+            if isinstance(value, int) and value > MAX_ROW_TOKENS:
+                raise ValueError(f"{name} is {value}, but lists hold up to {MAX_ROW_TOKENS} tokens")
+
+
+@dataclass(frozen=True)
+class Parquet(Lists):
     """How Parquet files are written and which column is read.
 
     ``tokens_per_file`` and ``tokens_per_row_group``: at most, unless one sequence is longer. ``zstd`` makes files less than
     half as large, and several times as slow to write as disks are.
     """
 
-    column: str = "input_ids"
     tokens_per_file: int = 1 << 26
     tokens_per_row_group: int = 1 << 22
     compression: Literal["zstd", "none"] = "none"
 
-    def __post_init__(self) -> None:
-        _check(self.column, tokens_per_file=self.tokens_per_file, tokens_per_row_group=self.tokens_per_row_group)
-        if self.compression not in ("zstd", "none"):
-            raise ValueError(f"compression is {self.compression!r}, but it is 'zstd' or 'none'")
-
 
 @dataclass(frozen=True)
-class Arrow:
-    """How Arrow files are written and which column is read.
+class Arrow(Lists):
+    """How Arrow files are written, with up to so many tokens, unless one sequence has more, and which column is read."""
 
-    ``tokens_per_file`` and ``tokens_per_batch``: at most, unless one sequence is longer.
-    """
-
-    column: str = "input_ids"
     tokens_per_file: int = 1 << 27
     tokens_per_batch: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        _check(self.column, tokens_per_file=self.tokens_per_file, tokens_per_batch=self.tokens_per_batch)
-
-
-def _check(column: str, **counts: int) -> None:
-    if not isinstance(column, str) or not column:
-        raise ValueError(f"column is {column!r}, but it is a column's name")
-    for name, count in counts.items():
-        check_positive(name, count)
-        if count > MAX_ROW_TOKENS:
-            raise ValueError(f"{name} is {count}, but lists hold up to {MAX_ROW_TOKENS} tokens")
 
 
 # Writing
 
 
-def plan_parquet(splits: Splits, options: Parquet) -> list[ExportFile]:
-    return _plan(splits, options.tokens_per_file, "{split}-{i:05d}-of-{count:05d}.parquet")
-
-
-def plan_arrow(splits: Splits, options: Arrow) -> list[ExportFile]:
-    return _plan(splits, options.tokens_per_file, "{split}/data-{i:05d}-of-{count:05d}.arrow")
-
-
-def _plan(splits: Splits, tokens_per_file: int, key: str) -> list[ExportFile]:
+def plan(splits: Splits, options: Parquet | Arrow, key: str) -> list[ExportFile]:
     """Files of whole sequences, under names by which ``datasets`` finds splits. A split without sequences has no file."""
-    require_sequences(splits)
-    files = []
-    for name, split in splits.items():
-        cuts = sequence_ranges(split, tokens_per_file)
-        for i, (start, stop) in enumerate(cuts):
-            # Several sequences are never more tokens than a file's, so only one alone can be too long for a list.
-            if stop == start + 1 and (length := int(np.diff(split.seq_starts.read(start, stop + 1))[0])) > MAX_ROW_TOKENS:
-                raise ValueError(f"{split.store.url}: sequence {start} has {length} tokens, but a list holds {MAX_ROW_TOKENS}")
-            files.append(ExportFile(key.format(split=name, i=i, count=len(cuts)), name, start, stop))
+    if options.column == LABELS and any(split.loss_mask is not None for split in splits.values()):
+        raise ValueError(f"column is {LABELS!r}, but that is the column of the loss mask. Give the tokens' column another name.")
+    files = contract.plan_files(splits, options.tokens_per_file, key)
+    for _, name, start, stop in files:
+        split = splits[name]
+        # Several sequences are never more tokens than a file's, so only one alone can be too long for a list.
+        if stop == start + 1 and (length := contract.entry(split, stop) - contract.entry(split, start)) > MAX_ROW_TOKENS:
+            raise ValueError(f"{split.store.url}: sequence {start} has {length} tokens, but a list holds {MAX_ROW_TOKENS}")
     return files
 
 
 def write_parquet(splits: Splits, file: ExportFile, store: Store, options: Parquet) -> list[StoredObject]:
     """One file, with a row group for each batch of sequences."""
-    pyarrow, parquet = extra("pyarrow", "writing Parquet files"), extra("pyarrow.parquet", "writing Parquet files")
     settings: dict[str, Any] = {
         "compression": options.compression,
         "use_dictionary": False,  # a vocabulary has more entries than a dictionary page is good for
         "write_statistics": False,
         "write_page_checksum": True,
     }
-    schema = _schema(pyarrow, options.column)
-    with store.create(file.key) as writing, parquet.ParquetWriter(_Sink(writing), schema, **settings) as writer:
-        for batch in splits[file.split].batches(file.start, file.stop, max_tokens=options.tokens_per_row_group):
-            writer.write_batch(_record_batch(pyarrow, batch, schema))
-    return [writing.stored]
+    opened = partial(pyarrow.parquet.ParquetWriter, **settings)
+    return _write(splits, file, store, options.column, options.tokens_per_row_group, opened)
 
 
 def write_arrow(splits: Splits, file: ExportFile, store: Store, options: Arrow) -> list[StoredObject]:
     """One file, a stream of record batches."""
-    pyarrow, ipc = extra("pyarrow", "writing Arrow files"), extra("pyarrow.ipc", "writing Arrow files")
-    schema = _schema(pyarrow, options.column)
-    with store.create(file.key) as writing, ipc.new_stream(_Sink(writing), schema) as writer:
-        for batch in splits[file.split].batches(file.start, file.stop, max_tokens=options.tokens_per_batch):
-            writer.write_batch(_record_batch(pyarrow, batch, schema))
+    return _write(splits, file, store, options.column, options.tokens_per_batch, pyarrow.ipc.new_stream)
+
+
+def _write(
+    splits: Splits, file: ExportFile, store: Store, column: str, max_tokens: int, opened: Callable[..., Any]
+) -> list[StoredObject]:
+    kind = pyarrow.list_(pyarrow.int32())
+    masked = splits[file.split].loss_mask is not None
+    schema = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else [])])
+    with store.create(file.key) as writing, opened(_Sink(writing), schema) as writer:
+        for batch in splits[file.split].batches(file.start, file.stop, max_tokens=max_tokens):
+            tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
+            values = [tokens, *([] if batch.loss_mask is None else [np.where(batch.loss_mask, tokens, np.int32(IGNORED_LABEL))])]
+            starts = batch.seq_starts.astype(np.int32)
+            lists = [pyarrow.ListArray.from_arrays(starts, of_column, type=kind) for of_column in values]
+            writer.write_batch(pyarrow.record_batch(lists, schema=schema))
     return [writing.stored]
 
 
@@ -166,23 +152,14 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
     return objects
 
 
-def _schema(pyarrow: Any, column: str) -> Any:
-    return pyarrow.schema([(column, pyarrow.list_(pyarrow.int32()))])
-
-
-def _record_batch(pyarrow: Any, batch: TokenBatch, schema: Any) -> Any:
-    tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
-    lists = pyarrow.ListArray.from_arrays(batch.seq_starts.astype(np.int32), tokens, type=schema.field(0).type)
-    return pyarrow.record_batch([lists], schema=schema)
-
-
-class _Sink:
-    """An object as a file that pyarrow can write to."""
-
-    closed = False
+class _Sink(io.RawIOBase):
+    """An object as a file that pyarrow can write to. The ``with`` block that began the object ends it, not ``close``."""
 
     def __init__(self, writer: ObjectWriter) -> None:
         self._writer, self._size = writer, 0
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
@@ -193,38 +170,29 @@ class _Sink:
     def tell(self) -> int:
         return self._size
 
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        """Nothing: the ``with`` block that began the object ends it."""
-
 
 # Reading
 
 
-class RowFile(Protocol):
-    """A file with a column of lists, read as Arrow arrays."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def row_count(self) -> int: ...
-
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        """(first row, list array) of ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
-        ...
-
-
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one."""
+    """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one."""
 
-    file: RowFile
+    store: Store
+    key: str
+    column: str
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.key)
 
     @property
     def seq_count(self) -> int:
-        return self.file.row_count
+        raise NotImplementedError
+
+    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
+        """(first row, list array) of ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
+        raise NotImplementedError
 
     @cached_property
     def token_count(self) -> int:
@@ -233,36 +201,127 @@ class Rows:
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         """Row *i*, decoded: uint32[length]. Reads its row group up to there."""
-        check_index(i, self.seq_count, self.file.path)
-        row = i % self.seq_count
+        row = contract.checked_index(i, self.seq_count, self.path)
         return np.concatenate([batch.encoded_tokens for batch in self.batches(row, row + 1)]) >> np.uint32(1)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
-        stop = self.seq_count if stop is None else stop
-        if not 0 <= start <= stop <= self.seq_count:
-            raise IndexError(f"{self.file.path}: there are no sequences {start} to {stop}; there are {self.seq_count}")
-        done = start
-        for first, array in self.file.arrays(start, stop, max_tokens):
+        done, stop = start, contract.checked_stop(start, stop, self.seq_count, self.path)
+        for first, array in self.arrays(start, stop, max_tokens):
             low, high = max(start - first, 0), min(stop - first, len(array))
             if low < high:
-                yield from _batches(array.slice(low, high - low), self.file.path, first + low, max_tokens)
+                yield from _batches(array.slice(low, high - low), self.path, first + low, max_tokens)
                 done = first + high
         if done != stop:
-            raise ValueError(f"{self.file.path}: says that it has {self.seq_count} rows, but ends before row {stop}")
+            raise ValueError(f"{self.path}: says that it has {self.seq_count} rows, but ends before row {stop}")
+
+
+@dataclass(frozen=True)
+class ParquetRows(Rows):
+    """The rows of a Parquet file. ValueError when it is made, if the file is not Parquet or has no such column of token ids."""
+
+    def __post_init__(self) -> None:
+        if any(rows < 0 for rows, _, _ in self.groups):
+            raise ValueError(f"{self.path}: has a row group of less than no rows")
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, int, int], ...]:
+        """From the footer, of each row group: rows, values of its lists (an empty one counts), and where their pages begin."""
+        with _refused_by_name(self.path, "Parquet"), self.store.fs.open(self.path, "rb") as opened:
+            footer = Footer(opened)
+            with pyarrow.parquet.ParquetFile(footer, pre_buffer=True) as file:
+                _check_column(file.schema_arrow, self.column, self.path)
+                metadata = sound_metadata(file, footer, [self.column])
+                leaf = next(i for i, column in enumerate(file.schema) if column.path.startswith(f"{self.column}."))
+                found = map(metadata.row_group, range(metadata.num_row_groups))
+                chunks = [(group.num_rows, group.column(leaf)) for group in found]
+                return tuple((rows, chunk.num_values, first_page(chunk)) for rows, chunk in chunks)
+
+    @property
+    def seq_count(self) -> int:
+        return sum(rows for rows, _, _ in self.groups)
+
+    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
+        first = 0
+        with self._opened() as file:
+            for group, (rows, values, first_page_at) in enumerate(self.groups):
+                if first < stop and first + rows > start:
+                    at = first
+                    self._check_pages(values, first_page_at)
+                    at_a_time = min(max(max_tokens * rows // max(values, 1), 1), MAX_BATCH_ROWS)
+                    for batch in file.iter_batches(at_a_time, [group], [self.column], use_threads=False):
+                        yield at, batch.column(self.column)
+                        at += len(batch)
+                        if at >= stop:
+                            return
+                    if at != first + rows:
+                        raise ValueError(f"{self.path}: row group {group} has {at - first} rows, but the file says {rows}")
+                first += rows
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        # Column chunks may be far larger than memory: they are read as they are decoded.
+        settings = {"pre_buffer": False, "buffer_size": READ_BUFFER_BYTES, "page_checksum_verification": True}
+        with (
+            _refused_by_name(self.path, "Parquet"),
+            _source(self.store, self.key) as source,
+            pyarrow.parquet.ParquetFile(source, **settings) as file,
+        ):
+            yield file
+
+    def _check_pages(self, values: int, start: int) -> None:
+        """ValueError where a page of a column chunk says that it is larger than any is: the library would take that memory."""
+        try:
+            with self.store.fs.open(self.path, "rb") as opened:
+                for _ in pages_of(opened, start, values, LARGEST_PAGE):
+                    pass
+        except ValueError as error:
+            raise ValueError(f"{self.path}: column {self.column!r} cannot be read: {error}.") from error
+
+
+@dataclass(frozen=True)
+class ArrowRows(Rows):
+    """The rows of an Arrow file or stream. ValueError when it is made, if it is neither or has no such column of token ids."""
+
+    def __post_init__(self) -> None:
+        with self._opened() as (schema, _):
+            _check_column(schema, self.column, self.path)
+
+    @cached_property
+    def seq_count(self) -> int:
+        """Counted in one pass over the batches' headers, once."""
+        with self._opened(mapped=True) as (_, batches):
+            return sum(len(batch) for batch in batches)
+
+    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
+        # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
+        first = 0
+        with self._opened(mapped=stop - start == 1) as (_, batches):
+            for batch in batches:
+                if first + len(batch) > start:
+                    yield first, batch.column(self.column)
+                first += len(batch)
+                if first >= stop:
+                    return
+
+    @contextlib.contextmanager
+    def _opened(self, mapped: bool = False) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """The schema, and the record batches in order."""
+        with _refused_by_name(self.path, "Arrow"), _source(self.store, self.key, mapped) as source:
+            is_file = source.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+            source.seek(0)
+            with pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source) as file:
+                yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches)) if is_file else iter(file)
 
 
 def _batches(array: Any, path: str, first: int, max_tokens: int) -> Iterator[TokenBatch]:
     """A list array's rows, whose numbers begin with *first*, in ranges of at most *max_tokens*."""
     tokens, entries = _flat(array, path, first)
-    for part in token_ranges(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
+    for part in contract.token_ranges(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
         yield TokenBatch.from_flat(tokens[part.start : part.stop], part.seq_starts)
 
 
 def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-    """A list array's ids (uint32[n], a copy) and where its rows start and the last one ends among them (uint64[rows + 1]).
-
-    ValueError, naming the row, if one is null or holds a number that is no token id.
-    """
+    """A list array's ids, uint32[n], a copy, and its rows' bounds, uint64[rows + 1]. ValueError for a row of a null or no id."""
     with _refused_by_name(path, "lists"):
         array.validate(full=True)  # nothing has checked the offsets, which may come from a stranger
     if array.null_count:
@@ -285,24 +344,6 @@ def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], np
         wrong = (ids < 0) | (ids > MAX_TOKEN_ID)
         raise ValueError(f"{path}: row {row(wrong)} holds {ids[wrong][0]}, but token ids are 0 to {MAX_TOKEN_ID}")
     return ids.astype(np.uint32), entries.astype(np.uint64)
-
-
-def recognise_parquet(files: Files) -> bool:
-    return any(files.store.read_range(key, 0, 4) == b"PAR1" for key in _keys(files, PARQUET_ENDINGS))
-
-
-def open_parquet(files: Files, options: Parquet) -> dict[SplitName, Readable]:
-    """Every Parquet file below a directory, or one file: its rows are sequences."""
-    return by_split(_keys(files, PARQUET_ENDINGS), lambda key: Rows(ParquetRows.at(files.store, key, options.column)))
-
-
-def recognise_arrow(files: Files) -> bool:
-    return any(_is_arrow(files.store, key) for key in _keys(files, ARROW_ENDINGS))
-
-
-def open_arrow(files: Files, options: Arrow) -> dict[SplitName, Readable]:
-    """A directory that ``datasets`` saved, or other Arrow files: their rows are sequences."""
-    return by_split(_arrow_keys(files), lambda key: Rows(ArrowRows.at(files.store, key, options.column)))
 
 
 def _keys(files: Files, endings: tuple[str, ...]) -> list[str]:
@@ -329,139 +370,15 @@ def _arrow_keys(files: Files) -> list[str]:
     return keys
 
 
-@dataclass(frozen=True)
-class ParquetRows:
-    """The rows of a Parquet file. ``groups``: the number of rows in each row group, from the footer."""
-
-    store: Store
-    key: str
-    column: str
-    groups: tuple[int, ...]
-
-    @classmethod
-    def at(cls, store: Store, key: str, column: str) -> ParquetRows:
-        """Open a file by its footer. ValueError if it is not Parquet, or has no such column of token ids."""
-        with _opened_parquet(store, key) as file:
-            _check_column(file.schema_arrow, column, store.path(key))
-            groups = tuple(file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups))
-        if any(rows < 0 for rows in groups):
-            raise ValueError(f"{store.path(key)}: has a row group of less than no rows")
-        return cls(store, key, column, groups)
-
-    @property
-    def path(self) -> str:
-        return self.store.path(self.key)
-
-    @property
-    def row_count(self) -> int:
-        return sum(self.groups)
-
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        first = 0
-        with _opened_parquet(self.store, self.key) as file:
-            for group, rows in enumerate(self.groups):
-                if first < stop and first + rows > start:
-                    at = first
-                    for batch in self._read(file, group, self._rows_at_a_time(file, group, max_tokens)):
-                        yield at, batch.column(self.column)
-                        at += len(batch)
-                        if at >= stop:
-                            return
-                    if at != first + rows:
-                        raise ValueError(f"{self.path}: row group {group} has {at - first} rows, but the file says {rows}")
-                first += rows
-
-    def _rows_at_a_time(self, file: Any, group: int, max_tokens: int) -> int:
-        """The number of rows of a group that are about *max_tokens* tokens; at least one."""
-        rows = self.groups[group]
-        if rows == 1:
-            return 1
-        # Wrong metadata of a chunk ends the process when it is asked for; the reader, which refuses it, goes first.
-        next(self._read(file, group, 1), None)
-        leaf = next(i for i, column in enumerate(file.schema) if column.path.startswith(f"{self.column}."))
-        tokens: int = file.metadata.row_group(group).column(leaf).num_values
-        return min(max(max_tokens * rows // max(tokens, 1), 1), MAX_BATCH_ROWS)
-
-    def _read(self, file: Any, group: int, rows_at_a_time: int) -> Iterator[Any]:
-        batches: Iterator[Any] = file.iter_batches(rows_at_a_time, [group], [self.column], use_threads=False)
-        return batches
-
-
-@dataclass(frozen=True)
-class ArrowRows:
-    """The rows of an Arrow file or stream."""
-
-    store: Store
-    key: str
-    column: str
-
-    @classmethod
-    def at(cls, store: Store, key: str, column: str) -> ArrowRows:
-        """Open a file by its schema. ValueError if it is not Arrow, or has no such column of token ids."""
-        rows = cls(store, key, column)
-        with rows._opened() as (schema, _):
-            _check_column(schema, column, rows.path)
-        return rows
-
-    @property
-    def path(self) -> str:
-        return self.store.path(self.key)
-
-    @cached_property
-    def row_count(self) -> int:
-        """Counted in one pass over the batches' headers, once."""
-        with self._opened(mapped=True) as (_, batches):
-            return sum(len(batch) for batch in batches)
-
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
-        first = 0
-        with self._opened(mapped=stop - start == 1) as (_, batches):
-            for batch in batches:
-                if first + len(batch) > start:
-                    yield first, batch.column(self.column)
-                first += len(batch)
-                if first >= stop:
-                    return
-
-    @contextlib.contextmanager
-    def _opened(self, mapped: bool = False) -> Iterator[tuple[Any, Iterator[Any]]]:
-        """The schema, and the record batches in order."""
-        ipc = extra("pyarrow.ipc", "reading Arrow files")
-        with _refused_by_name(self.path, "Arrow"), _source(self.store, self.key, mapped) as source:
-            if source.read(len(ARROW_MAGIC)) == ARROW_MAGIC:
-                source.seek(0)
-                with ipc.open_file(source) as file:
-                    yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
-            else:
-                source.seek(0)
-                with ipc.open_stream(source) as stream:
-                    yield stream.schema, iter(stream)
-
-
-@contextlib.contextmanager
-def _opened_parquet(store: Store, key: str) -> Iterator[Any]:
-    parquet = extra("pyarrow.parquet", "reading Parquet files")
-    with (
-        _refused_by_name(store.path(key), "Parquet"),
-        _source(store, key) as source,
-        # Column chunks may be far larger than memory: they are read as they are decoded.
-        parquet.ParquetFile(source, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True) as file,
-    ):
-        yield file
-
-
 def _source(store: Store, key: str, mapped: bool = False) -> Any:
     if not store.is_local:
         return store.fs.open(store.path(key), "rb")
-    pyarrow = extra("pyarrow", "reading Parquet and Arrow files")
     return pyarrow.memory_map(store.path(key)) if mapped else pyarrow.OSFile(store.path(key))
 
 
 @contextlib.contextmanager
 def _refused_by_name(path: str, kind: str) -> Iterator[None]:
     """Turn pyarrow's errors about a file into ValueError with the file's name. The system's own errors pass."""
-    pyarrow = extra("pyarrow", f"reading {kind} files")
     try:
         yield
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
@@ -478,7 +395,7 @@ def _check_column(schema: Any, column: str, path: str) -> None:
         found = "several columns" if indices else "no column"
         raise ValueError(f"{path} has {found} {column!r}; it has {names}. Set column.")
     kind = schema.field(indices[0]).type
-    types = extra("pyarrow.types", "reading Parquet and Arrow files")
+    types = pyarrow.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not lists or not types.is_integer(kind.value_type):
         raise ValueError(f"{path}: column {column!r} is of type {reprlib.repr(str(kind))}, but token ids are lists of integers")
@@ -498,11 +415,11 @@ PARQUET = Format(
     keeps="sequences, empty ones too",
     loses="nothing",
     options=Parquet,
-    recognise=recognise_parquet,
-    open=open_parquet,
-    plan=plan_parquet,
+    recognise=lambda files: any(files.store.read_range(key, 0, 4) == b"PAR1" for key in _keys(files, PARQUET_ENDINGS)),
+    open=lambda files, options: contract.by_split(files, _keys(files, PARQUET_ENDINGS), ParquetRows, options.column),
+    plan=lambda splits, options: plan(splits, options, "{split}-{i:05d}-of-{count:05d}.parquet"),
     write=write_parquet,
-    finish=nothing_to_finish,
+    keeps_loss_mask=True,
 )
 ARROW = Format(
     name="arrow",
@@ -510,9 +427,10 @@ ARROW = Format(
     keeps="sequences, empty ones too",
     loses="nothing",
     options=Arrow,
-    recognise=recognise_arrow,
-    open=open_arrow,
-    plan=plan_arrow,
+    recognise=lambda files: any(_is_arrow(files.store, key) for key in _keys(files, ARROW_ENDINGS)),
+    open=lambda files, options: contract.by_split(files, _arrow_keys(files), ArrowRows, options.column),
+    plan=lambda splits, options: plan(splits, options, "{split}/data-{i:05d}-of-{count:05d}.arrow"),
     write=write_arrow,
     finish=finish_arrow,
+    keeps_loss_mask=True,
 )

@@ -149,10 +149,7 @@ def _length(opcode: int, data: bytes, at: int, position: int) -> int:
 
 
 class _WholePairs:
-    """The pairs that lie within one block.
-
-    The end of a pair is computed for every byte at once, as if one began there; then the pairs are followed.
-    """
+    """The pairs within a block. Their ends are computed for every byte at once, as if one began there, and then followed."""
 
     def __init__(self, block: bytes) -> None:
         self._data = np.frombuffer(block + bytes(LOOKAHEAD), np.uint8)
@@ -202,16 +199,13 @@ def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int32]) -> npt.NDA
     return values
 
 
-def write_pairs(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes | npt.NDArray[np.uint8]]:
-    """The pickle of pairs of non-negative integers, given as int64[n, 2] arrays; some bytes at a time.
-
-    Byte for byte the result of ``pickle.dumps`` for a list of tuples with protocol 4, in memory of some blocks.
-    """
+def write_pairs(blocks: Iterable[npt.NDArray[np.int64]], count: int) -> Iterator[bytes | npt.NDArray[np.uint8]]:
+    """The pickle of *count* pairs of non-negative integers, given as int64[n, 2] arrays, in pieces and memory of some blocks."""
     yield bytes([PROTO, 4])
     payload, boundaries = np.array([EMPTY_LIST, MEMOIZE], np.uint8), np.empty(0, np.int64)
     done = 0
-    for pairs in _two_at_first(blocks):
-        opcodes, starts = _opcodes_of(pairs, done)
+    for pairs in blocks:
+        opcodes, starts = _opcodes_of(pairs, done, alone=count == 1)
         boundaries = np.concatenate([boundaries, starts + len(payload)])
         payload = np.concatenate([payload, opcodes])
         done += len(pairs)
@@ -223,32 +217,20 @@ def write_pairs(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes | npt
             yield frame
             cut = int(boundaries[k])
         payload, boundaries = payload[cut:], boundaries[boundaries > cut] - cut
-    end = [STOP] if done == 0 else [APPEND, STOP] if done == 1 else [APPENDS, STOP]
+    end = [STOP] if count == 0 else [APPEND, STOP] if count == 1 else [APPENDS, STOP]
     if len(payload) + len(end) >= FRAME_MINIMUM:
         yield struct.pack("<BQ", FRAME, len(payload) + len(end))
     yield payload
     yield bytes(end)
 
 
-def _two_at_first(blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[npt.NDArray[np.int64]]:
-    """The same pairs, the first two together: a list of one is written in another way."""
-    rest, first = iter(blocks), np.empty((0, 2), np.int64)
-    for block in rest:
-        first = np.concatenate([first, block])
-        if len(first) > 1:
-            break
-    if len(first):
-        yield first
-    yield from rest
-
-
-def _opcodes_of(pairs: npt.NDArray[np.int64], done: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _opcodes_of(pairs: npt.NDArray[np.int64], done: int, alone: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The opcodes of pairs behind *done* others: uint8[n]; and the positions of the integers among them: int64[m], increasing."""
     # A row for each pair: the list's opcodes before it, two integers, the tuple's. Missing ones are masked out.
     rows = np.zeros((len(pairs), 24), np.uint8)
     used = np.zeros(rows.shape, np.bool_)
     index = np.arange(done, done + len(pairs))
-    opening = (index % APPENDED_AT_A_TIME == 0) & (done + len(pairs) > 1)
+    opening = (index % APPENDED_AT_A_TIME == 0) & (not alone)  # a list of one pair has no mark
     rows[:, 0], used[:, 0] = APPENDS, opening & (index > 0)
     rows[:, 1], used[:, 1] = MARK, opening
     for column, values in ((2, pairs[:, 0]), (12, pairs[:, 1])):

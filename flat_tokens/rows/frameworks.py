@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from flat_tokens.extras import extra
 Array: TypeAlias = Any
 """A numpy array, a torch tensor, or a jax array or tracer."""
 Framework = Literal["numpy", "torch", "jax"]
+Fields: TypeAlias = Sequence[str] | None
+"""Names of the fields that a row is a dict of; None: a row is the tuple of its stored fields."""
 REUSED_TOKENS = range(1 << 18, (1 << 24) + 1)
 """Arrays of this many tokens are recycled: 1 to 64 MiB. The allocator keeps smaller ones by itself."""
 REUSED_ARRAYS = 4
@@ -68,6 +71,13 @@ def bits(encoded: Array) -> Array:
     if encoded.dtype.itemsize != 4:
         raise TypeError(f"encoded tokens are uint32, or its bits as int32, but these are {encoded.dtype}")
     return encoded.view(namespace.int32)
+
+
+def as_int64(array: Array) -> Array:
+    """The array as int64, as torch's ``cross_entropy`` wants labels; of jax, which has none unless it is told, as it is."""
+    if (namespace := namespace_of(array)) is np:
+        return array.astype(np.int64)
+    return array.long() if namespace.__name__ == "torch" else array
 
 
 def places_along(array: Array) -> Array:

@@ -7,25 +7,446 @@ of a run is the step, or the position in the stream, which does not depend on ba
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsIndex
+import copy
+import hashlib
+import itertools
+import math
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import index
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 
-from flat_tokens.rows.order import Indices, ReferenceOrder, at_least, checked_seed, stream_of
-from flat_tokens.rows.steps import ByStep, View
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import extra
+from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
+from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, at_least, stream_of
+
+
+def checked_seed(value: SupportsIndex) -> int:
+    if not 0 <= (seed := index(value)) < 1 << 64:
+        raise ValueError(f"seed is {seed}, but it is from 0 to 2**64 - 1")
+    return seed
+
+
+Asked: TypeAlias = SupportsIndex | Sequence[int] | npt.NDArray[np.integer]
+"""A number, or several: int64[n]."""
+
+
+def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Indices:
+    """Numbers of rows: int64[n]. TypeError for others than whole ones, IndexError if one is not below *count*."""
+    if rows.size == 0:
+        rows = rows.astype(np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise TypeError(f"row numbers are int64[n], but these are {rows.dtype}{list(rows.shape)}")
+    if (outside := np.flatnonzero((rows < 0) | (rows >= count))).size:
+        raise IndexError(f"there is no row {rows[outside[0]]}; there are {count}")
+    return rows.astype(np.int64)
+
+
+def in_order(item: Indices, visits: Visits) -> tuple[Indices, Visits]:
+    """Visits of several items by item, then by step and row of the batch."""
+    order = np.lexsort((visits.batch_row, visits.step, item))
+    return item[order], Visits(*(field[order] for field in visits))
+
+
+def digest_of(batch: Any) -> str:
+    """SHA-256 of a batch's arrays, in hexadecimal."""
+    sha256 = hashlib.sha256()
+    _add_to(sha256, "", batch)
+    return sha256.hexdigest()
+
+
+def _add_to(sha256: Any, name: str, value: Any) -> None:
+    named = value if isinstance(value, dict) else value._asdict() if hasattr(value, "_asdict") else None
+    if named is not None:
+        for field, array in named.items():
+            _add_to(sha256, f"{name}.{field}", array)
+        return
+    array = np.asarray(value)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    sha256.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+    sha256.update(array.data.cast("B") if array.size else b"")
+
+
+_Loaded: TypeAlias = tuple[Any, BaseException | None]
+
+
+class Visits(NamedTuple):
+    """When rows are in batches: int64[n] each, in the order of what was asked for, then of steps.
+
+    ``asked``: the row, or the document, that was asked for. ``row``: the row of the view. ``epoch``: of its source.
+    ``batch_row``: its row in the batch of all hosts together.
+    """
+
+    asked: Indices
+    row: Indices
+    epoch: Indices
+    step: Indices
+    batch_row: Indices
+
+
+class View(Protocol):
+    """A source of rows by number: the views of ``flat_tokens.rows``, or any other class with these two methods."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Indices) -> Any:
+        """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
+
+
+class ByStep:
+    """Base of the loaders: steps of *batch_size* samples from position *start* to *total*, for one of several hosts."""
+
+    def __init__(
+        self, view: View, batch_size: int, start: int, start_token: int | None, total: int | None = None, drop_last: bool = False
+    ) -> None:
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self._row_tokens: int | None = getattr(view, "length", None)
+        self.start = at_least(0, "start", start)
+        if start_token is not None:
+            if self.start:
+                raise ValueError(f"start is {self.start} and start_token {start_token}: give one of them")
+            row = self._tokens_of_a_row()
+            self.start, inside = divmod(at_least(0, "start_token", start_token), row)
+            if inside:
+                begins = f"{start_token - inside} and {start_token - inside + row}"
+                raise ValueError(f"start_token {start_token} is inside a row: with {row} tokens a row, rows begin at {begins}")
+        self.view, self.process_index, self.process_count = view, 0, 1
+        self._total = total
+        self._step_count: int | None = None
+        if total is not None:
+            if self.start > total:
+                raise ValueError(f"start is {self.start}, but there are {total} samples in all")
+            left = total - self.start
+            self._step_count = left // self.batch_size if drop_last else -(-left // self.batch_size)
+
+    def __len__(self) -> int:
+        """Steps from *start* on. TypeError if they are endless."""
+        if self._step_count is None:
+            raise TypeError("this loader is endless and has no length: take its first steps with steps(0, stop)")
+        return self._step_count
+
+    def __getitem__(self, step: SupportsIndex) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Steps:
+        return self.steps()
+
+    def steps(self, start: int = 0, stop: int | None = None, *, prefetch: int = 0, threads: int = 1) -> Steps:
+        """The batches of steps ``start:stop`` in order, without *stop* up to the last one; see `Steps`."""
+        return Steps(self, start, stop, prefetch, threads)
+
+    def map_dataset(self) -> Any:
+        """A ``grain.MapDataset`` whose element i is the batch of step i on this host; without an end, ``sys.maxsize`` of them.
+
+        ModuleNotFoundError if grain is not installed.
+        """
+        return extra("grain", "map_dataset()").MapDataset.source(_Batches(self))
+
+    def position(self, step: int) -> int:
+        """Number of samples, over all hosts, before *step*: the *start* of a loader that continues there."""
+        if (step := index(step)) != self._step_count:
+            return self._batch_range(step)[0]
+        end = self._begins(step)
+        return end if self._total is None else min(end, self._total)
+
+    def _begins(self, step: int) -> int:
+        """The position at which a step begins."""
+        return self.start + step * self.batch_size
+
+    def token_position(self, step: int) -> int:
+        """The same in tokens, for views whose rows have one ``length``: the *start_token* of a loader that continues there."""
+        return self.position(step) * self._tokens_of_a_row()
+
+    def steps_of(self, rows: Asked, *, before: int | None = None, source: str | None = None) -> Any:
+        """The steps that have a row of the view: int64[k], increasing; for *rows*, int64[n], a list of n such arrays.
+
+        It takes the same time for every row and epoch, however many rows and steps there are: no batch is looked at.
+        *before*: of the steps before this one; an endless loader needs it, else TypeError. IndexError for a row that the view
+        does not have. *source*: the name, of a mixture's source; needed if there are several.
+        """
+        asked = np.asarray(rows)
+        item, found = in_order(*self._visits(np.atleast_1d(asked), before, source))
+        return np.split(found.step, np.searchsorted(item, np.arange(1, len(asked)))) if asked.ndim else found.step
+
+    def visits(self, rows: Asked, *, before: int | None = None, source: str | None = None) -> Visits:
+        """The same with epochs and rows of batches. Steps and rows are those of all hosts, on a shard too."""
+        return in_order(*self._visits(np.atleast_1d(np.asarray(rows)), before, source))[1]
+
+    def seen(self, documents: Asked, *, before: int | None = None, source: str | None = None) -> Visits:
+        """When rows with tokens of *documents*, numbers of sequences of the split, are in batches; as `visits` of these rows.
+
+        TypeError for a view that does not tell the rows of a document (``rows_of``).
+        """
+        view = self._view_of(source)
+        if not hasattr(view, "rows_of"):
+            raise TypeError(f"{view!r} has no rows_of(documents), so it can't tell where a document is: ask for rows")
+        asked = np.atleast_1d(np.asarray(documents))
+        of, rows = view.rows_of(asked)
+        item, found = self._visits(rows, before, source)
+        return in_order(of[item], found._replace(asked=asked[of[item]]))[1]
+
+    def reads(self, step: SupportsIndex) -> Reads:
+        """The views that a step reads on this host, each with its rows."""
+        raise NotImplementedError
+
+    def digest(self, step: SupportsIndex) -> str:
+        """SHA-256, in hexadecimal, of this host's rows of a step: of the arrays that the view gives, by name, type, shape, bytes.
+
+        It reads the step. The same tokens have the same digest in numpy, torch and jax, and wherever the dataset lies.
+        """
+        return digest_of(self[step])
+
+    def _view_of(self, source: str | None) -> View:
+        """The view of a source. ValueError if there is no such source."""
+        if source is not None:
+            raise ValueError(f"source is {source!r}, but this loader has one view, without a name: leave it out")
+        return self.view
+
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+        """Which of *rows* each visit is of, int64[n], and the visits, in any order."""
+        raise NotImplementedError
+
+    def _steps_before(self, before: int | None) -> int:
+        """The number of steps before *before*, or of all. TypeError if they are endless."""
+        steps = [count for count in (before, self._step_count) if count is not None]
+        if not steps:
+            raise TypeError("this loader is endless: say before which step, with before=N")
+        return at_least(0, "before", min(steps))
+
+    def shard(self, process_index: int, process_count: int) -> Self:
+        """The loader of one of several hosts, which gives that host's rows of each batch. Hosts' rows follow one another.
+
+        ``batch_size``, steps and positions stay those of the whole. A short last batch is divided as evenly as possible.
+        ValueError if *batch_size* is not a multiple of *process_count*.
+        """
+        if self.process_count != 1:
+            raise ValueError(f"this is already the loader of process {self.process_index} of {self.process_count}")
+        if not 0 <= process_index < process_count:
+            raise ValueError(f"process_index is {process_index}, but with {process_count} processes it is from 0 to one less")
+        self._check_shares(process_count)
+        part = copy.copy(self)
+        part.process_index, part.process_count = index(process_index), index(process_count)
+        return part
+
+    def _check_shares(self, process_count: int) -> None:
+        """ValueError if full batches can't be divided evenly among so many processes."""
+        if self.batch_size % process_count:
+            raise ValueError(f"batch_size {self.batch_size} does not divide evenly among {process_count} processes")
+
+    def _batch_range(self, step: SupportsIndex) -> tuple[int, int, int, int]:
+        """Start, stop, first, last: a batch is positions ``start:stop`` of the stream, this host has its rows ``first:last``."""
+        step = index(step)
+        if step < 0 or (self._step_count is not None and step >= self._step_count):
+            there_are = "they count from 0" if self._step_count is None else f"there are {self._step_count}"
+            if step >= 0 and self._total is not None:
+                there_are += ", more with more epochs, and with epochs=None no end"
+            raise IndexError(f"there is no step {step}; {there_are}")
+        start, stop = self._begins(step), self._begins(step + 1)
+        stop = stop if self._total is None else min(stop, self._total)
+        rows = stop - start
+        return start, stop, rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count
+
+    def _tokens_of_a_row(self) -> int:
+        if self._row_tokens is None:
+            raise TypeError("positions in tokens need a view whose rows have one `length`: count in samples here")
+        return self._row_tokens
+
+
+class _Batches:
+    """The batches of a loader as a source of grain's, which want a length."""
+
+    def __init__(self, loader: ByStep) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return sys.maxsize if self._loader._step_count is None else self._loader._step_count
+
+    def __getitem__(self, step: SupportsIndex) -> Any:
+        return self._loader[step]
+
+    def __repr__(self) -> str:
+        return repr(self._loader)
+
+
+class Steps(Iterator[Any]):
+    """Batches of a loader in order. ``step`` is the number of the next one.
+
+    With *prefetch*, *threads* background threads load up to that many batches ahead. They end with the iterator: at its
+    last batch, with ``close()`` or a ``with`` block, or when it is garbage. An error is raised where its batch is due;
+    asking again tries again. Of datasets in a store with a cache, a thread fetches what the steps behind them read.
+
+    ``state_dict()`` returns the progress and ``load_state_dict()`` continues from it, as torchdata's StatefulDataLoader
+    wants it. IndexError for steps that the loader does not have.
+    """
+
+    def __init__(self, loader: ByStep, start: int = 0, stop: int | None = None, prefetch: int = 0, threads: int = 1) -> None:
+        self._loader, self._prefetch, self._threads = loader, at_least(0, "prefetch", prefetch), at_least(1, "threads", threads)
+        there_are = loader._step_count
+        self._stop = there_are if stop is None else index(stop)
+        if there_are is not None and self._stop is not None and self._stop > there_are:
+            raise IndexError(f"there are no steps up to {stop}; there are {there_are}")
+        self._ahead: _Ahead | None = None
+        self._load: Callable[[int], Any] = loader.__getitem__
+        self._closed = False
+        self._changing = threading.Lock()  # one thread may close what another iterates over
+        self._go_to(start)
+
+    def _go_to(self, step: int) -> None:
+        if self._stop is not None and step > self._stop:
+            raise IndexError(f"there is no step {step} to begin at: these steps end at {self._stop}")
+        self.close()
+        self.step, self._closed = at_least(0, "start", step), False
+        if budget := budget_of(getattr(self._loader, "views", (self._loader.view,))):
+            steps = itertools.count(step) if self._stop is None else iter(range(step, self._stop))
+            self._load = ReadAhead(self._loader.__getitem__, self._loader.reads, steps, budget)
+        if self._prefetch:
+            self._running()
+
+    def _running(self) -> _Ahead:
+        """The buffer of the threads, which are started if they do not run."""
+        with self._changing:
+            if self._closed:
+                raise StopIteration
+            if self._ahead is None:
+                self._ahead = _Ahead(self._load, self.step, self._stop, self._prefetch, self._threads)
+                # The threads know the buffer, not this iterator: they do not keep it alive.
+                self._stop_ahead = weakref.finalize(self, self._ahead.stop)
+            return self._ahead
+
+    def __next__(self) -> Any:
+        if self._closed or self.step == self._stop:
+            self.close()
+            raise StopIteration
+        if not self._prefetch:
+            batch = self._load(self.step)
+        else:
+            try:
+                batch = self._running().take()
+            except BaseException:
+                self._end_ahead()
+                raise
+        self.step += 1
+        return batch
+
+    def close(self) -> None:
+        """End the iteration and its threads."""
+        self._end_ahead(closed=True)
+
+    def _end_ahead(self, *, closed: bool = False) -> None:
+        with self._changing:
+            self._closed = self._closed or closed
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._stop_ahead()
+            ahead.join()
+        if closed and isinstance(self._load, ReadAhead):
+            self._load.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of the next step, and its position in the stream."""
+        return {"step": self.step, "position": self._loader.position(self.step)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a state. ValueError if it is of a loader whose step is somewhere else in the stream."""
+        step, position = state["step"], state["position"]
+        if (here := self._loader.position(step)) != position:
+            raise ValueError(
+                f"the state is of step {step} at sample {position}, but in this loader that step is at sample {here}. "
+                f"With another batch size or start, make the loader with start={position} and begin at step 0."
+            )
+        self._go_to(step)
+
+
+class _Ahead:
+    """At most *depth* steps loading or loaded, in order. Threads share only simple queues, which finalizers may always fill."""
+
+    def __init__(self, load: Callable[[int], Any], start: int, stop: int | None, depth: int, threads: int) -> None:
+        self._load, self._process, self._stopped = load, os.getpid(), False
+        self._steps = itertools.count(start) if stop is None else iter(range(start, stop))
+        self._todo: SimpleQueue[tuple[int, SimpleQueue[_Loaded | None]] | None] = SimpleQueue()
+        self._due: deque[SimpleQueue[_Loaded | None]] = deque()
+        self._threads = [
+            threading.Thread(target=self._work, name="flat-tokens-prefetch", daemon=True) for _ in range(min(threads, depth))
+        ]
+        for _ in range(depth):
+            self._begin_next()
+        for thread in self._threads:
+            thread.start()
+
+    def _begin_next(self) -> None:
+        if (step := next(self._steps, None)) is None:
+            self._end_threads()
+        else:
+            self._due.append(SimpleQueue())
+            self._todo.put((step, self._due[-1]))
+
+    def _end_threads(self) -> None:
+        for _ in self._threads:
+            self._todo.put(None)
+
+    def _work(self) -> None:
+        while (task := self._todo.get()) is not None and not self._stopped:
+            step, due = task
+            try:
+                due.put((self._load(step), None))
+            except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
+                due.put((None, error))
+            del task, due  # the next task may be long in coming, and the batch is large
+
+    def take(self) -> Any:
+        if os.getpid() != self._process:
+            raise RuntimeError("these batches are loaded by threads of the process that was forked: call steps() anew here")
+        if self._stopped or (loaded := self._due[0].get()) is None:
+            raise StopIteration
+        self._due.popleft()
+        self._begin_next()
+        batch, error = loaded
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, loaded  # or its traceback and this frame would keep each other alive
+        return batch
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._end_threads()
+        for due in list(self._due):
+            due.put(None)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
 
 class ShuffledLoader(ByStep):
     """Batches of one view: ``loader[step]`` is ``view.batch(loader.indices(step))``, and needs nothing but the step.
 
     *order* ``"shuffled"`` is a permutation of all rows, another in each epoch, which takes no memory; ``"sequential"``
-    is rows 0, 1, 2 ...; a `ReferenceOrder` gives the batches of the reference loader. With *epochs* None it never ends.
+    is rows 0, 1, 2 ...; a `ReferenceOrder` gives the batches of the reference loader; a `BlockOrder` has neighbouring
+    rows together, for datasets in a store. With *epochs* None it never ends.
     *start* is the number of samples that a run has already had, *start_token* the same in tokens.
 
     Only the last batch of a run may have fewer than *batch_size* rows. *drop_last* drops it; None does so in the
     reference order alone, as the reference does. That order also has only whole read blocks, evenly dealt to its
     streams. ``left_out`` is how many rows of the view are in no batch.
 
-    ValueError for an empty view, for a run too short for a single step, and, in the reference order, where *batch_size*
-    or *start* are not multiples of its streams or the view is smaller than a read block a stream. Loaders can be pickled,
+    ValueError for an empty view, for a run too short for a single step, and, in an order of streams, where *batch_size*
+    or *start* are not multiples of them or the view is smaller than a read block or a row a stream. Loaders can be pickled,
     survive a fork, and may be used by many threads.
     """
 
@@ -39,11 +460,11 @@ class ShuffledLoader(ByStep):
         drop_last: bool | None = None,
         start: int = 0,
         start_token: int | None = None,
-        order: Literal["shuffled", "sequential"] | ReferenceOrder = "shuffled",
+        order: Order = "shuffled",
     ) -> None:
         if len(view) == 0:
             raise ValueError("the view has no rows: there is nothing to load")
-        self.view, self.seed, self.order = view, checked_seed(seed), order
+        self.seed, self.order = checked_seed(seed), order
         self.epochs = epochs if epochs is None else at_least(1, "epochs", epochs)
         self._stream = stream_of(order, len(view), self.seed)
         self.drop_last = isinstance(order, ReferenceOrder) if drop_last is None else drop_last
@@ -64,7 +485,7 @@ class ShuffledLoader(ByStep):
 
     @property
     def epoch_length(self) -> int:
-        """Number of samples in an epoch: all rows of the view, in the reference order those of whole read blocks."""
+        """Number of samples in an epoch: all rows of the view, but for those that do not fill the streams of an order."""
         return self._stream.epoch_length
 
     @property
@@ -76,6 +497,25 @@ class ShuffledLoader(ByStep):
     def indices(self, step: SupportsIndex) -> Indices:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
         return self._stream.rows(*self._batch_range(step))
+
+    def reads(self, step: SupportsIndex) -> Reads:
+        return [(self.view, self.indices(step))]
+
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+        asked = checked_rows(rows, len(self._view_of(source)))
+        steps, streams = self._steps_before(before), self._stream.granularity
+        end = min(self.start + steps * self.batch_size, self._total or math.inf)
+        epochs = np.arange(self.start // self.epoch_length, -(-int(end) // self.epoch_length))
+        item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
+        stream, place = self._stream.places(asked[item], epoch)
+        # place in the stream -> (step, place in the stream's share of the batch) -> row of the batch
+        share = self.batch_size // streams
+        step, within = np.divmod(place - self.start // streams, share)
+        is_short = (step + 1) * self.batch_size + self.start > (self._total or math.inf)
+        shares = np.where(is_short, ((self._total or 0) - self.start) // streams % share, share)
+        there = np.flatnonzero((place >= 0) & (step >= 0) & (step < steps))
+        item, batch_row = item[there], (stream * shares + within)[there]
+        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row)
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step, as the view gives it. IndexError if there is no such step."""

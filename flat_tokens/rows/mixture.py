@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.rows.order import Indices, at_least, checked_seed
+from flat_tokens.rows.ahead import Reads
+from flat_tokens.rows.loader import ByStep, View, Visits, checked_rows, checked_seed
+from flat_tokens.rows.orders import Indices, at_least
+from flat_tokens.rows.schedule import Edit, Schedule
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
-from flat_tokens.rows.steps import ByStep, View
 
-MIXTURE_BLOCK = 1 << 14
-MIXTURE_CYCLE = 64
+if TYPE_CHECKING:
+    from flat_tokens.rows.phases import Phase
+
+MixedSource: TypeAlias = tuple[View, float | Schedule] | tuple[View, float | Schedule, int | None]
+"""A view, its weight, and for how many epochs it is drawn: without end if that is None or missing."""
 
 
 class MixedBatch(NamedTuple):
@@ -34,18 +39,20 @@ class MixedBatch(NamedTuple):
 class Mixture(ByStep):
     """Batches of several views, by weight: ``mixture[step]`` is a `MixedBatch` and needs nothing but the step.
 
-    *sources* are ``{name: (view, weight)}``, or a list of ``(view, weight)``, named "0", "1" ... Weights are relative.
-    The stream is made of blocks of 2**14 samples, each with a permutation of its own. The sources' shares are those of
-    the weights, up to one sample in a block and one in a million on the whole. Each source is a stream of shuffled
-    epochs of its own, so a small one comes again sooner; see ``drawn``. With *steps* None it never ends.
+    *sources* are ``{name: (view, weight)}``, or a list of ``(view, weight)``, named "0", "1" ... Weights are relative: numbers,
+    or a `Schedule` of them. The stream is made of blocks of 2**14 samples, each with a permutation of its own. The sources'
+    shares are those of the weights, up to one sample in a block and one in a million on the whole. Each source is a stream of
+    shuffled epochs of its own, so a small one comes again sooner; see ``drawn``. A source ``(view, weight, epochs)`` ends after
+    so many epochs; the others go on by their weights, and where none is left the run ends. With *steps* None it never ends
+    otherwise.
 
-    ValueError for sources that are empty or have different rows, for weights that are not positive numbers,
-    and for one so small that 2**20 samples would have none of it.
+    ValueError for sources that are empty or have different rows, for weights that are not positive numbers, for one so small
+    that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have.
     """
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[View, float]] | Sequence[tuple[View, float]],
+        sources: Mapping[str, MixedSource] | Sequence[MixedSource],
         batch_size: int,
         seed: int = 0,
         *,
@@ -56,28 +63,60 @@ class Mixture(ByStep):
         named = sources if isinstance(sources, Mapping) else {str(k): source for k, source in enumerate(sources)}
         if not named:
             raise ValueError("a mixture needs at least one source")
-        self.names, self.seed = tuple(named), checked_seed(seed)
-        self.views = tuple(view for view, _ in named.values())
-        for name, view in zip(self.names, self.views, strict=True):
-            if len(view) == 0:
-                raise ValueError(f"source {name!r} has no rows. Leave it out.")
-        self._quotas = _quotas({name: weight for name, (_, weight) in named.items()})
-        _check_alike(self.names, self.views)
+        views = {name: source[0] for name, source in named.items()}
+        check_weights({name: source[1] for name, source in named.items()})
+        epochs = [source[2] if len(source) > 2 else None for source in named.values()]
+        edit = Edit(0, at_least(1, "batch_size", batch_size), {k: source[1] for k, source in enumerate(named.values())})
+        self._begin(views, epochs, [edit], seed, steps, start, start_token)
+
+    @classmethod
+    def of_edits(
+        cls, views: Mapping[str, View], epochs: Sequence[int | None], edits: Sequence[Edit], seed: int, steps: int | None = None
+    ) -> Self:
+        """The mixture of a run that was edited. *epochs*: the limit of each source, None without one."""
+        self = cls.__new__(cls)
+        self._begin(views, epochs, edits, seed, steps, 0, None)
+        return self
+
+    def _begin(
+        self,
+        views: Mapping[str, View],
+        epochs: Sequence[int | None],
+        edits: Sequence[Edit],
+        seed: int,
+        steps: int | None,
+        start: int,
+        start_token: int | None,
+    ) -> None:
+        from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
+
+        self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
+        check_views(views)
+        super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
-        self._block_permutation = KeyedPermutation(MIXTURE_BLOCK)
-        super().__init__(self.views[0], batch_size, start, start_token)
+        limits = [None if most is None else at_least(1, "epochs", most) for most in epochs]
+        samples = [None if most is None else most * len(view) for most, view in zip(limits, self.views, strict=True)]
+        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed))
+        self._phase_starts = [phase.start for phase in self._phases]
+        totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
+        self._drawn_before = np.cumsum([np.zeros(len(views), np.int64), *totals], axis=0)
+        # The step at which each phase begins, and its first sample
+        self._first_steps = [phase.first_step for phase in self._phases]
+        self._first_samples = [*self._phase_starts[:-1], self._phase_starts[-1] + self.start]
+        self._total = self._phases[-1].stop
+        if self._total is not None:
+            if self.start > self._total:
+                raise ValueError(f"start is {self.start}, but there are {self._total} samples in all")
+            left = self._total - self._first_samples[-1]
+            self._step_count = self._first_steps[-1] + -(-left // self.batch_size)
         if steps is not None:
+            if self._step_count is not None and steps > self._step_count:
+                raise ValueError(f"steps is {steps}, but the epochs of the sources end after {self._step_count}")
             self._step_count = at_least(1, "steps", steps)
 
-    @cached_property
-    def _firsts(self) -> Indices:
-        """int64[cycle, sources + 1]: the first slot of each source in a block."""
-        return np.concatenate([np.zeros((MIXTURE_CYCLE, 1), np.int64), self._quotas.cumsum(axis=1)], axis=1)
-
-    @cached_property
-    def _before(self) -> Indices:
-        """int64[cycle + 1, sources]: the number of samples of each source in the blocks of the cycle before one."""
-        return np.concatenate([np.zeros((1, len(self.names)), np.int64), self._quotas.cumsum(axis=0)])
+    def _begins(self, step: int) -> int:
+        phase = bisect_right(self._first_steps, step) - 1
+        return self._first_samples[phase] + (step - self._first_steps[phase]) * self._phases[phase].batch_size
 
     def indices(self, step: SupportsIndex) -> tuple[Indices, Indices]:
         """The samples a step has on this host: their sources and their rows in those, int64[rows] each."""
@@ -87,84 +126,101 @@ class Mixture(ByStep):
     def _draw(self, step: SupportsIndex) -> tuple[Indices, Indices, dict[int, Indices]]:
         """A step's sources and rows, and where in the batch each source's are."""
         start, _, first, last = self._batch_range(step)
-        source, place = self._places(start + first, start + last)
+        source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
         rows = np.empty(len(source), np.int64)
         where = {k: np.flatnonzero(source == k) for k in np.flatnonzero(np.bincount(source)).tolist()}
         for k, theirs in where.items():
             # place in the source's own stream -> (epoch, place in the epoch) -> row
-            epochs, within = np.divmod(place[theirs], np.uint64(len(self.views[k])))
+            epochs, within = np.divmod(place[theirs].view(np.uint64), np.uint64(len(self.views[k])))
             keys = derive_keys(self.seed, 1, k, epochs if epochs.min() != epochs.max() else epochs[:1])
             rows[theirs] = self._permutations[k](within, keys).view(np.int64)
         return source, rows, where
 
+    def reads(self, step: SupportsIndex) -> Reads:
+        _, rows, where = self._draw(step)
+        return [(self.views[k], rows[theirs]) for k, theirs in where.items()]
+
     def drawn(self, step: int) -> Indices:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""
         position = self.position(step)
-        block, within = divmod(position, MIXTURE_BLOCK)
-        cycle, block_in_cycle = divmod(block, MIXTURE_CYCLE)
-        source, _ = self._places(position - within, position)
-        blocks_before: Indices = cycle * self._before[-1] + self._before[block_in_cycle]
-        return blocks_before + np.bincount(source, minlength=len(self.names))
+        phase = bisect_right(self._phase_starts, position) - 1
+        found: Indices = self._drawn_before[phase] + self._in_phase(self._phases[phase], position)
+        return found
 
-    def _places(self, start: int, stop: int) -> tuple[Indices, npt.NDArray[np.uint64]]:
-        """Positions ``start:stop`` -> source and place in the source's own stream: int64[n], uint64[n]."""
-        source, place = np.empty(stop - start, np.int64), np.empty(stop - start, np.uint64)
-        position = start
-        while position < stop:
-            block, within = divmod(position, MIXTURE_BLOCK)
-            cycle, block_in_cycle = divmod(block, MIXTURE_CYCLE)
-            count = min(MIXTURE_BLOCK - within, stop - position)
-            part = slice(position - start, position - start + count)
-            shuffled = self._block_permutation(
-                np.arange(within, within + count, dtype=np.uint64), derive_keys(self.seed, 0, block)
-            )
-            slots, firsts = shuffled.view(np.int64), self._firsts[block_in_cycle]
-            source[part] = k = np.searchsorted(firsts, slots, side="right") - 1
-            place[part] = cycle * self._before[-1, k] + self._before[block_in_cycle, k] + slots - firsts[k]
-            position += count
-        return source, place
+    def _in_phase(self, phase: Phase, position: int) -> Indices:
+        """The samples of each source that a phase has before *position*: int64[sources]."""
+        found = np.zeros(len(self.names), np.int64)
+        found[phase.sources] = phase.drawn(position)
+        return found
+
+    def _number_of(self, source: str | None) -> int:
+        if source is None and len(self.names) == 1:
+            return 0
+        if source not in self.names:
+            raise ValueError(f"source is {source!r}, but it is one of {', '.join(map(repr, self.names))}")
+        return self.names.index(source)
+
+    def _view_of(self, source: str | None) -> View:
+        return self.views[self._number_of(source)]
+
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+        k, steps = self._number_of(source), self._steps_before(before)
+        length = len(self.views[k])
+        asked, end, dealt = checked_rows(rows, length), self.position(steps), 0
+        for phase in self._phases:
+            if phase.start < end and k in phase.sources:
+                dealt = phase.stocks(end if phase.stop is None else min(end, phase.stop))[k].rest
+        epochs = np.arange(-(-dealt // length))
+        item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
+        # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
+        keys = derive_keys(self.seed, 1, k, epoch.view(np.uint64))
+        place = epoch * length + self._permutations[k].inverse(asked[item].view(np.uint64), keys).view(np.int64)
+        position = np.full(len(place), -1)
+        for phase in self._phases:
+            np.maximum(position, phase.positions(k, place), out=position)
+        part = np.searchsorted(self._first_samples, position, side="right") - 1
+        sizes = np.array([phase.batch_size for phase in self._phases])[part]
+        step, batch_row = np.divmod(position - np.array(self._first_samples)[part], sizes)
+        step += np.array(self._first_steps)[part]
+        there = np.flatnonzero((position >= self._first_samples[0]) & (step < steps))
+        item = item[there]
+        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""
         source, rows, where = self._draw(step)
-        parts = [self.views[k].batch(rows[theirs]) for k, theirs in where.items()]
-        return MixedBatch(_together(parts, list(where.values())), source, rows)
+        parts = {k: self.views[k].batch(rows[theirs]) for k, theirs in (where or {0: rows}).items()}
+        return MixedBatch(_together(list(parts.values()), list(where.values())), source, rows)
 
 
-def _quotas(weights: dict[str, float]) -> Indices:
-    """Number of samples of each source in the blocks of a cycle: int64[cycle, sources]."""
-    from fractions import Fraction  # only mixtures need it; it costs start-up time
+def check_weights(weights: Mapping[str, float | Schedule]) -> None:
+    """ValueError for weights that no mixture can have."""
+    from flat_tokens.rows.stretches import exactly, samples_of_a_cycle  # see above
 
-    for name, weight in weights.items():
+    numbers = {name: weight for name, weight in weights.items() if not isinstance(weight, Schedule)}
+    for name, weight in numbers.items():
         if not (weight > 0 and math.isfinite(weight)):
             raise ValueError(f"source {name!r} has weight {weight}, but weights are positive numbers")
-    length = MIXTURE_BLOCK * MIXTURE_CYCLE
-    # In fractions, so that no machine rounds another way.
-    parts = [Fraction(float(weight)) for weight in weights.values()]
-    exact = [part * length / sum(parts) for part in parts]
-    cycle = np.array([math.floor(quota) for quota in exact])
-    # The largest remainders are rounded up, the earlier source's first.
-    by_remainder = sorted(range(len(exact)), key=lambda k: math.floor(exact[k]) - exact[k])
-    cycle[by_remainder[: length - cycle.sum()]] += 1
-    for name, weight, quota in zip(weights, weights.values(), cycle, strict=True):
-        if quota == 0:
+    if len(numbers) < len(weights):
+        return  # what others weigh changes
+    counts = samples_of_a_cycle([exactly(weight) for weight in numbers.values()])
+    for (name, weight), count in zip(numbers.items(), counts, strict=True):
+        if count == 0:
             raise ValueError(
-                f"source {name!r} has weight {weight}: of {length} samples it would give none. Leave it out or give it more."
+                f"source {name!r} has weight {weight}: of {sum(counts)} samples it would give none. Leave it out or give it more."
             )
-    # The remainder of a division by the blocks is dealt to them in turn: all blocks get the same number of samples.
-    share, rest = np.divmod(cycle, MIXTURE_CYCLE)
-    quotas = np.tile(share, (MIXTURE_CYCLE, 1))
-    owner = np.repeat(np.arange(len(cycle)), rest)
-    np.add.at(quotas, (np.arange(len(owner)) % MIXTURE_CYCLE, owner), 1)
-    return quotas
 
 
-def _check_alike(names: Sequence[str], views: Sequence[View]) -> None:
-    kinds = [_row_kind(name, view) for name, view in zip(names, views, strict=True)]
-    for name, kind in zip(names, kinds, strict=True):
-        if kind != kinds[0]:
+def check_views(views: Mapping[str, View]) -> None:
+    """ValueError for views that are empty, or whose rows do not fit into one batch."""
+    if empty := [name for name, view in views.items() if len(view) == 0]:
+        raise ValueError(f"source {empty[0]!r} has no rows. Leave it out.")
+    kinds = {name: _row_kind(name, view) for name, view in views.items()}
+    first = next(iter(kinds))
+    for name, kind in kinds.items():
+        if kind != kinds[first]:
             raise ValueError(
-                f"sources {names[0]!r} and {name!r} do not fit into one batch: rows are {kinds[0]} and {kind}. "
+                f"sources {first!r} and {name!r} do not fit into one batch: rows are {kinds[first]} and {kind}. "
                 "Give all sources the same kind of view, with the same settings."
             )
 

@@ -6,22 +6,18 @@ An *index*, made from ``seq_starts`` alone, says which documents a pack is made 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from flat_tokens.rows.frameworks import Array, Framework, namespace_of, places_along
+from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along
 from flat_tokens.rows.packing_index import Fit, IndexFile, Parts, Plan, TooLong, kept_index
-from flat_tokens.rows.starts import Int64s, running_sums
-from flat_tokens.rows.views import Row, SplitView, checked_length
+from flat_tokens.rows.views import IGNORED_LABEL, Int64s, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
-IGNORED_LABEL = -100
-"""The label of padding, which torch's ``cross_entropy`` ignores by default."""
 PADDING = -1
 """The document id of padding."""
 MAX_LENGTH = 1 << 30
@@ -40,7 +36,8 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
     """Documents one after another, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
-    ``labels``: int64[..., length], the same tokens, not shifted, -100 in padding.
+    ``labels``: int64[..., length], the same tokens, not shifted, -100 in padding and where the loss mask of the dataset, if it
+    has one, is 0.
     ``input_pos``: int32[..., length], the place in the document modulo *length*; in padding it goes on from the last
     token's, up to ``length - 1``.
     ``document_ids``: int64[..., length], the number of the token's sequence in the split, -1 in padding.
@@ -52,6 +49,12 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
     """
 
     __slots__ = ()
+    _on_request = ("loss_mask",)
+
+    @property
+    def loss_mask(self) -> Array:
+        """bool[..., length]: true on the tokens that count for the loss, of a dataset without a mask on all, false on padding."""
+        return self.labels != IGNORED_LABEL
 
     @property
     def seq_lens(self) -> Array:
@@ -113,43 +116,6 @@ def _seq_lens(document_ids: Int64s, first: int, stop: int) -> Int64s:
     return np.append(lengths, padding) if padding else lengths
 
 
-def _filled_rows(tokens: FlatTokens, parts: Parts, length: int, padding_idx: int) -> PackedDocuments:
-    """Read the tokens of packs and lay out their rows."""
-    splits, rows = parts.splits, len(parts.splits) - 1
-    filled = np.diff(running_sums(parts.lengths)[splits])
-    if (parts.lengths < 0).any() or (filled < 1).any() or (filled > length).any() or filled.sum() != parts.counts.sum():
-        raise ValueError(f"{tokens.store.url}: seq_starts is not what the packing index was made of. Open the dataset again.")
-    encoded = np.empty((rows, length), np.uint32)
-    tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
-    encoded >>= np.uint32(1)
-    ids = encoded.view(np.int32)
-
-    # Padding is one more part of each row: part p of row r -> p + r; the padding of row r -> splits[r + 1] + r
-    row_numbers = np.arange(rows)
-    part_rows = np.repeat(row_numbers, np.diff(splits))
-    part_at, padding_at = np.arange(len(part_rows)) + part_rows, splits[1:] + row_numbers
-    with_tokens = np.maximum.accumulate(np.where(parts.lengths > 0, np.arange(len(part_rows)), 0))
-    last = with_tokens[splits[1:] - 1]
-    documents, offsets, lengths = np.empty((3, len(part_rows) + rows), np.int64)
-    documents[part_at], documents[padding_at] = parts.documents, PADDING
-    offsets[part_at], offsets[padding_at] = parts.offsets % length, (parts.offsets + parts.lengths - 1)[last] % length + 1
-    lengths[part_at], lengths[padding_at] = parts.lengths, length - filled
-
-    document_ids = np.repeat(documents, lengths).reshape(rows, length)
-    # place in the row -> place in the document
-    begins = running_sums(lengths)[:-1] - np.repeat(row_numbers, np.diff(splits) + 1) * length
-    input_pos = np.repeat((offsets - begins).astype(np.int32), lengths).reshape(rows, length)
-    input_pos += np.arange(length, dtype=np.int32)
-    if (offsets + lengths > length).any():
-        beyond = np.where(document_ids == PADDING, np.int32(length - 1), input_pos - np.int32(length))
-        np.copyto(input_pos, beyond, where=input_pos >= length)
-    labels = ids.astype(np.int64)
-    if (filled < length).any():
-        padding = document_ids == PADDING
-        ids[padding], labels[padding] = padding_idx, IGNORED_LABEL
-    return PackedDocuments(ids, labels, input_pos, document_ids, parts.document_range)
-
-
 class PackedDocumentsView(SplitView):
     """Documents packed into rows of *length* tokens: one read of ``seq_starts`` entries a row, and one of its tokens.
 
@@ -161,6 +127,10 @@ class PackedDocumentsView(SplitView):
     padding, and never more packs than documents in order take. Longer documents than a pack are cut into full packs and a
     rest where *split_across_pack* is set; all others stay whole. Documents of a pack are in their order, and packs are
     near it. Empty documents are in none.
+
+    With *pad_to*, 2 * cp for context parallelism over cp devices, each document is followed by padding up to a multiple of it:
+    its places have ``document_ids`` and ``input_pos`` of the document, ``labels`` -100, and count in ``seq_lens`` and
+    ``cu_seqlens``. No token before attends to them. Documents are not split then.
 
     A document longer than *length* that may not be split is a ValueError when the view is made; with ``too_long="cut"``
     its first *length* tokens are taken.
@@ -183,8 +153,9 @@ class PackedDocumentsView(SplitView):
         padding_idx: int = 0,
         fit: Fit = "greedy",
         too_long: TooLong = "error",
+        pad_to: int = 1,
         cache: str | os.PathLike[str] | None = None,
-        fields: Sequence[str] | None = None,
+        fields: Fields = None,
         framework: Framework = "numpy",
     ) -> None:
         self.length, self.padding_idx = checked_length("length", length), index(padding_idx)
@@ -198,7 +169,11 @@ class PackedDocumentsView(SplitView):
         for name, value, known in (("fit", fit, Fit), ("too_long", too_long, TooLong)):
             if value not in get_args(known):
                 raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(get_args(known))}")
-        self._plan = Plan(self.length, bool(split_across_pack), max_packs, fit, too_long)
+        if (pad_to := index(pad_to)) < 1 or self.length % pad_to:
+            raise ValueError(f"pad_to is {pad_to}, but it is 1 or more, and packs of {length} are a multiple of it")
+        if pad_to > 1 and split_across_pack:
+            raise ValueError(f"pad_to is {pad_to}, which pads whole documents: leave out split_across_pack")
+        self._plan = Plan(self.length, bool(split_across_pack), max_packs, fit, too_long, pad_to)
         self._file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
         self._index, self._is_mapped = kept_index(tokens, self._plan, self._file)
         super().__init__(tokens, self._index.pack_count, fields, framework)
@@ -212,8 +187,71 @@ class PackedDocumentsView(SplitView):
         if self._is_mapped:
             self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
 
-    def _read(self, i: int) -> PackedDocuments:
-        return PackedDocuments(*(field[0] for field in self._read_many(np.array([i]))))
+    def _settings(self) -> dict[str, Any]:
+        settings = {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}
+        return {name: value for name, value in settings.items() if (name, value) != ("pad_to", 1)}
+
+    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """The packs with tokens of *documents*: int64[k], which of the documents, in order, and int64[k], the pack."""
+        _, lengths = self.tokens.bounds(documents)
+        of, packs = self._index.packs_of(documents)
+        there = np.flatnonzero((lengths[of] > 0) & (packs < len(self)))
+        return of[there], packs[there]
+
+    def parts(self, packs: Int64s) -> Parts:
+        """The documents in *packs* (int64[n]): one read of entries, and no token."""
+        return self._index.parts(packs)
+
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        parts = self.parts(indices)
+        return parts.starts, parts.counts
 
     def _read_many(self, indices: Int64s) -> PackedDocuments:
-        return _filled_rows(self.tokens, self._index.parts(indices), self.length, self.padding_idx)
+        parts, length = self.parts(indices), self.length
+        splits, rows = parts.splits, len(indices)
+        filled = np.diff(running_sums(parts.lengths)[splits])
+        if (
+            (parts.lengths < 0).any()
+            or (filled < 1).any()
+            or (filled > length).any()
+            or (parts.counts.sum() != filled.sum() and self._plan.pad_to == 1)
+        ):
+            raise ValueError(
+                f"{self.tokens.store.url}: seq_starts is not what the packing index was made of. Open the dataset again."
+            )
+        encoded = np.empty((rows, length), np.uint32)
+        self.tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
+        encoded >>= np.uint32(1)
+        ids = encoded.view(np.int32)
+
+        # Padding is one more part of each row: part p of row r -> p + r; the padding of row r -> splits[r + 1] + r
+        row_numbers = np.arange(rows)
+        part_rows = np.repeat(row_numbers, np.diff(splits))
+        part_at, padding_at = np.arange(len(part_rows)) + part_rows, splits[1:] + row_numbers
+        with_tokens = np.maximum.accumulate(np.where(parts.lengths > 0, np.arange(len(part_rows)), 0))
+        last = with_tokens[splits[1:] - 1]
+        documents, offsets, lengths = np.empty((3, len(part_rows) + rows), np.int64)
+        documents[part_at], documents[padding_at] = parts.documents, PADDING
+        offsets[part_at], offsets[padding_at] = parts.offsets % length, (parts.offsets + parts.lengths - 1)[last] % length + 1
+        lengths[part_at], lengths[padding_at] = parts.lengths, length - filled
+
+        document_ids = np.repeat(documents, lengths).reshape(rows, length)
+        # place in the row -> place in the document
+        begins = running_sums(lengths)[:-1] - np.repeat(row_numbers, np.diff(splits) + 1) * length
+        input_pos = np.repeat((offsets - begins).astype(np.int32), lengths).reshape(rows, length)
+        input_pos += np.arange(length, dtype=np.int32)
+        if (offsets + lengths > length).any():
+            beyond = np.where(document_ids == PADDING, np.int32(length - 1), input_pos - np.int32(length))
+            np.copyto(input_pos, beyond, where=input_pos >= length)
+        labels = ids.astype(np.int64)
+        if self.tokens.loss_mask is not None:
+            mask = np.ones((rows, length), np.uint8)
+            self.tokens.loss_mask.gather(parts.starts, parts.counts, mask.reshape(-1), parts.at)
+            labels[mask == 0] = IGNORED_LABEL
+        if self._plan.pad_to > 1:
+            places = ranges(parts.at + parts.counts, parts.lengths - parts.counts)
+            ids.reshape(-1)[places], labels.reshape(-1)[places] = self.padding_idx, IGNORED_LABEL
+        if (filled < length).any():
+            padding = document_ids == PADDING
+            ids[padding], labels[padding] = self.padding_idx, IGNORED_LABEL
+        return PackedDocuments(ids, labels, input_pos, document_ids, parts.document_range)

@@ -11,8 +11,9 @@ import json
 import logging
 import os
 import posixpath
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
 
@@ -20,8 +21,7 @@ import google_crc32c
 import numpy as np
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.rows.best_fit import best_packs
-from flat_tokens.rows.starts import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
+from flat_tokens.rows.views import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ Fit = Literal["greedy", "best"]
 TooLong = Literal["error", "cut"]
 ENTRIES_PER_SAMPLE = 64
 """One entry of ``seq_starts`` in this many is kept to find a token's document, so that a pack's entries are one read."""
+PARTS_AT_A_TIME = 1 << 18
+"""Parts of documents that ``fit="best"`` fits together. Another number gives other packs."""
 INDEX_VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -62,10 +64,15 @@ class Plan(NamedTuple):
     max_packs: int | None
     fit: Fit
     too_long: TooLong
+    pad_to: int = 1
+
+    def filled(self, lengths: Int64s) -> Int64s:
+        """Places in a pack that documents of these lengths take, with their padding: int64[n]."""
+        padded = -(-lengths // self.pad_to) * self.pad_to
+        return np.minimum(padded, self.length) if self.too_long == "cut" else padded
 
 
-@dataclass(frozen=True)
-class WholeDocuments:
+class WholeDocuments(NamedTuple):
     """Greedy packs of whole documents: pack k is documents ``firsts[k]:firsts[k + 1]``."""
 
     tokens: FlatTokens
@@ -75,13 +82,9 @@ class WholeDocuments:
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
         starts = read_starts(tokens)
-        if plan.too_long == "cut":
-            starts = end_to_end(np.minimum(np.diff(entries), plan.length) for entries in starts)
+        if plan.too_long == "cut" or plan.pad_to > 1:
+            starts = end_to_end(plan.filled(np.diff(entries)) for entries in starts)
         return cls(tokens, plan, first_documents(starts, plan.length, plan.max_packs, tokens.store.url))
-
-    @property
-    def arrays(self) -> tuple[Int64s, ...]:
-        return (self.firsts,)
 
     @property
     def pack_count(self) -> int:
@@ -91,25 +94,22 @@ class WholeDocuments:
         document_range = np.stack([self.firsts[packs], self.firsts[packs + 1]], axis=1)
         starts, lengths, splits = document_bounds(self.tokens, *document_range.T)
         lengths = np.minimum(lengths, self.plan.length) if self.plan.too_long == "cut" else lengths
+        documents, offsets = ranges(document_range[:, 0], np.diff(splits)), np.zeros(len(lengths), np.int64)
+        if self.plan.pad_to > 1:
+            padded = self.plan.filled(lengths)
+            at = _places_in_rows(padded, splits, self.plan.length)
+            return Parts(splits, documents, offsets, padded, document_range, starts, lengths, at)
+        counts, at = np.diff(running_sums(lengths)[splits]), np.arange(len(packs)) * self.plan.length
         # A document that is cut has its pack to itself, so that a pack's tokens always stand together.
-        return Parts(
-            splits,
-            ranges(document_range[:, 0], np.diff(splits)),
-            np.zeros(len(lengths), np.int64),
-            lengths,
-            document_range,
-            starts[splits[:-1]],
-            np.diff(running_sums(lengths)[splits]),
-            np.arange(len(packs)) * self.plan.length,
-        )
+        return Parts(splits, documents, offsets, lengths, document_range, starts[splits[:-1]], counts, at)
+
+    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """Which of *documents* is in which pack: int64[k], int64[k]. Packs that there are not stand for none."""
+        return np.arange(len(documents)), np.searchsorted(self.firsts, documents, side="right") - 1
 
 
-@dataclass(frozen=True)
-class SplitDocuments:
-    """Greedy packs that split documents: pack k is tokens ``k * length`` to ``+ length`` of the split.
-
-    ``samples``: every 64th entry of ``seq_starts``, between two of which the entries of a pack are found.
-    """
+class SplitDocuments(NamedTuple):
+    """Greedy packs that split documents: pack k is tokens ``k * length`` on. ``samples``: each 64th entry of ``seq_starts``."""
 
     tokens: FlatTokens
     plan: Plan
@@ -122,10 +122,6 @@ class SplitDocuments:
             samples.append(entries[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
             first += len(entries) - 1
         return cls(tokens, plan, np.concatenate(samples))
-
-    @property
-    def arrays(self) -> tuple[Int64s, ...]:
-        return (self.samples,)
 
     @property
     def pack_count(self) -> int:
@@ -149,23 +145,20 @@ class SplitDocuments:
         documents, splits = ranges(first, np.diff(splits))[here], np.searchsorted(here, splits)
         if (np.diff(splits) == 0).any():
             raise ValueError(f"{self.tokens.store.url}: seq_starts has no documents for some tokens. Run flat_tokens.verify.")
-        return Parts(
-            splits,
-            documents,
-            (part_starts - starts)[here],
-            part_lengths[here],
-            np.stack([documents[splits[:-1]], documents[splits[1:] - 1] + 1], axis=1),
-            begins,
-            np.minimum(ends, self.tokens.token_count) - begins,
-            np.arange(len(packs)) * self.plan.length,
-        )
+        document_range = np.stack([documents[splits[:-1]], documents[splits[1:] - 1] + 1], axis=1)
+        counts, at = np.minimum(ends, self.tokens.token_count) - begins, np.arange(len(packs)) * self.plan.length
+        return Parts(splits, documents, (part_starts - starts)[here], part_lengths[here], document_range, begins, counts, at)
+
+    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        starts, lengths = self.tokens.bounds(documents)
+        first, stop = starts // self.plan.length, (starts + lengths - 1) // self.plan.length + 1
+        counts = np.maximum(stop - first, 0)
+        return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
 
 
-@dataclass(frozen=True)
-class ChosenDocuments:
-    """Packs of chosen documents: pack k is those numbered ``documents[firsts[k]:firsts[k + 1]]``.
-
-    ``numbers`` has the parts' numbers where longer documents are cut, part j from token ``j * length`` on; else it is empty.
+class ChosenDocuments(NamedTuple):
+    """Packs of chosen documents: pack k is those numbered ``documents[firsts[k]:firsts[k + 1]]``. Where longer documents are
+    cut, ``numbers`` has the parts' numbers, part j from token ``j * length`` on; else it is empty.
     """
 
     tokens: FlatTokens
@@ -181,18 +174,12 @@ class ChosenDocuments:
             starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
             in_order = first_documents(starts, plan.length, None, tokens.store.url)
             if len(in_order) < len(firsts):
-                firsts, (documents, numbers) = (
-                    in_order,
-                    np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1),
-                )
+                documents, numbers = np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1)
+                firsts = in_order
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
             documents, numbers = documents[: firsts[-1]], numbers[: firsts[-1]]
         return cls(tokens, plan, firsts, documents, numbers if numbers.any() else numbers[:0])
-
-    @property
-    def arrays(self) -> tuple[Int64s, ...]:
-        return self.firsts, self.documents, self.numbers
 
     @property
     def pack_count(self) -> int:
@@ -205,21 +192,33 @@ class ChosenDocuments:
         starts, lengths = self.tokens.bounds(documents)
         offsets = self.numbers[chosen] * self.plan.length if len(self.numbers) else np.zeros(len(documents), np.int64)
         lengths = np.minimum(lengths - offsets, self.plan.length)
-        # place in all parts -> place in all rows
-        sums, row_starts = running_sums(lengths), np.arange(len(packs)) * self.plan.length
-        at = sums[:-1] + np.repeat(row_starts - sums[splits[:-1]], counts)
+        padded = self.plan.filled(lengths)
+        at = _places_in_rows(padded, splits, self.plan.length)
         no_range = np.zeros((len(packs), 2), np.int64)
-        return Parts(splits, documents, offsets, lengths, no_range, starts + offsets, lengths, at)
+        return Parts(splits, documents, offsets, padded, no_range, starts + offsets, lengths, at)
+
+    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        # Few are looked for among all, many in an order of all.
+        few = np.isin(self.documents, documents) if len(documents) < 16 else None
+        some = np.arange(len(self.documents)) if few is None else np.flatnonzero(few)
+        some = some[np.argsort(self.documents[some], kind="stable")]
+        first, stop = (np.searchsorted(self.documents[some], documents, side=side) for side in ("left", "right"))
+        of = np.repeat(np.arange(len(documents)), stop - first)
+        return of, np.searchsorted(self.firsts, some[ranges(first, stop - first)], side="right") - 1
+
+
+def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
+    """Where parts of these lengths begin in rows laid end to end: int64[n]. Parts ``splits[r]:splits[r + 1]`` are row r's."""
+    sums = running_sums(lengths)
+    return sums[:-1] + np.repeat(np.arange(len(splits) - 1) * length - sums[splits[:-1]], np.diff(splits))
 
 
 PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ChosenDocuments
 
 
 def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
-    """The first document of every pack of whole documents in order, and one past the last pack's: int64[packs + 1].
-
-    *starts*: where documents start, int64[n + 1] as `read_starts` gives them. ValueError for a document longer than
-    *length*, unless it comes after *max_packs* packs.
+    """The first document of every pack of whole documents in order, and one past the last pack's: int64[packs + 1]. *starts*:
+    as `read_starts` gives them. ValueError for a document longer than *length*, unless it comes after *max_packs* packs.
     """
     firsts, pack_count, document_count, token_count = [np.zeros(1, np.int64)], 0, 0, 0
     limit = length  # where the open pack is full
@@ -257,7 +256,7 @@ def document_parts(tokens: FlatTokens, plan: Plan) -> Iterator[Int64s]:
         counts = -(-sizes // plan.length)
         documents, numbers = np.repeat(np.arange(len(sizes)), counts), ranges(np.zeros(len(sizes), np.int64), counts)
         lengths = np.minimum(sizes[documents] - numbers * plan.length, plan.length)
-        yield np.stack([documents + document_count, numbers, lengths])
+        yield np.stack([documents + document_count, numbers, plan.filled(lengths)])
         document_count += len(sizes)
 
 
@@ -266,12 +265,6 @@ def _too_long(name: str, document: int, size: int, length: int) -> str:
         f"{name}: document {document} has {size} tokens, but a pack has {length}. "
         "Take longer packs, split_across_pack=True, or too_long='cut'."
     )
-
-
-def index_type(plan: Plan) -> type[PackingIndex]:
-    if plan.fit == "best":
-        return ChosenDocuments
-    return SplitDocuments if plan.split_across_pack else WholeDocuments
 
 
 class IndexFile(NamedTuple):
@@ -284,19 +277,14 @@ class IndexFile(NamedTuple):
     @classmethod
     def at(cls, cache: str | os.PathLike[str], tokens: FlatTokens, plan: Plan) -> Self:
         """The file in the directory *cache*, or beside the dataset. ValueError if that is not a local path."""
-        if cache == "beside":
-            store = replace(tokens.store, root=posixpath.dirname(tokens.store.root) + ".packing")
-        else:
-            store = Store.at(cache)
+        beside = posixpath.dirname(tokens.store.root) + ".packing"
+        store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
         if not store.is_local:
             raise ValueError(f"{store.url}: a packing index is mapped, so it is kept on a local disk. Set cache to a directory.")
-        depends_on = {
-            "version": INDEX_VERSION,
-            "seq_starts": _identity(tokens),
-            "token_count": tokens.token_count,
-            "seq_count": tokens.seq_count,
-            **plan._asdict(),
-        }
+        depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan._asdict()}
+        depends_on |= {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
+        if plan.pad_to == 1:
+            del depends_on["pad_to"]  # as before there was such a setting
         key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).digest()
         return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)
 
@@ -352,16 +340,111 @@ def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[
     """The index, and whether it is mapped from *file*. It is made and kept there first if need be; without a file it is
     made in memory. Processes that make the same index at the same time write the same bytes.
     """
-    kind = index_type(plan)
+    in_order = SplitDocuments if plan.split_across_pack else WholeDocuments
+    kind: type[PackingIndex] = ChosenDocuments if plan.fit == "best" else in_order
     if file is None:
         return kind.make(tokens, plan), False
     if (arrays := file.load()) is not None:
         return kind(tokens, plan, *arrays), True
     made = kind.make(tokens, plan)
     try:
-        file.save(made.arrays)
+        file.save(made[2:])
     except OSError as error:
         log.warning("The packing index is made anew each time, because it can't be kept: %s", error)
         return made, False
     arrays = file.load()
     return (made, False) if arrays is None else (kind(tokens, plan, *arrays), True)
+
+
+def best_packs(parts: Iterable[Int64s], length: int) -> tuple[Int64s, Int64s, int]:
+    """Packs with little padding. *parts*, some at a time: int64[3, n], their documents, numbers in these, and lengths. Returns
+    ``firsts``, int64[packs + 1], the documents and numbers of parts, int64[2, n], of which pack k has
+    ``firsts[k]:firsts[k + 1]``, and how many tokens of padding there are. Parts are taken 262,144 at a time, so that
+    memory is bounded and a pack's documents are near each other; those in the pack that is filled least wait for more.
+    """
+    counts, packed, padding = [np.zeros(0, np.int64)], [np.zeros((2, 0), np.int64)], 0
+    waiting = np.zeros((3, 0), np.int64)
+    for fresh in _of_size(parts, PARTS_AT_A_TIME):
+        pool = np.concatenate([waiting, fresh], axis=1)
+        firsts, order = best_fit(pool[2], length)
+        pool = pool[:, order]
+        filled = np.add.reduceat(pool[2], firsts[:-1])
+        least = int(filled.argmin())
+        first, stop = firsts[least : least + 2].tolist()
+        waiting = pool[:, first:stop]
+        counts += [np.diff(firsts[: least + 1]), np.diff(firsts[least + 1 :])]
+        packed += [pool[:2, :first], pool[:2, stop:]]
+        padding += int((length - filled).sum() - (length - filled[least]))
+    if waiting.size:
+        counts.append(np.array([waiting.shape[1]]))
+        packed.append(waiting[:2])
+        padding += length - int(waiting[2].sum())
+    return running_sums(np.concatenate(counts)), np.concatenate(packed, axis=1), padding
+
+
+def _of_size(parts: Iterable[Int64s], size: int) -> Iterator[Int64s]:
+    """The columns of int64[3, n] arrays, *size* at a time: packs must not depend on how much is read at once."""
+    rest = np.zeros((3, 0), np.int64)
+    for some in parts:
+        rest = np.concatenate([rest, some], axis=1)
+        while rest.shape[1] >= size:
+            yield rest[:, :size]
+            rest = rest[:, size:]
+    if rest.size:
+        yield rest
+
+
+def best_fit(lengths: Int64s, length: int) -> tuple[Int64s, Int64s]:
+    """Fill packs with the longest parts that fit, one pack after another. *lengths*: int64[n], each 1 to *length*. The packs as
+    (``firsts``: int64[packs + 1], ``order``: int64[n]): pack k holds parts ``order[firsts[k]:firsts[k + 1]]``. Packs are in
+    the order of their first parts, and so are a pack's parts.
+    """
+    by_length = np.argsort(lengths.astype(np.min_scalar_type(length)), kind="stable")  # two bytes sort in linear time
+    ascending = lengths[by_length]
+    groups = np.flatnonzero(np.diff(ascending, prepend=0))
+    sizes, counts = ascending[groups].tolist(), np.diff(groups, append=len(lengths)).tolist()
+    used, pack_count = groups.tolist(), 0
+    fills = []
+    for filling, repeats in _fillings(sizes, counts, length):
+        for group, each in filling:
+            fills.append((used[group], pack_count, each, each * repeats))
+            used[group] += each * repeats
+        pack_count += repeats
+    # fill -> its parts: those from start on in ascending order, each of them to a pack, from pack on
+    start, pack, per_pack, total = np.array(sorted(fills), np.int64).reshape(-1, 4).T
+    place = np.arange(len(lengths)) - np.repeat(start, total)
+    pack_of = np.empty(len(lengths), np.int64)
+    pack_of[by_length] = np.repeat(pack, total) + place // np.repeat(per_pack, total)
+
+    first_parts = np.empty(pack_count, np.int64)
+    first_parts[pack_of[::-1]] = np.arange(len(lengths))[::-1]  # of equal places the last assignment stays: the first part
+    ranks = np.empty(pack_count, np.int64)
+    ranks[np.argsort(first_parts)] = np.arange(pack_count)
+    pack_of = ranks[pack_of]
+    return running_sums(np.bincount(pack_of, minlength=pack_count)), np.argsort(pack_of, kind="stable")
+
+
+def _fillings(sizes: list[int], counts: list[int], length: int) -> Iterator[tuple[list[tuple[int, int]], int]]:
+    """Fillings of packs: ([(size's number, parts of it in each pack)], how many packs in a row are like that). *sizes* ascend."""
+    sizes, left = [0, *sizes], [0, *counts]
+    lower = list(range(len(sizes)))  # number -> itself while parts of that size are left, then a lower one; 0: none are
+
+    def with_pieces(number: int) -> int:
+        while lower[number] != number:
+            lower[number] = lower[lower[number]]
+            number = lower[number]
+        return number
+
+    while number := with_pieces(len(sizes) - 1):
+        filling, room = [], length
+        while number:
+            each = min(left[number], room // sizes[number])
+            filling.append((number - 1, each))
+            room -= each * sizes[number]
+            number = with_pieces(min(number, bisect_right(sizes, room)) - 1)
+        repeats = min(left[group + 1] // each for group, each in filling)
+        for group, each in filling:
+            left[group + 1] -= each * repeats
+            if not left[group + 1]:
+                lower[group + 1] = group
+        yield filling, repeats

@@ -14,9 +14,11 @@ The *reference* permutation is the one of the reference loader: swaps in a row, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isqrt
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,8 @@ HASH_BITS = np.uint64(39)
 DROPPED_BITS = np.uint64(64 - 39)
 INDICES_AT_A_TIME = 1 << 13
 """The temporaries of this many numbers stay in the processor's second-level cache."""
+
+Network: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
 
 
 def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -64,18 +68,29 @@ class KeyedPermutation:
         best = int(a[np.argmin(-self.length % a)])
         return np.uint64(best), np.uint64(-(-self.length // best))
 
+    @property
+    def _rounds(self) -> npt.NDArray[np.uint64]:
+        """The constant that each round adds to the key: uint64[rounds, 1]."""
+        return np.arange(SMALL_ROUNDS if self.length < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
+
     def __call__(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The place of each of *indices* in the permutation: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
-        permuted = np.empty(len(indices), np.uint64)
-        for start in range(0, len(indices), INDICES_AT_A_TIME):
-            part = slice(start, start + INDICES_AT_A_TIME)
-            permuted[part] = self._walked(indices[part], keys if len(keys) == 1 else keys[part])
-        return permuted
+        return self._walked(self._network, indices, keys)
 
-    def _walked(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        permuted = self._network(indices, keys)
-        while (outside := np.flatnonzero(permuted >= np.uint64(self.length))).size:
-            permuted[outside] = self._network(permuted[outside], keys if len(keys) == 1 else keys[outside])
+    def inverse(self, places: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The index of each of *places*: ``inverse(permutation(indices, keys), keys)`` is *indices*. It costs the same."""
+        return self._walked(self._network_back, places, keys)
+
+    def _walked(self, network: Network, numbers: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The *numbers* through a network, once more while they fall outside ``range(length)``: uint64[n]."""
+        permuted = np.empty(len(numbers), np.uint64)
+        for start in range(0, len(numbers), INDICES_AT_A_TIME):
+            part = slice(start, start + INDICES_AT_A_TIME)
+            theirs = keys if len(keys) == 1 else keys[part]
+            places = network(numbers[part], theirs)
+            while (outside := np.flatnonzero(places >= np.uint64(self.length))).size:
+                places[outside] = network(places[outside], theirs if len(theirs) == 1 else theirs[outside])
+            permuted[part] = places
         return permuted
 
     def _network(self, x: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -83,7 +98,7 @@ class KeyedPermutation:
         left = x // b
         right = x - left * b
         side, other = a, b
-        for r in np.arange(SMALL_ROUNDS if self.length < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A:
+        for r in self._rounds:
             moved = mix(right + (keys + r))
             moved >>= DROPPED_BITS
             moved *= side
@@ -91,6 +106,22 @@ class KeyedPermutation:
             moved += left
             # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
             left, right = right, np.minimum(moved, moved - side)
+            side, other = other, side
+        return left * b + right
+
+    def _network_back(self, x: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        a, b = self._sides
+        left = x // b
+        right = x - left * b
+        side, other = b, a  # of the last round: their number is even
+        for r in self._rounds[::-1]:
+            added = mix(left + (keys + r))
+            added >>= DROPPED_BITS
+            added *= side
+            added >>= HASH_BITS
+            moved = right - added
+            # Above 2**63 where it wrapped around: there side must be added.
+            left, right = np.minimum(moved, moved + side), left
             side, other = other, side
         return left * b + right
 

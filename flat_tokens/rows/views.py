@@ -6,21 +6,26 @@ on) are derived by its user: in a worker, on a device, inside ``jax.jit``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
-from flat_tokens.rows.frameworks import Array, Framework, bits, converted, namespace_of, places_along, room_for, running_max
+from flat_tokens.rows import frameworks
+from flat_tokens.rows.frameworks import Array, Fields, Framework, bits, namespace_of, places_along, room_for
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
+Int64s: TypeAlias = npt.NDArray[np.int64]
+IGNORED_LABEL = -100
+"""The label of what does not count, which torch's ``cross_entropy`` ignores by default."""
 TOKENS_AT_A_TIME = 1 << 15
+SEQUENCES_AT_A_TIME = 1 << 16
 
 
 class Row:
@@ -31,11 +36,14 @@ class Row:
 
     __slots__ = ()
     _fields: tuple[str, ...]
+    _derived: tuple[str, ...] = ()
+    _on_request: tuple[str, ...] = ()
+    """Fields that are not among ``keys()``, but are there when somebody asks for them."""
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
         """Every field's name: the stored ones, then the derived."""
-        return cls._fields
+        return cls._fields + cls._derived
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys()
@@ -43,7 +51,7 @@ class Row:
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
             return tuple.__getitem__(self, key)  # type: ignore[call-overload]
-        if key not in self.keys():
+        if key not in (*self.keys(), *self._on_request):
             raise KeyError(f"there is no field {key!r}; there are {', '.join(self.keys())}")
         return getattr(self, key)
 
@@ -57,6 +65,7 @@ class TrainingFields(Row):
 
     __slots__ = ()
     encoded: Array
+    _derived: tuple[str, ...] = ("inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
     @property
     def targets(self) -> Array:
@@ -91,12 +100,20 @@ class TrainingFields(Row):
     def positions(self) -> Array:
         """int32[..., length]: places since the sequence's start, or since the row's where that comes later."""
         places = places_along(self.encoded)
-        return places - running_max(places * self.is_seq_start)
+        return places - frameworks.running_max(places * self.is_seq_start)
 
-    @classmethod
-    def keys(cls) -> tuple[str, ...]:
-        """Every field's name: the stored ones, then the derived."""
-        return (*cls._fields, "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+
+class LabelledFields(TrainingFields):
+    """The same of rows with a ``loss_mask``: also ``labels``, for those that ask."""
+
+    __slots__ = ()
+    _on_request = ("labels",)
+
+    @property
+    def labels(self) -> Array:
+        """int64[..., length]: ``targets``, -100 where ``loss_mask`` is false. int32 in jax."""
+        namespace, row = namespace_of(self.encoded), cast("Any", self)
+        return frameworks.as_int64(namespace.where(row.loss_mask, self.targets, IGNORED_LABEL))
 
 
 def _tokens_before(encoded: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
@@ -126,8 +143,9 @@ class SplitView:
     row_type: type[Any]
     """The `Row` of its rows."""
 
-    def __init__(self, tokens: FlatTokens, count: int, fields: Sequence[str] | None, framework: Framework) -> None:
-        if fields is not None and (not fields or not set(fields) <= set(self.row_type.keys())):
+    def __init__(self, tokens: FlatTokens, count: int, fields: Fields, framework: Framework) -> None:
+        known = {*self.row_type.keys(), *self.row_type._on_request}
+        if fields is not None and (not fields or not set(fields) <= known):
             raise ValueError(f"fields is {fields!r}, but it names one or more of {', '.join(self.row_type.keys())}")
         if framework not in get_args(Framework):
             raise ValueError(f"framework is {framework!r}, but it is one of {', '.join(get_args(Framework))}")
@@ -164,15 +182,43 @@ class SplitView:
         rows = self._read_many(self._checked(indices))
         return rows if self._as_read else self._handed_out(rows)
 
-    def _read(self, i: int) -> Any:
-        """Row *i* of ``row_type``; *i* is one of the view's."""
+    def described(self) -> dict[str, Any]:
+        """The method of the split that makes this view, as ``rows``, and its arguments, for JSON."""
+        handed_out = {"fields": self.fields, "framework": self.framework}
+        defaults = {"fields": None, "framework": "numpy"}
+        # What is read and not stored is of rows/ends.py, which is made of views.
+        ends = getattr(self.tokens.encoded_tokens, "ends", {}) | getattr(self.tokens.loss_mask, "described", {})
+        return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
+
+    def _settings(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _read_many(self, indices: npt.NDArray[np.int64]) -> Any:
+    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """The rows with tokens of *documents*, numbers of sequences of the split (int64[n]): int64[k], which of the documents,
+        in order, and int64[k], the row. A document without a token is in no row.
+        """
+        starts, lengths = self.tokens.bounds(documents)
+        first, stop = (np.clip(bound, 0, self._count) for bound in self._rows_between(starts, starts + lengths))
+        counts = np.where(lengths > 0, stop - first, 0)
+        return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
+
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+        """The first row with one of the tokens ``starts:stops``, and one past the last, if there were more: int64[n] each."""
+        raise NotImplementedError
+
+    def _read(self, i: int) -> Any:
+        """Row *i* of ``row_type``; *i* is one of the view's."""
+        return self.row_type(*(field[0] for field in self._read_many(np.array([i]))))
+
+    def _read_many(self, indices: Int64s) -> Any:
         """The rows, stacked; *indices* are of the view's."""
         raise NotImplementedError
 
-    def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        """The tokens that rows *indices* are read of: starts and lengths of ranges, int64[n] each."""
+        raise NotImplementedError
+
+    def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Int64s:
         rows = np.asarray(indices)
         if rows.size == 0:
             rows = rows.astype(np.int64)
@@ -188,7 +234,7 @@ class SplitView:
 
     def _handed_out(self, row: Any) -> Any:
         if self.framework != "numpy":
-            row = self.row_type(*(converted(array, self.framework) for array in row))
+            row = self.row_type(*(frameworks.converted(array, self.framework) for array in row))
         return row if self.fields is None else {name: row[name] for name in self.fields}
 
 
@@ -196,3 +242,304 @@ def checked_length(name: str, value: int) -> int:
     if (length := index(value)) < 1:
         raise ValueError(f"{name} is {length}, but a row has at least one token")
     return length
+
+
+class PackedTokens(TrainingFields, NamedTuple("_PackedTokens", [("encoded", Array)])):  # type: ignore[misc]
+    """Neighbouring tokens of a dataset, of any sequences; one row or many.
+
+    ``encoded``: uint32[..., length], ``id * 2 + starts_a_sequence``. The rest is derived from it.
+    """
+
+    __slots__ = ()
+
+
+class MaskedTokens(LabelledFields, NamedTuple("_MaskedTokens", [("encoded", Array), ("loss_mask", Array)])):  # type: ignore[misc]
+    """`PackedTokens` of a dataset with a loss mask.
+
+    ``loss_mask``: bool[..., length], true where the target counts: ``targets[i]`` is token i of the row.
+    """
+
+    __slots__ = ()
+
+
+class PackedView(SplitView):
+    """All tokens in the order they are stored, cut every *length* tokens: one read a row.
+
+    Row i is tokens ``i * (length - overlap)`` to ``+ length``. Without overlap these are the format's packed sequences,
+    ``token_count // length`` of them; with an overlap of one token, the last target of a row is the first of the next
+    (Modalities' ``reuse_last_target``). The tokens of a last, shorter row are in no row. ValueError for a length below
+    1, for an overlap that is not in ``0 <= overlap < length``, and, with an overlap, for fewer tokens than a row.
+    """
+
+    row_type: type[Any] = PackedTokens
+    """`MaskedTokens` where the dataset has a loss mask."""
+
+    def __init__(
+        self, tokens: FlatTokens, length: int, *, overlap: int = 0, fields: Fields = None, framework: Framework = "numpy"
+    ) -> None:
+        self.length, self.overlap = checked_length("length", length), index(overlap)
+        if not 0 <= self.overlap < self.length:
+            raise ValueError(f"overlap is {overlap}, but it is from 0 to {self.length - 1} where length is {length}")
+        count = tokens.token_count
+        if self.overlap and count < self.length:
+            raise ValueError(f"{tokens.store.url}: {count} tokens are fewer than one row of {length}. Take a shorter.")
+        self._stride = self.length - self.overlap
+        if tokens.loss_mask is not None:
+            self.row_type = MaskedTokens
+        super().__init__(tokens, max((count - self.length) // self._stride + 1, 0), fields, framework)
+
+    def _read(self, i: int) -> PackedTokens | MaskedTokens:
+        start = i * self._stride
+        if self.tokens.loss_mask is not None:
+            return MaskedTokens(*(field[0] for field in gathered(self.tokens, np.array([start]), self.length)))
+        # Half the time of PackedTokens(...), which would be the dearest call here.
+        return tuple.__new__(PackedTokens, (self.tokens.encoded_tokens.read(start, start + self.length),))
+
+    def _read_many(self, indices: Int64s) -> PackedTokens | MaskedTokens:
+        return gathered(self.tokens, indices * self._stride, self.length)
+
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        return indices * self._stride, np.full(len(indices), self.length)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"rows": "packed", "length": self.length, "overlap": self.overlap}
+
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+        return (starts - self.length) // self._stride + 1, (stops - 1) // self._stride + 1
+
+
+def gathered(tokens: FlatTokens, starts: Int64s, length: int) -> PackedTokens | MaskedTokens:
+    """*length* tokens from each of *starts* on, in one read, and one of their loss mask."""
+    encoded, lengths, at = room_for((len(starts), length)), np.full(len(starts), length), np.arange(len(starts)) * length
+    tokens.encoded_tokens.gather(starts, lengths, encoded.reshape(-1), at)
+    if tokens.loss_mask is None:
+        return PackedTokens(encoded)
+    mask = np.empty((len(starts), length), np.uint8)
+    tokens.loss_mask.gather(starts, lengths, mask.reshape(-1), at)
+    return MaskedTokens(encoded, mask != 0)
+
+
+class DocumentTokens(LabelledFields, NamedTuple("_DocumentTokens", [("encoded", Array), ("length", Array)])):  # type: ignore[misc]
+    """One sequence a row, cut at the row's end or padded up to it; one row or many.
+
+    ``encoded``: uint32[..., max_length], ``id * 2 + starts_a_sequence``; padding is the pad id, each a start.
+    ``length``: int32[...], how many of them are the sequence's. The rest is derived from these.
+    """
+
+    __slots__ = ()
+    _derived = (*TrainingFields._derived, "loss_mask")
+
+    @property
+    def loss_mask(self) -> Array:
+        """bool[..., max_length]: true on the sequence's tokens, false on padding."""
+        return places_along(self.encoded) < self.length[..., None]
+
+
+class _MaskedDocument(NamedTuple):
+    encoded: Array
+    length: Array
+    loss_mask: Array
+
+
+class MaskedDocumentTokens(LabelledFields, _MaskedDocument):  # type: ignore[misc]
+    """`DocumentTokens` of a dataset with a loss mask.
+
+    ``loss_mask``: bool[..., max_length], true on the sequence's tokens that count, false on the others and on padding.
+    """
+
+    __slots__ = ()
+
+
+class DocumentsView(SplitView):
+    """One sequence a row: cut at *max_length* tokens or padded up to it. Two reads: its place and its tokens.
+
+    An empty sequence is a row of padding. ValueError for a max_length below 1 or a pad_id outside 0 to 2**31 - 1.
+    """
+
+    row_type: type[Any] = DocumentTokens
+    """`MaskedDocumentTokens` where the dataset has a loss mask."""
+
+    def __init__(
+        self, tokens: FlatTokens, max_length: int, pad_id: int = 0, *, fields: Fields = None, framework: Framework = "numpy"
+    ) -> None:
+        self.max_length, self.pad_id = checked_length("max_length", max_length), index(pad_id)
+        if not 0 <= self.pad_id <= MAX_TOKEN_ID:
+            raise ValueError(f"pad_id is {pad_id}, but token ids are 0 to {MAX_TOKEN_ID}")
+        if tokens.loss_mask is not None:
+            self.row_type = MaskedDocumentTokens
+        super().__init__(tokens, tokens.seq_count, fields, framework)
+
+    def _read(self, i: int) -> DocumentTokens | MaskedDocumentTokens:
+        if self.tokens.loss_mask is not None:
+            return MaskedDocumentTokens(*(field[0] for field in self._read_many(np.array([i]))))
+        start, stop = self.tokens.span(i)
+        length = min(stop - start, self.max_length)
+        encoded = self._padding(1)[0]
+        self.tokens.encoded_tokens.read(start, start + length, encoded[:length])
+        return DocumentTokens(encoded, np.int32(length))
+
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        starts, lengths = self.tokens.bounds(indices)
+        return starts, np.minimum(lengths, self.max_length)
+
+    def _read_many(self, indices: Int64s) -> DocumentTokens | MaskedDocumentTokens:
+        starts, lengths = self.token_ranges(indices)
+        encoded = self._padding(len(indices))
+        row_starts = np.arange(len(indices)) * self.max_length
+        self.tokens.encoded_tokens.gather(starts, lengths, encoded.reshape(-1), row_starts)
+        if self.tokens.loss_mask is None:
+            return DocumentTokens(encoded, lengths.astype(np.int32))
+        mask = np.zeros(encoded.shape, np.uint8)
+        self.tokens.loss_mask.gather(starts, lengths, mask.reshape(-1), row_starts)
+        return MaskedDocumentTokens(encoded, lengths.astype(np.int32), mask != 0)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"rows": "documents", "max_length": self.max_length, "pad_id": self.pad_id}
+
+    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """Row i is document i, an empty one's too: int64[n], int64[n]."""
+        self.tokens.bounds(documents)
+        return np.arange(len(documents)), documents.astype(np.int64)
+
+    def _padding(self, rows: int) -> npt.NDArray[np.uint32]:
+        encoded = room_for((rows, self.max_length))
+        encoded.fill(self.pad_id * 2 + 1)
+        return encoded
+
+
+class BlocksView(SplitView):
+    """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule: one read a row.
+
+    Sequences fill a block one after another. One that goes beyond its end opens the next block, again from its first
+    token; a longer one than a block does not, and blocks then go on where the last ended. A last block that is not full
+    is dropped. ``starts``: int64[n], the first token of each block, computed from ``seq_starts`` alone. ValueError for
+    a length below 1.
+    """
+
+    row_type: type[Any] = PackedTokens
+    """`MaskedTokens` where the dataset has a loss mask."""
+
+    def __init__(self, tokens: FlatTokens, length: int, *, fields: Fields = None, framework: Framework = "numpy") -> None:
+        self.length = checked_length("length", length)
+        self.starts = block_starts(tokens, self.length)
+        if tokens.loss_mask is not None:
+            self.row_type = MaskedTokens
+        super().__init__(tokens, len(self.starts), fields, framework)
+
+    def _read(self, i: int) -> PackedTokens | MaskedTokens:
+        start = int(self.starts[i])
+        if self.tokens.loss_mask is not None:
+            return MaskedTokens(*(field[0] for field in gathered(self.tokens, np.array([start]), self.length)))
+        return PackedTokens(self.tokens.encoded_tokens.read(start, start + self.length))
+
+    def _read_many(self, indices: Int64s) -> PackedTokens | MaskedTokens:
+        return gathered(self.tokens, self.starts[indices], self.length)
+
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        return self.starts[indices], np.full(len(indices), self.length)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"rows": "blocks", "length": self.length}
+
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+        return np.searchsorted(self.starts, starts - self.length, side="right"), np.searchsorted(self.starts, stops)
+
+
+def block_starts(tokens: FlatTokens, length: int) -> Int64s:
+    """The first token of every block of *length* tokens by Modalities' Megatron rule: int64[n], increasing. Reads ``seq_starts``
+    once, some entries at a time, and no tokens. ValueError if its entries are not in order.
+    """
+    # A sequence counts in at most two blocks, and the tokens that count in a block are at least its length.
+    found = np.empty(min(tokens.seq_count, 2 * tokens.token_count // length), np.int64)
+    found_count = 0
+    block, filled = 0, 0  # the open block's first token, and how many tokens sequences have put into it
+    for entries in read_starts(tokens):
+        # The state 2 * j + opens: sequence j has filled a block (and opens the next one, or does not). The next
+        # block counts from where j starts or ends, so that every state has one successor, whatever came before it.
+        count = len(entries) - 1
+        counts_from = np.stack([entries[1:], entries[:-1]], axis=1).reshape(-1)
+        successors = _filled_next(entries, counts_from, np.repeat(np.arange(1, count + 1), 2), length)
+        first = _filled_next(entries, entries[:1] - filled, np.zeros(1, np.int64), length)
+        path = walk(int(first[0]), successors)
+        # A sequence that opens a block says where that starts; other blocks follow the one before.
+        opens = np.concatenate([[True], path % 2 == 1])
+        starts = np.concatenate([[block], counts_from[path]])
+        number = np.arange(len(starts))
+        opened = np.maximum.accumulate(np.where(opens, number, 0))
+        starts = starts[opened] + (number - opened) * length
+        found[found_count : found_count + len(path)] = starts[:-1]
+        found_count += len(path)
+        filled = int(entries[-1] - (counts_from[path[-1]] if len(path) else entries[0] - filled))
+        block = int(starts[-1])
+    found.resize(found_count, refcheck=False)
+    return found
+
+
+def _filled_next(entries: Int64s, counts_from: Int64s, not_before: Int64s, length: int) -> Int64s:
+    """The states in which blocks become full whose tokens count from *counts_from*, by sequences from *not_before* on: int64[n],
+    ``2 * (len(entries) - 1)`` where none of these sequences fills the block.
+    """
+    count = len(entries) - 1
+    sequence = np.maximum(np.searchsorted(entries[1:], counts_from + length), not_before)
+    there = np.minimum(sequence, count - 1)
+    exact = entries[there + 1] - counts_from == length
+    too_long = entries[there + 1] - entries[there] > length
+    return np.where(sequence < count, 2 * there + ~(exact | too_long), 2 * count)
+
+
+def walk(state: int, successors: Int64s) -> Int64s:
+    """The states from *state* on, up to the first that has no successor in the array."""
+    path = []
+    successor = successors.data
+    while state < len(successor):
+        path.append(state)
+        state = successor[state]
+    return np.array(path, np.int64)
+
+
+def read_starts(tokens: FlatTokens, start: int = 0, stop: int | None = None, at_a_time: int | None = None) -> Iterator[Int64s]:
+    """Checked entries of sequences ``start:stop``, *at_a_time*: int64[n + 1], whose last entry is the next array's first."""
+    stop, at_a_time = tokens.seq_count if stop is None else stop, at_a_time or SEQUENCES_AT_A_TIME
+    for first in range(start, stop, at_a_time):
+        entries = tokens.seq_starts.read(first, min(first + at_a_time, stop) + 1)
+        wrong = np.flatnonzero((entries[1:] < entries[:-1]) | (entries[1:] > np.uint64(tokens.token_count)))
+        if wrong.size:
+            raise ValueError(tokens.wrong_bounds(first + int(wrong[0]), *entries[wrong[0] : wrong[0] + 2].tolist()))
+        yield entries.astype(np.int64)
+
+
+def end_to_end(lengths: Iterable[Int64s]) -> Iterator[Int64s]:
+    """Arrays of lengths -> arrays of starts, int64[n + 1] as `read_starts` gives them, of documents laid end to end."""
+    base = 0
+    for window in lengths:
+        positions = running_sums(window) + base
+        yield positions
+        base = int(positions[-1])
+
+
+def document_bounds(tokens: FlatTokens, first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Starts and lengths of the documents in ranges ``first[r]:stop[r]``, and where each range ends among them: int64[n],
+    int64[n], int64[ranges + 1]. One read. ValueError if the entries are not in order.
+    """
+    at = running_sums(stop - first + 1)
+    entries = np.empty(at[-1], np.uint64)
+    tokens.seq_starts.gather(first, stop - first + 1, entries, at[:-1])
+    within = np.ones(len(entries), bool)
+    within[at[1:] - 1] = False  # a range's last entry is where its last document ends
+    is_first = np.flatnonzero(within)
+    starts, ends = entries[is_first], entries[is_first + 1]
+    if ((starts > ends) | (ends > np.uint64(tokens.token_count))).any():
+        raise ValueError(f"{tokens.store.url}: seq_starts is not in order. The dataset is damaged: run flat_tokens.verify on it.")
+    return starts.astype(np.int64), (ends - starts).astype(np.int64), at - np.arange(len(at))
+
+
+def running_sums(counts: npt.NDArray[np.integer]) -> Int64s:
+    """Sums of the counts before each one, then of all: int64[n + 1]."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+def ranges(first: Int64s, counts: Int64s) -> Int64s:
+    """``first[r]``, ``first[r] + 1``, ... of every range r, ``counts[r]`` numbers each."""
+    return np.arange(counts.sum()) + np.repeat(first - running_sums(counts)[:-1], counts)

@@ -8,29 +8,33 @@ import fcntl
 import functools
 import mmap
 import os
-import threading
+import shutil
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, BinaryIO, Literal, NoReturn
 
 WRITE_BUFFER_BYTES = 4 << 20
 DIRECT_ALIGNMENT = 4096
 
+REMEDIES = {errno.ENOSPC: "Make room", errno.EDQUOT: "Make room", errno.EIO: "Check the disk", errno.ESTALE: "Mount it again"}
+
 
 # Page-aligned buffers for direct reads and writes, kept because touching fresh memory costs more than the disk does.
 _spare_buffers: list[mmap.mmap] = []
-_spare_buffers_lock = threading.Lock()
 
 
 def take_buffer() -> mmap.mmap:
-    with _spare_buffers_lock:
-        return _spare_buffers.pop() if _spare_buffers else mmap.mmap(-1, WRITE_BUFFER_BYTES)
+    try:
+        return _spare_buffers.pop()
+    except IndexError:
+        return mmap.mmap(-1, WRITE_BUFFER_BYTES)
 
 
 def give_back(buffer: mmap.mmap) -> None:
-    with _spare_buffers_lock:
-        _spare_buffers.append(buffer)
+    _spare_buffers.append(buffer)
 
 
 @functools.cache
@@ -41,8 +45,6 @@ def _writing_threads() -> ThreadPoolExecutor:
 
 def _forget_after_fork() -> None:
     """Drop the parent's threads, which a child does not have, and its buffers, which are mapped into both."""
-    global _spare_buffers_lock
-    _spare_buffers_lock = threading.Lock()
     _spare_buffers.clear()
     _writing_threads.cache_clear()
 
@@ -57,34 +59,29 @@ def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryvi
     begin = start // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
     wanted = -(-(stop - begin) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
     view = memoryview(buffer)
-    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        if os.preadv(fd, [view[:wanted]], begin) < stop - begin:  # the file's end, or an interruption
-            return None
-        return view[start - begin : stop - begin]
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # not on this file system
-            return None
-        raise
-    finally:
-        if fd >= 0:
+        try:
+            count = os.preadv(fd, [view[:wanted]], begin)
+        finally:
             os.close(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise_named(error, path)
+        return None  # not on this file system
+    return view[start - begin : stop - begin] if count >= stop - begin else None  # the file's end, or an interruption
 
 
 class LocalSink:
-    """A file written past the page cache where the system allows it, synced, then renamed into place.
-
-    Token data is written once and read much later, if at all by this machine. If it pushed everything else out of the
-    page cache, a build would be slower than its disk. While one buffer is written, the next one is filled.
+    """A file written past the page cache where the system allows it, synced, then renamed into place. Token data is written once
+    and read much later, if at all by this machine: if it pushed everything else out of the page cache, a build would be slower
+    than its disk. While one buffer is written, the next one is filled.
     """
 
-    def __init__(self, target: Path, staging: Path) -> None:
-        self._target = target
+    def __init__(self, target: Path, staging: Path, top: str | None = None) -> None:
+        self._target, self._top = target, top
         self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
-        self._fd = -1
-        self._filled = 0
-        self._size = 0
+        self._fd, self._filled, self._size = -1, 0, 0
         self._buffer: mmap.mmap | None = take_buffer()
         self._writing: tuple[Future[None], mmap.mmap] | None = None
 
@@ -104,6 +101,8 @@ class LocalSink:
         try:
             with named_errors(self._target):
                 assert self._buffer is not None
+                if self._top is not None:
+                    refuse_links(self._target.parent, self._top)
                 if self._fd < 0:  # small: not worth a direct write
                     self._fd = self._open(direct=False)
                     _write_all(self._fd, self._buffer, self._filled)
@@ -188,23 +187,72 @@ def _end_direct(fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Add to errors of the system, which knows only descriptors, the object's path and the remedy."""
+def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to errors of the system, which knows only descriptors and names below them, the object's path and the remedy."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = os.fspath(path)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.strerror == os.strerror(error.errno):
-            error.strerror += ". Make room and run the same command again"
-        raise
+        raise_named(error, path)
+
+
+def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
+    """Raise an error of the system with the object's path, where it has no whole one, and the remedy."""
+    named = isinstance(error.filename, str | os.PathLike) and os.path.isabs(error.filename)
+    if error.errno is not None and not named:  # those of libraries without a number have a message of their own
+        error.filename = os.fspath(path)
+        del error.filename2
+    if error.errno in REMEDIES and error.strerror == os.strerror(error.errno):
+        error.strerror += f". {REMEDIES[error.errno]} and run the same command again"
+    raise error
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """A plain file, open for reading. ValueError for another one: a device has no end, a pipe perhaps nobody who writes."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ValueError(f"{os.fspath(path)} is not a plain file")
+
+
+def refuse_links(path: Path, top: str) -> None:
+    """NotADirectoryError where a link stands in place of *path* or a directory between it and *top*, above it."""
+    place = os.fspath(path)
+    while len(place) > len(top):
+        if kind_of(place, follow_links=False) == "link":
+            raise NotADirectoryError(errno.ENOTDIR, "Is a link instead of a directory. Move it away and run again", place)
+        place = os.path.dirname(place)
+
+
+def kind_of(path: str | os.PathLike[str], *, follow_links: bool = True) -> Literal["file", "directory", "link", "special"] | None:
+    """The kind of what is at a path; None where nothing is. OSError, naming it, where a failed lookup does not tell whether."""
+    try:
+        mode = os.stat(path, follow_symlinks=follow_links).st_mode
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            return None
+        raise_named(error, path)
+    if stat.S_ISREG(mode):
+        return "file"
+    return "directory" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "special"
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """The path without links. A failed lookup is not taken for the absence of a link."""
+    try:
+        return os.path.realpath(path, strict=True)
+    except OSError as error:
+        if error.errno in REMEDIES:
+            raise_named(error, path)
+        return os.path.realpath(path)  # nothing is there, or nobody may look
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents so that they survive a power loss."""
-    if not path.is_dir():
+    """Make a directory and its parents, where nothing is, so that they survive a power loss."""
+    if kind_of(path) is None:
         make_directory(path.parent)
-        path.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # made by another process, which may have removed it again by now
+            path.mkdir()
         sync_directory(path.parent)
 
 
@@ -212,6 +260,52 @@ def sync_directory(path: Path) -> None:
     """Make renames and creations in a directory survive a power loss."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        with named_errors(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def directory_below(root: str, key: str) -> Iterator[int]:
+    """A descriptor of a directory below *root*, reached through no link. NotADirectoryError names a link or file in the way."""
+    path, fd = root, os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in filter(None, key.split("/")):
+            path = os.path.join(path, name)
+            try:
+                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            except OSError as error:
+                if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                    error.strerror = "Not a directory, but a link or a file, behind which nothing is removed"
+                raise_named(error, path)
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove(root: str, key: str) -> None:
+    """Remove a file, a link or a directory below *root*, never what a link leads to. Nothing happens if it is gone, or goes."""
+    parent, _, name = key.rpartition("/")
+
+    def stop(_: Callable[..., Any], path: str, fault: Any) -> None:
+        if not isinstance(fault[1], FileNotFoundError):
+            fault[1].filename = os.path.join(root, parent, path)
+            raise fault[1]
+
+    gone, named = contextlib.suppress(FileNotFoundError), named_errors(os.path.join(root, key))
+    with gone, directory_below(root, parent) as here, named:
+        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, onerror=stop, dir_fd=here)
+        else:
+            os.unlink(name, dir_fd=here)
+
+
+def remove_empty(root: str, *keys: str) -> None:
+    """Remove directories below *root* that are empty. Others stay, as do links."""
+    for key in keys:
+        parent, _, name = key.rpartition("/")
+        with contextlib.suppress(OSError), directory_below(root, parent) as here:
+            os.rmdir(name, dir_fd=here)

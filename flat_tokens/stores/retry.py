@@ -24,22 +24,23 @@ SILENCE_SECONDS = 30.0
 
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
-PASSING = frozenset(
-    {
-        "aiohttp.ClientConnectionError",
-        "aiohttp.ClientPayloadError",
-        "botocore.HTTPClientError",
-        "botocore.IncompleteReadError",
-        "botocore.ResponseParserError",
-        "gcsfs.ChecksumError",
-        "httpx.TransportError",
-        "requests.ChunkedEncodingError",
-        "requests.ConnectionError",
-        "requests.ContentDecodingError",
-        "requests.Timeout",
-    }
-)
+PASSING = {
+    "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
+    "botocore": {"HTTPClientError", "IncompleteReadError", "ResponseParserError"},
+    "gcsfs": {"ChecksumError"},
+    "httpx": {"TransportError"},
+    "requests": {"ChunkedEncodingError", "ConnectionError", "ContentDecodingError", "Timeout"},
+}
 """Errors of the clients of stores: their package and their name, or that of a class above theirs."""
+
+
+UNIDENTIFIED = {"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
+"""Errors of the same: no credentials were found."""
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or gcloud auth application-default login; for a public bucket FSSPEC_GS_TOKEN=anon",
+}
+"""Where the clients look for credentials, by the protocol of a URL."""
 
 
 class Tries(NamedTuple):
@@ -100,12 +101,19 @@ def teller(log: logging.Logger, what: str, describe: Callable[[Exception], str])
 
 
 def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS) -> T:
-    """Call *call* and return its result. Retry transient errors of a store for up to *patience* seconds.
-
-    TimeoutError, naming *what*, where the store never answered; other errors as they are, at once.
+    """Call *call* and return its result. Retry transient errors of a store for up to *patience* seconds. TimeoutError, naming
+    *what*, where the store never answered; PermissionError, naming it too, where it forbids or no credentials are found; other
+    errors as they are, at once.
     """
+    names = CREDENTIALS.get(what.partition("://")[0].replace("s3a", "s3").replace("gcs", "gs"))
+    where = f" ({names})" if names else ""
 
     def give_up(error: Exception, failures: int) -> Exception:
+        if status_of(error) in (401, 403) or str(error).startswith("Forbidden: "):  # as gcsfs says without a status
+            told = f"Mend the credentials{where} or the rights, and run the same command again."
+            return PermissionError(f"{what}: {brief(error).rstrip('.')}. {told}")
+        if any(type(cause).__name__ in UNIDENTIFIED for cause in causes(error)):
+            return PermissionError(f"{what}: {brief(error).rstrip('.')}. Set the credentials{where}.")
         if not may_pass(error):
             return error
         return TimeoutError(
@@ -129,7 +137,7 @@ def may_pass(error: BaseException) -> bool:
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return False
         passes |= isinstance(cause, ConnectionError | TimeoutError) or getattr(cause, "retryable", None) is True
-        passes |= any(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in PASSING for kind in type(cause).__mro__)
+        passes |= any(kind.__name__ in PASSING.get(kind.__module__.partition(".")[0], ()) for kind in type(cause).__mro__)
     return passes
 
 

@@ -11,25 +11,19 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from flat_tokens.stores.local import (
-    DIRECT_ALIGNMENT,
-    WRITE_BUFFER_BYTES,
-    LocalSink,
-    give_back,
-    read_direct,
-    take_buffer,
-)
-from flat_tokens.stores.remote import RemoteSink, client_options
-from flat_tokens.stores.retry import PATIENCE_SECONDS, persist, status_of
+from flat_tokens.stores import local, signing
+from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
+from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
 
 DIRECT_READ_BYTES = 1 << 18
 PART_BYTES = 16 << 20
@@ -37,7 +31,10 @@ PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
 UPLOADS = 6
 """Times that an upload in parts is begun, if it fails with errors that a repeated request does not cure."""
-
+CONNECTIONS = 64
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 300.0
+"""For the data of one request, which is mostly a part of an object."""
 
 NO_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Errors that mean "there is no such object"."""
@@ -51,21 +48,14 @@ class StoredObject(NamedTuple):
     sha256: str
 
 
-class Sink(Protocol):
-    """The methods of a file that an object is written to."""
-
-    def write(self, data: memoryview, /) -> object: ...
-    def commit(self) -> None: ...
-    def discard(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Store:
     """A tree of objects below *root*. Keys are relative and use forward slashes.
 
     *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
     remote stores are kept here until they are complete. *read_once*: the data is read once, so large reads from a local
-    disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds.
+    disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds. *top*: the store that
+    ``/`` led down from; from there on, writes follow no link.
     """
 
     root: str
@@ -73,6 +63,7 @@ class Store:
     staging: str | None = None
     read_once: bool = False
     patience: float = PATIENCE_SECONDS
+    top: str | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
@@ -91,7 +82,7 @@ class Store:
         return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
 
     def __truediv__(self, name: str) -> Store:
-        return replace(self, root=posixpath.join(self.root, name))
+        return replace(self, root=posixpath.join(self.root, name), top=self.top or self.root)
 
     def path(self, key: str) -> str:
         return posixpath.join(self.root, key) if key else self.root
@@ -108,9 +99,10 @@ class Store:
     def read(self, key: str) -> bytes:
         """The whole object. FileNotFoundError if there is none."""
         if self.is_local:
-            return Path(self.path(key)).read_bytes()
+            with local.named_errors(self.path(key)), local.open_plain(self.path(key)) as file:
+                return file.read()
         # Without a start, the client of S3 asks for the size first.
-        whole = {"start": 0} if "s3" in self._protocols else {}
+        whole = {"start": 0} if "s3" in self.protocols else {}
         try:
             return bytes(self.ask("cat_file", key, **whole))
         except Exception as error:
@@ -129,6 +121,8 @@ class Store:
                 parts.append(part)
                 start += len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
+        except OSError as error:
+            local.raise_named(error, self.path(key))
         finally:
             os.close(fd)
 
@@ -180,13 +174,13 @@ class Store:
     def borrow_range(self, key: str, start: int, stop: int) -> Iterator[memoryview]:
         """Bytes ``start:stop`` of an object, in a buffer that is reused after the ``with`` block."""
         if self.read_once and self.is_local and DIRECT_READ_BYTES <= stop - start <= WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT:
-            buffer = take_buffer()
+            buffer = local.take_buffer()
             try:
-                if (data := read_direct(self.path(key), start, stop, buffer)) is not None:
+                if (data := local.read_direct(self.path(key), start, stop, buffer)) is not None:
                     yield data
                     return
             finally:
-                give_back(buffer)
+                local.give_back(buffer)
         yield memoryview(self.read_range(key, start, stop))
 
     def info(self, key: str) -> dict[str, Any]:
@@ -200,17 +194,16 @@ class Store:
     def exists(self, key: str) -> bool:
         """Whether there is an object, or anything below a prefix. A store that does not answer raises an error."""
         if self.is_local:
-            return os.path.exists(self.path(key))
-        try:
+            return local.kind_of(self.path(key)) is not None
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self.info(key)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of an object from *start* on, in order, in blocks of bounded size."""
         if self.is_local:
-            with open(self.path(key), "rb") as file:
+            with local.named_errors(self.path(key)), local.open_plain(self.path(key)) as file:
                 file.seek(start)
                 while block := file.read(WRITE_BUFFER_BYTES):
                     yield block
@@ -240,50 +233,82 @@ class Store:
 
     def listing(self) -> Iterator[tuple[str, int]]:
         """Every object below the root as (key, size). For checks and clean-up only: listings of object stores lag."""
+        return ((key, int(info["size"] or 0)) for key, info in self.infos())
+
+    def infos(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every object below the root as (key, info), as ``listing`` does. Of a local one, info has ``size`` and ``mtime``."""
         prefix = len(self.root.rstrip("/")) + 1
         self.fs.invalidate_cache()
-        for path, info in self.ask("find", detail=True, withdirs=False).items():
-            yield path[prefix:], int(info["size"] or 0)
+        if not self.is_local:
+            yield from ((path[prefix:], info) for path, info in self.ask("find", detail=True, withdirs=False).items())
+            return
+        for directory, below, names in os.walk(self.root, onerror=_tell):  # fsspec leaves out what it cannot look up
+            links = [name for name in below if local.kind_of(os.path.join(directory, name), follow_links=False) == "link"]
+            below[:] = [name for name in below if name not in links]
+            for path in (os.path.join(directory, name) for name in (*names, *links)):
+                with contextlib.suppress(FileNotFoundError):  # it has just gone
+                    status = os.stat(path)
+                    yield path[prefix:], {"size": status.st_size, "mtime": status.st_mtime}
 
     def create(self, key: str) -> ObjectWriter:
         """A writer for one object, which appears under *key* when the ``with`` block ends without an exception."""
         return ObjectWriter(self, key)
 
     def put(self, key: str, data: bytes) -> StoredObject:
-        """Write a small object at once."""
+        """Write a small object at once. The signature of a record comes before it, and the former record keeps its own."""
+        self.sign(key, data)
         with self.create(key) as writer:
             writer.write(data)
         return writer.stored
+
+    def sign(self, key: str, data: bytes) -> None:
+        """Sign what a record is, or is to be, if a key is set and such records are signed."""
+        if place := signing.place_of(self.path(key)):
+            self.put(key + signing.SIGNATURE, signing.with_signature(self.signatures(key), place, data))
+
+    def signatures(self, key: str) -> bytes:
+        """The lines of signatures beside a record; empty if there are none."""
+        with contextlib.suppress(*NO_OBJECT):
+            return next(self.blocks(key + signing.SIGNATURE), b"")
+        return b""
 
     def upload(self, key: str, path: str | os.PathLike[str]) -> None:
         """Put a local file into a remote store."""
         if os.path.getsize(path) <= PART_BYTES:
             self.ask("pipe_file", key, Path(path).read_bytes())
             return
-        fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self._protocols else {}
-        if "s3" in self._protocols:
+        fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self.protocols else {}
+        if "s3" in self.protocols:
             parts["max_concurrency"] = PARTS_AT_ONCE
         for begun in range(1, UPLOADS + 1):
             try:
                 persist(lambda: fs.put_file(os.fspath(path), self.path(key), **parts), self._named(key), self.patience)
+                return
             except Exception as error:
                 # The store may have forgotten an upload in parts whose last acknowledgement was lost.
                 if begun == UPLOADS or isinstance(error, TimeoutError) or status_of(error) in (401, 403):
                     raise
-            else:
-                return
 
     def remove(self, key: str) -> None:
-        """Remove an object or everything below a prefix. Nothing happens if there is none."""
-        with contextlib.suppress(FileNotFoundError):
-            self.ask("rm", key, recursive=True)
+        """Remove an object or everything below a prefix. Nothing happens if there is none. Locally, no link is followed."""
+        if self.is_local:
+            local.remove(self.root, key)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self.ask("rm", key, recursive=True)
 
     @property
-    def _protocols(self) -> set[str]:
+    def protocols(self) -> set[str]:
+        """All names of the store's kind in URLs."""
         return {self.fs.protocol} if isinstance(self.fs.protocol, str) else set(self.fs.protocol)
 
     def _named(self, key: str) -> str:
         return str(self.fs.unstrip_protocol(self.path(key)))
+
+
+def _tell(error: Exception) -> None:
+    if not isinstance(error, NO_OBJECT):
+        raise error
 
 
 def _checked(part: Any, start: int, stop: int | None) -> bytes:
@@ -293,6 +318,69 @@ def _checked(part: Any, start: int, stop: int | None) -> bytes:
     return bytes(part[start:]) if stop is None and len(part) > -start else bytes(part)
 
 
+def client_options(url: str) -> dict[str, Any]:
+    """Settings of a store's client, unless fsspec's configuration has others: it waits no longer than a time limit, retries a
+    few times by itself, and caches no listings, because others write too.
+    """
+    protocol, options = url.partition("://")[0], dict[str, Any]()
+    if protocol in ("s3", "s3a"):
+        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS}
+        retries = {"mode": "standard", "total_max_attempts": 3}
+        # Its client would ask for ten ranges at a time.
+        config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
+        options = {"config_kwargs": config, "use_listings_cache": False}
+    elif protocol in ("gs", "gcs", "http", "https"):
+        import aiohttp  # only the clients of these protocols need it
+
+        waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        if protocol in ("http", "https"):
+            options = {"client_kwargs": {"timeout": waiting}}
+        else:
+            options = {"requests_timeout": waiting, "use_listings_cache": False}
+    configured = fsspec.config.conf.get(protocol, {})
+    return {
+        name: {**ours, **configured.get(name, {})} if isinstance(ours, dict) else configured.get(name, ours)
+        for name, ours in options.items()
+    }
+
+
+class RemoteSink:
+    """An object kept in memory or, if it is large, on a local disk until it is complete; then uploaded."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._held = bytearray()
+        self._file: Any = None
+
+    def write(self, data: memoryview) -> None:
+        if self._file is None and len(self._held) + len(data) > WRITE_BUFFER_BYTES:
+            if self._store.staging:
+                local.make_directory(Path(self._store.staging))
+            self._file = tempfile.NamedTemporaryFile(dir=self._store.staging, prefix=".upload.")  # noqa: SIM115  # see discard()
+            self._file.write(self._held)
+            self._held.clear()
+        if self._file is None:
+            self._held += data
+        else:
+            with local.named_errors(Path(self._file.name)):
+                self._file.write(data)
+
+    def commit(self) -> None:
+        try:
+            if self._file is None:
+                self._store.ask("pipe_file", self._key, bytes(self._held))
+            else:
+                with local.named_errors(Path(self._file.name)):
+                    self._file.flush()
+                self._store.upload(self._key, self._file.name)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class ObjectWriter:
     """Writes one object and computes its digest. Nothing is visible under the object's name until the block has ended."""
 
@@ -300,15 +388,16 @@ class ObjectWriter:
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
-        self._sha256, self._size = hashlib.sha256(), 0
+        self._sha256, self.size = hashlib.sha256(), 0
         target = Path(store.path(key))
-        self._sink: Sink = LocalSink(target, Path(store.staging or target.parent)) if store.is_local else RemoteSink(store, key)
+        staging = Path(store.staging or target.parent)
+        self._sink = local.LocalSink(target, staging, store.top) if store.is_local else RemoteSink(store, key)
 
     def write(self, data: Any) -> None:
         """Append the bytes of anything with a contiguous buffer."""
         view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
         self._sha256.update(view)
-        self._size += len(view)
+        self.size += len(view)
         self._sink.write(view)
 
     def __enter__(self) -> Self:
@@ -319,4 +408,4 @@ class ObjectWriter:
             self._sink.discard()
             return
         self._sink.commit()
-        self.stored = StoredObject(self._key, self._size, self._sha256.hexdigest())
+        self.stored = StoredObject(self._key, self.size, self._sha256.hexdigest())

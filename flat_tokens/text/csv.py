@@ -1,5 +1,6 @@
 """CSV and TSV files, read strictly: a quote that is not closed is an error. A file is one range: no byte of it tells whether
-it stands within quotes.
+it stands within quotes. Arrow's parser reads a block of rows at a time, as long as all quotes stand where CSV wants them; from
+the first block on where they do not, Python's reads row by row, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -8,43 +9,127 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import pa
 from flat_tokens.text import limits
-from flat_tokens.text.arrow_library import pa
+from flat_tokens.text.plain import BOM
 from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns
 
 csv.field_size_limit(1 << 40)  # whole rows are limited below
+QUOTE = ord('"')
+MAX_BLOCK = 1 << 30
+"""Bytes that Arrow's parser takes at a time."""
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
-    found = _rows(file, limits.longest_line(file.max_bytes))
-    header = next(found)
-    text_at, id_at = header.index(file.text_column), header.index(file.id_column) if file.id_column else None
+    limit = limits.longest_line(file.max_bytes)
+    header = next(_rows(file, limit))
+    assert not isinstance(header, str)  # or there were no range
+    at = end = 0
+    is_headed = False  # blank lines may fill blocks before the header
+    with file.open() as opened:
+        for block in _blocks(opened, limit, file.batch_bytes or limits.BATCH_BYTES):
+            if block is None or (table := _parse(block if at else block.removeprefix(BOM), file, header)) is None:
+                break
+            first, is_headed = int(not is_headed), is_headed or len(table) > 0
+            at += len(block)
+            for start in range(first, len(table), limits.BATCH_ROWS):
+                some = table.slice(start, limits.BATCH_ROWS)
+                yield Rows.of_batch(file, some, end, at)
+                end += len(some)
+        else:
+            return
+    yield from _read_rows(file, header, limit, at if is_headed else 0, end)
+
+
+def _blocks(opened: BinaryIO, limit: int, size: int) -> Iterator[bytes | None]:
+    """Blocks of whole rows of about *size* bytes, as far as quotes tell; None, at the end, where a row is longer than *limit*."""
+    pending = b""
+    while data := opened.read(size):
+        pending += data
+        bytes_ = np.frombuffer(pending, np.uint8)
+        ends = _outside(np.flatnonzero(bytes_ == ord("\n")), np.flatnonzero(bytes_ == QUOTE))
+        if len(pending) > limit and np.diff(ends, prepend=-1, append=len(pending) - 1).max() > limit:
+            yield None
+            return
+        if ends.size:
+            yield pending[: ends[-1] + 1]
+            pending = pending[ends[-1] + 1 :]
+    if pending:
+        yield pending
+
+
+def _outside(places: npt.NDArray[np.int64], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Those of *places* that do not stand within quotes."""
+    return places[np.searchsorted(quotes, places) % 2 == 0] if quotes.size else places
+
+
+def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | None:
+    """The rows of a block by Arrow's parser, which is not strict. None where Python's might read them otherwise, or not."""
+    delimiter = _delimiter(file)
+    data = np.frombuffer(block, np.uint8)
+    quotes, returns = np.flatnonzero(data == QUOTE), np.flatnonzero(data == ord("\r"))
+    padded = np.concatenate([[ord("\n")], data, [ord("\n")]])  # byte i of the block is i + 1 here
+    begins, ends = (np.zeros(256, bool) for _ in range(2))
+    begins[[ord(delimiter), ord("\n"), QUOTE]] = ends[[ord(delimiter), ord("\n"), ord("\r"), QUOTE]] = True
+    if len(quotes) % 2 or not begins[padded[quotes[::2]]].all() or not ends[padded[quotes[1::2] + 2]].all():
+        return None
+    if (padded[_outside(returns, quotes) + 2] != ord("\n")).any() or block.startswith(BOM) or len(block) > MAX_BLOCK:
+        return None
+    wanted = {file.columns[k]: f"{header.index(name)}" for k, name in enumerate(file.columns)}
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(block),
+            pa.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=[f"{i}" for i in range(len(header))]),
+            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted.values(), pa.binary()), include_columns=[*wanted.values()]),
+        )
+    except pa.ArrowException:
+        return None
+    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], [*wanted])
+
+
+def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: int) -> Iterator[Rows]:
+    """The rows from byte *start* on, of which the first is row *end*; at byte 0 the header is passed over."""
+    found = _rows(file, limit, start, end if start else -1)
+    if not start:
+        next(found)
+    text_at, id_at = [header.index(name) for name in file.text_columns], header.index(file.id_column) if file.id_column else None
     collected = Collected(file)
-    size = end = seen = 0
+    size, seen = 0, start
     for row in found:
         if isinstance(row, str):
             collected.faults.append((end, "malformed", row))
         elif len(row) != len(header):
             collected.faults.append((end, "malformed", f"the row has {len(row)} columns instead of {len(header)}"))
         else:
-            values = [None if i is None else row[i].encode("utf-8", "surrogateescape") for i in (text_at, id_at)]
-            collected.add(end, values[0], values[1])
-            size += len(row[text_at])
+            *texts, identity = (None if i is None else row[i].encode("utf-8", "surrogateescape") for i in (*text_at, id_at))
+            parts = {name: pa.array([text], pa.large_binary()) for name, text in zip(file.text_columns, texts, strict=True)}
+            collected.add(end, file.texts(parts)[0].as_py() if file.completion_column else texts[0], identity)
+            size += sum(len(row[i]) for i in text_at)
         end += 1
         seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too
-        if size >= limits.BATCH_BYTES or len(collected) >= limits.BATCH_ROWS:
+        if size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
             yield collected.rows(end, seen)
             collected, size = Collected(file), 0
     if len(collected):
         yield collected.rows(end, seen)
 
 
-def _rows(file: TextFile, limit: int) -> Iterator[list[str] | str]:
-    """The rows of a CSV file, its header first, without blank lines; for a row that is not CSV, the error as a string.
-    Bytes that are not UTF-8 become surrogates. ValueError where a quote is not closed, or not within *limit* characters.
+def _delimiter(file: TextFile) -> str:
+    return "\t" if ".tsv" in PurePath(file.name).suffixes else ","
+
+
+def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1) -> Iterator[list[str] | str]:
+    """The rows of a CSV file, its header first, without blank lines, from byte *start* on, where row *number* begins. For a row
+    that is not CSV, the error as a string. Bytes that are not UTF-8 become surrogates. ValueError where a quote is not closed, or
+    not within *limit* characters.
     """
-    length, number, ended = 0, -1, False
+    length, ended = 0, False
 
     def where() -> str:
         return f"row {number}" if number >= 0 else "header"
@@ -61,8 +146,10 @@ def _rows(file: TextFile, limit: int) -> Iterator[list[str] | str]:
             yield line
         ended = True
 
-    with io.TextIOWrapper(file.open(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        rows = csv.reader(lines(), delimiter="\t" if ".tsv" in PurePath(file.name).suffixes else ",", strict=True)
+    opened = file.open()
+    opened.seek(start)
+    with io.TextIOWrapper(opened, "utf-8" if start else "utf-8-sig", "surrogateescape", newline="") as text:
+        rows = csv.reader(lines(), delimiter=_delimiter(file), strict=True)
         while True:
             try:
                 row: list[str] | str = next(rows)
@@ -86,8 +173,4 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     yield Range(0, file.size, None, file.size)
 
 
-def rows_before(file: TextFile, part: Range) -> int:
-    return 0
-
-
-CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before)
+CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before=lambda file, part: 0)

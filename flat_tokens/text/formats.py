@@ -1,18 +1,25 @@
-"""The source formats: one table, and how a file's format is told."""
+"""The source formats and the compressions of source files: a table of each, and how a file's own are told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bz2
+import gzip
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
+import zstandard
+
+from flat_tokens.text import limits
 from flat_tokens.text.arrow import ARROW
-from flat_tokens.text.blocks import BOM
-from flat_tokens.text.compression import COMPRESSIONS
 from flat_tokens.text.csv import CSV
 from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.parquet import PARQUET
-from flat_tokens.text.plain import PLAIN
+from flat_tokens.text.plain import BOM, PLAIN
 from flat_tokens.text.rows import Range, SourceFormat, TextFile
 
 FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv"]
@@ -21,6 +28,64 @@ FORMATS: dict[FileFormat, SourceFormat] = {"parquet": PARQUET, "jsonl": JSONL, "
 
 HEAD_BYTES = 4096
 """Bytes of a file that tell its format, and its compression too."""
+
+BLOCK_BYTES = 4 << 20
+PACKED_BYTES = 1 << 10
+"""Compressed bytes unpacked at a time by zstd: few, for each may stand for 32 kB."""
+
+
+def _read(opener: Callable[[BinaryIO], Any], file: BinaryIO) -> Iterator[bytes]:
+    with opener(file) as unpacked:
+        yield from iter(lambda: unpacked.read(BLOCK_BYTES), b"")
+
+
+def _unzstd(file: BinaryIO) -> Iterator[bytes]:
+    decompressor: Any = None
+    while data := file.read(PACKED_BYTES):
+        while data:
+            if decompressor is None:
+                decompressor = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield decompressor.decompress(data)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from error
+            data = b""
+            if decompressor.eof:
+                data, decompressor = decompressor.unused_data, None
+    if decompressor is not None:
+        raise EOFError("the file ends within a compressed frame")
+
+
+COMPRESSIONS: dict[str, tuple[bytes, Callable[[BinaryIO], Iterator[bytes]]]] = {
+    ".gz": (rb"\x1f\x8b", partial(_read, gzip.open)),
+    ".zst": (rb"\x28\xb5\x2f\xfd", _unzstd),
+    ".bz2": (rb"BZh[1-9]1AY&SY", partial(_read, bz2.open)),
+    ".xz": (rb"\xfd7zXZ\x00", partial(_read, lzma.open)),
+}
+"""Compressions by the ending of their files: a pattern of how these begin, and the function that yields their unpacked bytes."""
+
+
+def compression_of(head: bytes) -> str | None:
+    """The ending of the compression whose files begin like *head*; None where the file is not compressed."""
+    return next((ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head)), None)
+
+
+def unpacked(file: BinaryIO, ending: str, name: str, max_expansion: int = limits.MAX_EXPANSION) -> Iterator[bytes]:
+    """The unpacked bytes of a compressed file, in blocks. ValueError, with *name* and the place, where it is damaged or its bytes
+    so far become more than *max_expansion* times as many.
+    """
+    size = 0
+    try:
+        for block in COMPRESSIONS[ending][1](file):
+            size += len(block)
+            if size > max(limits.ANY_EXPANSION, max_expansion * file.tell()):
+                break
+            yield block
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, not the file
+        raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
+    limits.check_expansion(size, file.tell(), max_expansion, name)
 
 
 def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] = "auto") -> FileFormat:

@@ -11,15 +11,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.extras import pa
 from flat_tokens.text import limits
-from flat_tokens.text.arrow_library import pa
-from flat_tokens.text.blocks import BOM, blocks, byte_ranges
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, passed_over, too_long
+from flat_tokens.text.plain import BOM, blocks, byte_ranges
+from flat_tokens.text.rows import (
+    BOUNDARY,
+    ESCAPED_NUL,
+    NUL,
+    SURROGATE,
+    Collected,
+    Range,
+    Rows,
+    SourceFormat,
+    TextFile,
+    check_columns,
+    json_bytes,
+    passed_over,
+    too_long,
+    utf8,
+)
 
 MAX_BRACKETS = 1000
 """Lines with more brackets go through the parser that survives deep nesting."""
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 NULL_BESIDE_OBJECT = re.compile(rb"\}[ \t\r]*null")
 
 codecs.register_error("lone-surrogate", lambda error: ("\ud800", error.end))  # type: ignore[attr-defined]
@@ -30,7 +44,6 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     id_type, limit = None, limits.longest_line(file.max_bytes)
     for block, whole in blocks(file, part, b"\n", limit):
         seen += len(block)
-        rows: Rows | None = None
         if whole:
             rows, id_type = _parse_fast(block, file, limit, start, seen, id_type)
             rows = rows or _parse_lines(block, file, limit, start, seen)
@@ -51,12 +64,17 @@ def _parse_fast(
     if not block.endswith(b"\n"):
         ends = np.append(ends, len(block))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    if (ends - starts).max() > limit or not _one_object_a_line(block, data, starts, ends) or _deeply_nested(data, starts):
+    if (
+        file.has_messages
+        or (ends - starts).max() > limit
+        or not _one_object_a_line(block, data, starts, ends)
+        or _deeply_nested(data, starts)
+    ):
         return None, id_type
-    has_own_id = file.id_column not in (None, file.text_column)
+    has_own_id = file.id_column not in (None, *file.text_columns)
     types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != (id_type or pa.string()))
     for kind in types if has_own_id else types[:1]:
-        fields = {file.text_column: pa.string(), **({file.id_column: kind} if has_own_id else {})}
+        fields = {**dict.fromkeys(file.text_columns, pa.string()), **({file.id_column: kind} if has_own_id else {})}
         try:
             table = pa.json.read_json(
                 pa.BufferReader(block),
@@ -72,8 +90,21 @@ def _parse_fast(
             return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
-        return Rows(columns[file.text_column], ids, np.arange(start, end), end, seen), kind
+        rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen)
+        nulls = {int(i) for values in columns.values() if values.null_count for i in np.flatnonzero(values.is_null())}
+        return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file)[2] for i in sorted(nulls)}), kind
     return None, id_type
+
+
+def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) -> Rows:
+    """The rows without those of *looked_at* that have a fault: a null may be there, or its key is missing."""
+    if not (found := {i: fault for i, fault in looked_at.items() if fault}):
+        return rows
+    keep = np.ones(len(rows.rows), bool)
+    keep[list(found)] = False
+    texts, ids = (None if values is None else values.filter(pa.array(keep)) for values in (rows.texts, rows.ids))
+    faults = tuple((int(rows.rows[i]), *fault) for i, fault in found.items())
+    return rows._replace(texts=texts, ids=ids, rows=rows.rows[keep], faults=faults)
 
 
 def _one_object_a_line(
@@ -126,23 +157,28 @@ def _parse_line(line: bytes, file: TextFile) -> tuple[bytes | None, bytes | None
         return None, None, ("malformed", f"the line is not JSON ({error})")
     if not isinstance(value, dict):
         return None, None, ("wrong_type", f"the line is a JSON {_json_type(value)}, not an object")
-    text = value.get(file.text_column)
-    if text is not None and not isinstance(text, str):
-        return None, None, ("wrong_type", f"{file.text_column!r} is a JSON {_json_type(text)}, not a string")
+    for column, reason in (*((column, "null") for column in file.text_columns), (file.id_column, "null_id")):
+        if column is not None and column not in value:
+            return None, None, (reason, f"the line has no key {column!r}")
+    texts = [value.get(column) for column in (file.text_column, file.completion_column) if column is not None]
+    for column, text in zip(file.text_columns, texts, strict=False):
+        if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
+            wanted = "an array of messages" if file.has_messages else "a string"
+            return None, None, ("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}")
     identity = value.get(file.id_column) if file.id_column else None
     if isinstance(identity, bool | float | dict | list):
         return None, None, ("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer")
     if isinstance(identity, str) and SURROGATE.search(identity):
         return None, None, ("invalid_unicode", f"{file.id_column!r} is not valid UTF-8")
-    return None if text is None else _to_bytes(text), None if identity is None else str(identity).encode(), None
+    return _joined(texts, file), None if identity is None else str(identity).encode(), None
 
 
-def _to_bytes(text: str) -> bytes:
-    """UTF-8 of a string, in which each lone surrogate becomes a byte that no UTF-8 has, to be seen later."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return SURROGATE.sub("\udcff", text).encode("utf-8", "surrogateescape")
+def _joined(texts: list[Any], file: TextFile) -> bytes | None:
+    """The document of a line, of its text or texts; None where one is null."""
+    if any(text is None for text in texts):
+        return None
+    parts = [utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts]
+    return parts[0] if file.completion_column is None else parts[0].replace(NUL, ESCAPED_NUL) + BOUNDARY + parts[-1]
 
 
 def _json_type(value: Any) -> str:
@@ -151,12 +187,7 @@ def _json_type(value: Any) -> str:
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
-    _check_keys(file)
-    yield from byte_ranges(file, b"\n", range_bytes)
-
-
-def _check_keys(file: TextFile) -> None:
-    """Check the keys of the first lines. Lines that are not JSON objects are left to the policy for documents."""
+    # The keys of the first lines are checked. Lines that are not JSON objects are left to the policy for documents.
     keys: dict[str, None] = {}
     with file.open() as opened:
         head = opened.read(limits.LOOK_BYTES).removeprefix(BOM)
@@ -169,7 +200,8 @@ def _check_keys(file: TextFile) -> None:
         if isinstance(value, dict):
             keys.update(dict.fromkeys(value))
     if keys:
-        check_columns(file, pa.schema([(key, pa.string()) for key in keys]))
+        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
+    yield from byte_ranges(file, b"\n", range_bytes)
 
 
 def rows_before(file: TextFile, part: Range) -> int:

@@ -14,6 +14,12 @@ LARGEST_PAGE = 1 << 29
 LONGEST_LINE = 8 << 20
 """Bytes that a line of JSON or a row of CSV may always have; it may also have twice the bytes of a document."""
 
+MAX_EXPANSION = 500
+"""Bytes that a byte of a file may stand for, where the source does not say otherwise. Text has 3 to 20."""
+
+ANY_EXPANSION = 192 << 20
+"""Bytes that any file may stand for, however small it is."""
+
 LOOK_BYTES = 1 << 20
 """Bytes that planning reads of a file at a time."""
 
@@ -21,3 +27,12 @@ LOOK_BYTES = 1 << 20
 def longest_line(max_bytes: int) -> int:
     """Bytes of the longest line that is parsed: a line has more than the document, which may have *max_bytes*."""
     return max(2 * max_bytes, LONGEST_LINE)
+
+
+def check_expansion(unpacked: int, stored: int, most: int, name: str) -> None:
+    """ValueError where *stored* bytes of a file stand for more than *most* times as many, and for many at all."""
+    if unpacked > max(most * stored, ANY_EXPANSION):
+        raise ValueError(
+            f"{name}: {stored:,} bytes of it stand for {unpacked:,} bytes or more; source.max_expansion allows {most:,} times as "
+            f"many. Raise it if the file is to be trusted."
+        )

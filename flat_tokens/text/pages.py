@@ -29,14 +29,21 @@ class Page(NamedTuple):
     for_each_row: bool
 
 
-def pages_of(file: BinaryIO, start: int, rows: int) -> Iterator[Page]:
-    """The pages of a column chunk of *rows* rows that begins at *start*. ValueError where there is none of them."""
+def pages_of(file: BinaryIO, start: int, rows: int, limit: int = 1 << 31, remedy: str = "") -> Iterator[Page]:
+    """The pages of a column chunk of *rows* values that begins at *start*. ValueError where one of them is damaged, or has more
+    than *limit* bytes, which *remedy* raises.
+    """
     dictionary = (0, 1)  # bytes, entries
     seen = 0
     while seen < rows:
         header, length = _page_header(file, start)
         kind, size, stored = (_number(header, field) for field in (1, 2, 3))
         start += length + stored
+        if (largest := max(size, stored)) > limit:
+            raise ValueError(
+                f"a page of it has {largest:,} bytes when it is unpacked; {limit:,} are allowed. Write the file with smaller "
+                f"pages{remedy}"
+            )
         if kind == DICTIONARY:
             dictionary = (size, max(_number(header.get(7), 1), 1))
             yield Page(0, 0, size, for_each_row=False)
@@ -91,7 +98,7 @@ def common_lengths(columns: list[Iterator[int]]) -> Iterator[int]:
 
 def _number(struct: Any, field: int) -> int:
     value = struct.get(field) if isinstance(struct, dict) else None
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 31:
         raise ValueError("a page header of it is damaged")
     return value
 
@@ -110,7 +117,8 @@ def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, Any], int]:
 
 
 # Thrift's compact protocol, as far as a page header needs it: values by the numbers of their fields.
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY = range(1, 9)
+_STRUCT = 12
 _DEEPEST = 8
 
 
@@ -143,19 +151,11 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return None, at + length
     if kind == _STRUCT:
         return _struct(data, at, depth + 1)
-    if kind in (_BYTE, _TRUE, _FALSE):  # an element of a list, also if it is a boolean
+    if kind == _BYTE:
         return data[at], at + 1
     if kind == _DOUBLE:
         return None, at + 8
-    if kind in (_LIST, _SET):
-        count, of = data[at] >> 4, data[at] & 15
-        at += 1
-        if count == 15:
-            count, at = _varint(data, at)
-        for _ in range(count):
-            _, at = _value(data, at, of, depth + 1)
-        return None, at
-    raise ValueError("a page header of it is damaged")
+    raise ValueError("a page header of it is damaged")  # lists, sets and maps are in none
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from flat_tokens.extras import pa
 from flat_tokens.text import limits
-from flat_tokens.text.arrow_library import pa
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, check_columns, cut, neighbours
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -23,7 +23,8 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         first, last = part.rows or (0, sum(parquet.metadata.row_group(i).num_rows for i in groups))
         start = 0
         with _room_for_pages.taken(largest):
-            for batch in _even(_batches(parquet, list(groups), file.columns, first, last, columns)):
+            batches = _batches(parquet, list(groups), file.columns, first, last, columns, file.batch_bytes or limits.BATCH_BYTES)
+            for batch in batches if file.batch_bytes else _even(batches):
                 seen = part.text_bytes * (start + len(batch)) // (last - first)
                 yield Rows.of_batch(file, batch, start, seen)
                 start += len(batch)
@@ -39,12 +40,18 @@ def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
 
 
 def _batches(
-    parquet: pa.parquet.ParquetFile, groups: list[int], names: list[str], first: int, last: int, columns: list[list[Page]]
+    parquet: pa.parquet.ParquetFile,
+    groups: list[int],
+    names: list[str],
+    first: int,
+    last: int,
+    columns: list[list[Page]],
+    batch_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
     """Rows *first* to *last* of row groups, as many at a time as are sure to fit in memory."""
     at = 0  # rows of the row groups -> rows of the range
     batches: Iterator[pa.RecordBatch] | None = None
-    most = (limits.BATCH_BYTES, limits.LARGEST_BATCH, limits.BATCH_ROWS)
+    most = (batch_bytes, limits.LARGEST_BATCH, limits.BATCH_ROWS)
     for length in common_lengths([batch_lengths(pages, *most) for pages in columns]):
         if batches is None:
             batches = parquet.iter_batches(length, groups, names, use_threads=False)
@@ -70,27 +77,32 @@ def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Ran
     columns: list[list[Page]] = []
     with file.open() as opened:
         for name in file.columns:
-            chunks = [metadata.row_group(i).column(leaf[name]) for i in range(part.start, part.stop)]
-            rows = [metadata.row_group(i).num_rows for i in range(part.start, part.stop)]
-            columns.append([page for chunk, count in zip(chunks, rows, strict=True) for page in _pages(opened, chunk, count)])
-            if (largest := max((page.most_bytes for page in columns[-1]), default=0)) > limit:
-                raise ValueError(
-                    f"{file.name}: a page of column {name!r} has {largest:,} bytes when it is unpacked; {limit:,} are "
-                    "allowed. Write the file with smaller pages, or raise documents.max_bytes."
-                )
+            groups = [metadata.row_group(i) for i in range(part.start, part.stop)]
+            if name not in leaf:  # a column of lists, whose pages do not end where rows do
+                columns.append([Page(one.num_rows, size := _size_of(one, name), size, for_each_row=False) for one in groups])
+                continue
+            try:
+                columns.append([page for one in groups for page in _pages(opened, one.column(leaf[name]), one.num_rows, limit)])
+            except ValueError as error:
+                raise ValueError(f"{file.name}: column {name!r} cannot be read: {error}.") from error
     return columns
 
 
-def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int) -> list[Page]:
-    """The pages of a column chunk."""
-    if chunk.physical_type != "BYTE_ARRAY":
-        return [Page(rows, 0, 8, for_each_row=True)]
-    try:
-        return list(pages_of(opened, min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))), rows))
-    except ValueError:
-        # The library decides whether the pages can be read; no value is longer than all of them together.
-        size = chunk.total_uncompressed_size
-        return [Page(rows, size, size, for_each_row=True)]
+def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int, limit: int) -> Iterator[Page]:
+    """The pages of a column chunk. What their headers say bounds memory, so ones that cannot be read are an error."""
+    pages = pages_of(opened, first_page(chunk), rows, limit, ", or raise documents.max_bytes")
+    return pages if chunk.physical_type == "BYTE_ARRAY" else (Page(page.rows, 0, 8, for_each_row=True) for page in pages)
+
+
+def _size_of(group: pa.parquet.RowGroupMetaData, name: str) -> int:
+    """Bytes of a column in a row group, uncompressed, with all that is nested in it."""
+    chunks = (group.column(i) for i in range(group.num_columns))
+    return sum(one.total_uncompressed_size for one in chunks if f"{one.path_in_schema}.".startswith(f"{name}."))
+
+
+def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
+    """Where the pages of a column chunk begin in the file."""
+    return min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
 
 
 class Room:
@@ -165,18 +177,23 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
         footer = Footer(opened)
         with pa.parquet.ParquetFile(footer, pre_buffer=True) as parquet:
             check_columns(file, parquet.schema_arrow)
-            # A damaged footer is refused before a column chunk's metadata is asked for: the library raises an error when it is
-            # about to read all of them, but ends the process when it is asked for one.
-            footer.sealed = True
-            with contextlib.suppress(_Unread):
-                next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), file.columns, use_threads=False), None)
-            yield parquet.metadata
+            yield sound_metadata(parquet, footer, file.columns)
+
+
+def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:
+    """The metadata of a file that is opened with ``pre_buffer``. It is refused where it is damaged before a column chunk's is
+    asked for: the library raises an error when it is about to read all chunks, but ends the process when it is asked for one.
+    """
+    footer.sealed = True
+    with contextlib.suppress(_Unread):
+        next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
+    return parquet.metadata
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     with _metadata(file) as metadata:
-        leaf = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index(file.text_column)
-        sizes = [metadata.row_group(i).column(leaf).total_uncompressed_size for i in range(metadata.num_row_groups)]
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [sum(_size_of(group, name) for name in file.text_columns) for group in groups]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         if sum(rows) != metadata.num_rows:
             raise OSError(f"its row groups have {sum(rows)} rows, but it says {metadata.num_rows}")
@@ -208,4 +225,4 @@ def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
         first += count
 
 
-PARQUET = SourceFormat((".parquet",), ranges, read, rows_before, begins=(b"PAR1",), holding=holding)
+PARQUET = SourceFormat((".parquet",), ranges, bounded(read), rows_before, begins=(b"PAR1",), holding=holding)

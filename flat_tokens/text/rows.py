@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
+from flat_tokens.stores.local import open_plain
 from flat_tokens.text import limits
-from flat_tokens.text.arrow_library import pa
 
 
 class TextFile(NamedTuple):
-    """An unpacked source file and how its text is read. ``name`` is for messages; ``path`` may be a URL."""
+    """An unpacked source file and how its text is read. ``name`` is for messages; ``path`` may be a URL. ``batch_bytes``:
+    text to read at a time, where less than BATCH_BYTES is wanted, from formats that are not cut as finely.
+    """
 
     path: str
     name: str
@@ -24,11 +29,29 @@ class TextFile(NamedTuple):
     id_column: str | None = None
     separator: bytes = b""
     max_bytes: int = 1 << 31
+    max_expansion: int = limits.MAX_EXPANSION
+    batch_bytes: int | None = None
+    completion_column: str | None = None
+    """The column that follows the text's, which is the prompt then."""
+    has_messages: bool = False
+    """Whether the text column holds lists of messages, which become JSON."""
+
+    @property
+    def text_columns(self) -> list[str]:
+        """The columns that a document's text is made of."""
+        return list(dict.fromkeys(filter(None, (self.text_column, self.completion_column))))
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read: the text's and, if it is another one, the id's."""
-        return list(dict.fromkeys(filter(None, (self.text_column, self.id_column))))
+        """The columns that are read: those of the text and, if it is another one, the id's."""
+        return list(dict.fromkeys(filter(None, (*self.text_columns, self.id_column))))
+
+    def texts(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+        """The texts of rows, of their columns by name."""
+        first = columns[self.text_column]
+        if self.completion_column is not None:
+            return with_completions(first, columns[self.completion_column])
+        return first if not self.has_messages or is_text(first.type) else messages_as_json(first)
 
     @property
     def is_local(self) -> bool:
@@ -36,7 +59,7 @@ class TextFile(NamedTuple):
 
     def open(self) -> BinaryIO:
         """The file, open for reading."""
-        return open(self.path, "rb") if self.is_local else fsspec.open(self.path, "rb").open()
+        return open_plain(self.path) if self.is_local else fsspec.open(self.path, "rb").open()
 
 
 class Range(NamedTuple):
@@ -69,7 +92,8 @@ class Rows(NamedTuple):
         """All rows of a record batch that begins at row *start*."""
         end = start + batch.num_rows
         ids = batch.column(file.id_column) if file.id_column else None
-        return cls(batch.column(file.text_column), ids, np.arange(start, end), end, seen)
+        texts = file.texts({name: batch.column(name) for name in file.text_columns})
+        return cls(texts, ids, np.arange(start, end), end, seen)
 
 
 class Collected:
@@ -77,22 +101,19 @@ class Collected:
 
     def __init__(self, file: TextFile) -> None:
         self._has_ids = file.id_column is not None
-        self._texts: list[bytes | None] = []
-        self._ids: list[bytes | None] = []
-        self._rows: list[int] = []
+        self._found: list[tuple[int, bytes | None, bytes | None]] = []
         self.faults: list[tuple[int, str, str]] = []
 
     def __len__(self) -> int:
-        return len(self._rows) + len(self.faults)
+        return len(self._found) + len(self.faults)
 
     def add(self, row: int, text: bytes | None, identity: bytes | None) -> None:
-        self._texts.append(text)
-        self._ids.append(identity)
-        self._rows.append(row)
+        self._found.append((row, text, identity))
 
     def rows(self, end: int, seen: int) -> Rows:
-        texts, ids = pa.array(self._texts, pa.large_binary()), pa.array(self._ids, pa.large_binary()) if self._has_ids else None
-        return Rows(texts, ids, np.array(self._rows, np.int64), end, seen, tuple(self.faults))
+        rows, *values = zip(*self._found, strict=True) if self._found else ((), (), ())
+        texts, ids = (pa.array(column, pa.large_binary()) for column in values)
+        return Rows(texts, ids if self._has_ids else None, np.array(rows, np.int64), end, seen, tuple(self.faults))
 
 
 def passed_over(file: TextFile, row: int, seen: int) -> Rows:
@@ -108,17 +129,20 @@ def too_long(length: int, max_bytes: int) -> str:
 
 def check_columns(file: TextFile, schema: pa.Schema) -> None:
     """Refuse a file without the text column, or with one that holds no text."""
-    for setting, column in (("text_column", file.text_column), ("id_column", file.id_column)):
+    first = "messages_column" if file.has_messages else "prompt_column" if file.completion_column else "text_column"
+    settings = ((first, file.text_column), ("completion_column", file.completion_column), ("id_column", file.id_column))
+    for setting, column in settings:
         if column is None:
             continue
-        if column not in schema.names:
-            found = ", ".join(repr(name) for name in schema.names) or "none"
+        if column not in (names := schema.names):
+            found = ", ".join(map(repr, names)) or "none"
             raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.{setting}.")
-        if schema.names.count(column) > 1:
-            raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
+        if names.count(column) > 1:
+            raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
         kind = schema.field(column).type
-        if not (is_text(kind) or (setting == "id_column" and pa.types.is_integer(kind)) or pa.types.is_null(kind)):
-            wanted = "text" if setting == "text_column" else "text or integers"
+        right = (setting == "id_column" and pa.types.is_integer(kind)) or (setting == "messages_column" and is_messages(kind))
+        if not (is_text(kind) or right or pa.types.is_null(kind)):
+            wanted = {"id_column": "text or integers", "messages_column": "lists of messages or JSON"}.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
 
 
@@ -128,6 +152,71 @@ def is_text(kind: pa.DataType) -> bool:
         return is_text(kind.value_type)
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(check(kind) for check in checks) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def is_messages(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists of messages."""
+    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type))
+
+
+BOUNDARY, NUL, ESCAPED_NUL = b"\0\2", b"\0", b"\0\1"
+"""What stands between a prompt and its completion in a text; a zero of the prompt's own is written so that it can't be taken
+for it.
+"""
+
+
+def with_completions(prompts: pa.Array, completions: pa.Array) -> pa.Array:
+    """Each prompt and its completion as one text, which `prompts_and_completions` takes apart; null where one is."""
+    before, behind = (to_large(values).cast(pa.large_binary()) for values in (prompts, completions))
+    before = pa.compute.replace_substring(before, NUL, ESCAPED_NUL)
+    return pa.compute.binary_join_element_wise(before, behind, pa.scalar(BOUNDARY, pa.large_binary()))
+
+
+def prompts_and_completions(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """The prompt and the completion of each of n texts, one behind the other: 2 n texts."""
+    parts = pa.compute.split_pattern(texts, BOUNDARY.decode(), max_splits=1).flatten()
+    count = len(texts)
+    prompts, completions = parts.take(pa.array(np.arange(0, 2 * count, 2))), parts.take(pa.array(np.arange(1, 2 * count, 2)))
+    prompts = pa.compute.replace_substring(prompts, ESCAPED_NUL.decode(), NUL.decode())
+    both = pa.concat_arrays([prompts, completions])
+    return both.take(pa.array(np.arange(2 * count).reshape(2, count).T.reshape(-1)))
+
+
+def prompt_and_completion(text: str) -> list[str]:
+    """The prompt and the completion of one text."""
+    found: list[str] = prompts_and_completions(pa.array([text], pa.large_string())).to_pylist()
+    return found
+
+
+KEPT_NULLS = ("role", "content")
+"""Keys of a message that may be null. Others are not there then: a column of messages has every key that one of them has."""
+
+
+def messages_as_json(values: pa.Array) -> pa.Array:
+    """Lists of messages as JSON."""
+    found = [
+        None
+        if messages is None
+        else json_bytes([one and {key: one[key] for key in one if one[key] is not None or key in KEPT_NULLS} for one in messages])
+        for messages in values.to_pylist()
+    ]
+    return pa.array(found, pa.large_binary())
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON in UTF-8, in which each lone surrogate becomes a byte that no UTF-8 has, to be seen later."""
+    return utf8(json.dumps(value, ensure_ascii=False))
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8 of a string, in which each lone surrogate becomes a byte that no UTF-8 has, to be seen later."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return SURROGATE.sub("\udcff", text).encode("utf-8", "surrogateescape")
 
 
 def neighbours(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:
@@ -161,8 +250,22 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
     if not is_text(values.type):
         return np.full(len(values), 8)
     if pa.types.is_string_view(values.type):
-        return np.frombuffer(values.buffers()[1], np.int32)[4 * values.offset :: 4][: len(values)].astype(np.int64)
+        views = values.buffers()[1]
+        return np.frombuffer(views, np.int32, views.size // 4)[4 * values.offset :: 4][: len(values)].astype(np.int64)
     return np.asarray(pa.compute.binary_length(values).fill_null(0)).astype(np.int64)
+
+
+def bounded(read: Callable[[TextFile, Range], Iterator[Rows]]) -> Callable[[TextFile, Range], Iterator[Rows]]:
+    """The same reader, for a format whose files may stand for any amount of text: ValueError where it is too much."""
+
+    def read_within(file: TextFile, part: Range) -> Iterator[Rows]:
+        text_bytes = 0
+        for rows in read(file, part):
+            text_bytes += int(_lengths(rows.texts).sum()) + len(rows.texts)  # empty texts and nulls take time, too
+            limits.check_expansion(text_bytes, file.size, file.max_expansion, file.name)
+            yield rows
+
+    return read_within
 
 
 def to_large(values: pa.Array) -> pa.LargeStringArray:
@@ -210,7 +313,9 @@ def keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> npt.NDArray[np.
 def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The bytes and offsets of an Arrow array of texts without nulls: uint8[n], int64[m + 1]. No copy."""
     _, offsets, data = texts.buffers()
-    window = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else np.zeros(1, np.int64)
+    window = np.zeros(1, np.int64)
+    if offsets:
+        window = np.frombuffer(offsets, np.int64, offsets.size // 8)[texts.offset : texts.offset + len(texts) + 1]
     return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), window
 
 

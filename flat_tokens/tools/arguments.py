@@ -1,45 +1,37 @@
-"""Arguments and output that the commands of ``flat-tokens`` share."""
+"""Arguments and output that the commands of ``flat-tokens`` share, and the options of all formats as flags."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
+from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
-from flat_tokens.tools.flags import whole
 from flat_tokens.vocabulary import Vocabulary
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses, as of grep and diff: found or the same; not found or different; an error."""
 
+KNOWN = (FLAT_TOKENS, *FORMATS)
+FORMAT_LIST = "formats:\n" + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
 
-def add_path(parser: argparse.ArgumentParser, name: str = "path") -> None:
-    parser.add_argument(
-        name,
-        metavar=name.upper(),
-        help="a dataset, a build's output, one split, a token shard, or files of another format; a local path or a URL",
-    )
+ANY_DATASET = "a dataset, a build's output, one split, a token shard, or files of another format; a local path or a URL"
 
+WRITING_ONLY = (
+    *("tokens_per_file", "tokens_per_shard", "tokens_per_row_group", "tokens_per_batch", "size_limit", "drop_last"),
+    *("compression", "name", "tokenizer", "closing", "generation", "vocabulary_size", "inner_end_of_text"),
+)
+"""Options of formats that have no effect on reading."""
+READING_ONLY = ("sequence", "ignore_offsets", "max_index_bytes", "bytes_type")
+"""Options of formats that have no effect on writing."""
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=[FLAT_TOKENS, *FORMATS],
-        metavar="NAME",
-        help=f"the format, where the content does not tell: {', '.join([FLAT_TOKENS, *FORMATS])}",
-    )
-
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=option,
-        metavar="KEY=VALUE",
-        help="an option of the format, such as end_of_text=50256 to find the documents again in streams of tokens",
-    )
+FORMAT_OPTION = "format_option_"
 
 
 def option(text: str) -> tuple[str, Any]:
@@ -53,45 +45,23 @@ def option(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="write JSON to standard output")
+def place(text: str) -> tuple[str, str]:
+    """The name of a source, and the place of its dataset."""
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return name, path
 
 
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME_OR_FILE",
-        help="decode with this one instead of the one in the manifest: a tiktoken encoding, bytes, a .tiktoken file, a "
-        "tokenizer.json or its directory, or a repository of the hub",
-    )
-    parser.add_argument(
-        "--pattern",
-        metavar="REGEX_OR_NAME",
-        help="with a .tiktoken file, to encode too: the pattern that splits text, or the tiktoken encoding whose it is",
-    )
+def whole(text: str) -> int:
+    """A whole number, whose digits may be grouped: ``1_000`` or ``1,000``."""
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def add_sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--source",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="a directory or URL below which source files are looked for, or such a file; may be given several times. Without "
-        "it, where the build found them",
-    )
-
-
-def add_color(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colours; auto: on a terminal, unless NO_COLOR is set",
-    )
-
-
-def at_least(least: int) -> Any:
+def at_least(least: int) -> Callable[[str], int]:
     """The argument type of whole numbers from *least* up."""
 
     def parse(text: str) -> int:
@@ -102,17 +72,121 @@ def at_least(least: int) -> Any:
     return parse
 
 
+COUNT: dict[str, Any] = {"type": at_least(0), "metavar": "N"}
+"""Settings of a flag that counts something."""
+
+SHARED: dict[str, dict[str, Any]] = {
+    "--format": {"choices": KNOWN, "metavar": "NAME", "help": f"the format, where the content does not tell: {', '.join(KNOWN)}"},
+    "--option": {
+        "action": "append",
+        "default": [],
+        "type": option,
+        "metavar": "KEY=VALUE",
+        "help": "an option of the format, such as end_of_text=50256 to find the documents again in streams of tokens",
+    },
+    "--tokenizer": {
+        "metavar": "NAME_OR_FILE",
+        "help": "decode with this one instead of the one in the manifest: a tiktoken encoding, bytes, a .tiktoken file, a "
+        "tokenizer.json or its directory, or a repository of the hub",
+    },
+    "--pattern": {
+        "metavar": "REGEX_OR_NAME",
+        "help": "with a .tiktoken file, to encode too: the pattern that splits text, or the tiktoken encoding whose it is",
+    },
+    "--source": {
+        "action": "append",
+        "default": [],
+        "metavar": "PATH",
+        "help": "a directory or URL below which source files are looked for, or such a file; may be given several times",
+    },
+    "--trust-records": {
+        "action": "store_true",
+        "help": "read sources and the tokenizer where the dataset's own records say: any path of this machine, URLs, the hub. "
+        "For datasets whose makers you trust",
+    },
+    "--at": {
+        "action": "append",
+        "default": [],
+        "type": place,
+        "metavar": "NAME=PATH",
+        "help": "with a ledger: the dataset of source NAME is at this path or URL now; may be given several times",
+    },
+    "--color": {
+        "choices": ("auto", "always", "never"),
+        "default": "auto",
+        "help": "colours; auto: on a terminal, unless NO_COLOR is set",
+    },
+    "--json": {"action": "store_true", "help": "write JSON to standard output"},
+}
+
+
+def add_shared(parser: argparse.ArgumentParser, *flags: str) -> None:
+    """Add arguments of `SHARED`, in the order given."""
+    for flag in flags:
+        parser.add_argument(flag, **SHARED[flag])
+
+
+def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str] = ()) -> None:
+    """Add a flag for each option of any format, except those that the command does not use: ``--end-of-text`` for
+    ``end_of_text``.
+    """
+    owners: dict[str, list[str]] = {}
+    for name, entry in FORMATS.items():
+        for field in fields(entry.options):
+            if field.name not in except_for:
+                owners.setdefault(field.name, []).append(name)
+    group = parser.add_argument_group("options of the formats")
+    for option, formats in owners.items():
+        kind = FORMATS[formats[0]].options
+        about = f"{', '.join(formats)}: {description(kind, option)}".replace("%", "%%")
+        flag = f"--{option.replace('_', '-')}"
+        group.add_argument(flag, dest=f"{FORMAT_OPTION}{option}", help=about, **_typed(kind, option))
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The formats' options on the command line."""
+    named = {name: value for name, value in vars(options).items() if name.startswith(FORMAT_OPTION) and value is not None}
+    return {name.removeprefix(FORMAT_OPTION): value for name, value in named.items()}
+
+
+def description(kind: type[Any], option: str) -> str:
+    """The description of an option, in the docstring of an options class or of its bases."""
+    for owner in kind.__mro__:
+        said = " ".join((owner.__doc__ or "").split())
+        if found := re.search(rf"``{option}``: (.*?)(?= ``\w+``: |$)", said):
+            return found[1].replace("``", "").rstrip(".")
+    return option.replace("_", " ")
+
+
+def _typed(kind: type[Any], option: str) -> dict[str, Any]:
+    """The settings of an option's flag, by its type without None."""
+    of = get_type_hints(kind)[option]
+    if get_origin(of) is not Literal:
+        of = next((part for part in get_args(of) if part is not type(None)), of)
+    if get_origin(of) is Literal:
+        return {"choices": get_args(of), "type": type(get_args(of)[0])}
+    if of is bool:
+        return {"action": "store_true", "default": None}
+    return {"type": whole, "metavar": "N"} if of is int else {"metavar": "TEXT"}
+
+
 def corpus_of(options: argparse.Namespace, path: str | None = None) -> Corpus:
     return open_corpus(options.path if path is None else path, options.format, dict(options.option))
 
 
 def vocabulary_for(corpus: Corpus, options: argparse.Namespace) -> Vocabulary | None:
-    return vocabulary_of(corpus, options.tokenizer, options.pattern, warn)
+    return vocabulary_of(corpus, options.tokenizer, options.pattern, warn, options.trust_records)
+
+
+def vocabulary_if_any(corpus: Corpus, options: argparse.Namespace) -> tuple[Vocabulary | None, str | None]:
+    """The vocabulary, or why there is none where the dataset names one. One named on the command line must be there."""
+    try:
+        return vocabulary_for(corpus, options), None
+    except (ValueError, ModuleNotFoundError) as error:
+        if options.tokenizer is not None:
+            raise
+        return None, str(error)
 
 
 def warn(message: str) -> None:
-    print(f"flat-tokens: {message}", file=sys.stderr)
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(terminal.line(f"flat-tokens: {message}"), file=sys.stderr)

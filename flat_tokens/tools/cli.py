@@ -1,4 +1,4 @@
-"""The command line: ``flat-tokens inspect | stats | verify | trace | diff | export | import``.
+"""The command line: ``flat-tokens inspect | stats | verify | trace | seen | diff | export | import | completion``.
 
 Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
 """
@@ -11,23 +11,21 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from flat_tokens.tools import diff, trace
-from flat_tokens.tools import export as exporting
-from flat_tokens.tools import import_ as importing
-from flat_tokens.tools import inspect as inspection
-from flat_tokens.tools import stats as statistics
-from flat_tokens.tools import verify as audit
+from flat_tokens import __version__
+from flat_tokens.tools import completion, diff, export, import_, inspect, seen, stats, trace, verify
 from flat_tokens.tools.arguments import TROUBLE
 from flat_tokens.tools.terminal import one_line
 
 COMMANDS: dict[str, ModuleType] = {
-    "inspect": inspection,
-    "stats": statistics,
-    "verify": audit,
+    "inspect": inspect,
+    "stats": stats,
+    "verify": verify,
     "trace": trace,
+    "seen": seen,
     "diff": diff,
-    "export": exporting,
-    "import": importing,
+    "export": export,
+    "import": import_,
+    "completion": completion,
 }
 
 STATUS = """\
@@ -76,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"flat-tokens {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(
@@ -85,5 +84,6 @@ def parser() -> argparse.ArgumentParser:
             epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(top=top)
         module.add_arguments(command)
     return top

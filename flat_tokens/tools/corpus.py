@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
+import bisect
+import itertools
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.opening import MAX_METADATA_BYTES, open_array, read_metadata
+from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, open_any
-from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import CACHE, MANIFEST, POINTER, RECEIPT, RUNS, SPLITS, VERSIONS, read_manifest
+from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, open_any, recognised
+from flat_tokens.formats.contract import bounded_batches, entry
+from flat_tokens.manifest import CACHE, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
+from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
 from flat_tokens.reader import FlatTokens, resolve
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 
+BESIDE = ".export"
+"""The directory within an export that holds its state, and what it was made of. Readers of its format leave it out."""
+ORIGIN = f"{BESIDE}/origin.json"
+ORIGIN_SHAPE = {"format": str, "options": {}, "version": str, "digest": str, "provenance": PROVENANCE, "totals?": TOTALS}
+SOURCE_FACTS = {"name", "from", "revision", "files"}
 WINDOW_TOKENS = 1 << 17
 """Tokens processed together: their temporaries stay in the processor's cache."""
 
@@ -75,78 +86,122 @@ class Corpus:
     receipt: Mapping[str, Any] = field(default_factory=dict)
     output: Store | None = None
     """The root of the build's output that the dataset belongs to, with the records of runs."""
+    made_of: Mapping[str, Any] = field(default_factory=dict)
+    """For an export: the ``version`` it was made of and that one's ``digest``."""
 
-    def split(self, name: str | None) -> Readable:
-        """The split of that name, or the first. ValueError if there is no such split."""
-        if name is None:
-            return next(iter(self.splits.values()))
-        if name not in self.splits:
-            raise ValueError(f"{self.url}: there is no split {name!r}; there are {', '.join(self.splits)}")
-        return self.splits[name]
+    def split(self, name: str | None) -> tuple[str, Readable]:
+        """The split of that name, or the first, with its name. ValueError if there is no such split."""
+        found = next(iter(self.splits)) if name is None else name
+        if found not in self.splits:
+            raise ValueError(f"{self.url}: there is no split {found!r}; there are {', '.join(self.splits)}")
+        return found, self.splits[found]
 
     def chosen(self, name: str | None) -> dict[str, Readable]:
         """The split of that name, or all of them."""
-        return dict(self.splits) if name is None else {name: self.split(name)}
+        return dict(self.splits if name is None else [self.split(name)])
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        value = self.manifest.get("provenance") or {}
-        return value if isinstance(value, dict) else {}
+        found: Mapping[str, Any] = self.manifest.get("provenance", {})
+        return found
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources in the manifest, which may be none. ValueError if they can't be understood."""
-        return sources_of(self.provenance, self.store.path(MANIFEST))
+        """The sources in the manifest, which may be none. Their files are numbered through."""
+        sources, numbers = [], itertools.count()
+        for i, described in enumerate(self.provenance.get("sources") or ()):
+            files = (SourceFile(next(numbers), i, file["name"], file["size"], file["sha256"]) for file in described["files"])
+            settings = {key: value for key, value in described.items() if key not in SOURCE_FACTS}
+            origin = described.get("from") or ""
+            sources.append(Source(described["name"], origin, described.get("revision"), settings, tuple(files)))
+        return tuple(sources)
 
     @property
     def tokenizer(self) -> TokenizerName | None:
         """The tokenizer that the manifest or receipt names."""
-        found = self.provenance.get("tokenizer")
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-            return None
-        highest = found.get("highest_id")
-        return TokenizerName(
-            found["name"],
-            found.get("digest") if isinstance(found.get("digest"), str) else None,
-            highest if type(highest) is int and highest >= 0 else None,
-            found.get("revision") if isinstance(found.get("revision"), str) else None,
-        )
+        found = self.provenance.get("tokenizer") or {}
+        facts = map(found.get, TokenizerName._fields)
+        return TokenizerName(*facts) if found.get("name") is not None else None
 
     def documents(self, split: str) -> Documents | None:
         """The documents of a split's sequences. None if there is no record of them."""
         store = self.store / "documents" / split
-        if self.format != FLAT_TOKENS or not self.manifest or not store.exists(""):
+        if not self.manifest or not store.exists(""):
             return None
         found = Documents(*(open_array(store / name, "uint64") for name in Documents._fields))
         lengths = {name: array.length for name, array in zip(Documents._fields, found, strict=True)}
         if set(lengths.values()) != {self.splits[split].seq_count}:
+            if self.made_of:  # one of its files, or it is read in another way
+                return None
             raise ValueError(f"{store.url}: has {lengths}, but there are {self.splits[split].seq_count} sequences")
         return found
 
 
 def open_corpus(
-    path_or_url: str | os.PathLike[str], format: str | None = None, options: Mapping[str, Any] | None = None
+    path_or_url: str | os.PathLike[str],
+    format: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    by_origin: bool = True,
 ) -> Corpus:
     """Open a dataset, a build's output, one split, a token shard, or files of a neighbour's format, whose *options* are
-    fields of its own dataclass.
+    fields of its own dataclass. *by_origin*: an export tells its format and options, and what it was made of.
 
     FileNotFoundError if there is nothing; ValueError, naming the fault, if it can't be read.
     """
     root = Store.at(path_or_url)
     if root.is_local:
-        if not os.path.exists(root.root) and not _is_prefix(root):
-            raise FileNotFoundError(f"{root.url}: there is nothing here")
-        root = Store.at(os.path.realpath(root.root))  # through the symbolic link `latest` a version would not know its own path
+        if not root.exists(""):
+            try:
+                Files.at(root.root)  # those of a prefix
+            except FileNotFoundError as error:
+                raise no_dataset(root) from error
+        root = Store.at(real_path(root.root))  # through the symbolic link `latest` a version would not know its own path
     if format in (None, FLAT_TOKENS):
         _refuse_unpublished(root)
-    path = root.root if root.is_local else path_or_url
-    opened = open_any(path, format, options_of(format, options) if format and options else None)
-    if options and not format:
-        opened = open_any(path, opened.format, options_of(opened.format, options))
+        root = resolve(root)  # once, for the splits and the manifest
+    origin, beside = _origin_of(root) if by_origin and format != FLAT_TOKENS else ({}, root)
+    if origin and format in (None, origin["format"]):
+        format, options = origin["format"], {**origin["options"], **(options or {})}
+    path = path_or_url if root == Store.at(path_or_url) else root.url
+    format = format or (open_any(path).format if options else None)
+    try:
+        opened = open_any(path, format, options_of(format, options) if format and options else None)
+    except (OSError, ValueError) as error:
+        failed = not isinstance(error, NO_OBJECT) and getattr(error, "errno", None)  # the disk did; nothing says what is there
+        if format is None and not failed and (config_output(root) or datasets_below(root)):
+            raise no_dataset(root) from error
+        raise
     if opened.format == FLAT_TOKENS:
         return _flat_tokens(root, dict(opened.splits))
     splits = {str(name): opened.splits[name] for name in SPLITS if name in opened.splits}
-    return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
+    if not origin or opened.format != origin["format"]:
+        return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
+    made_of = {name: origin[name] for name in ("version", "digest")}
+    manifest = {name: origin[name] for name in ("provenance", "totals") if origin.get(name)}
+    return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, beside / BESIDE, manifest, made_of=made_of)
+
+
+def _origin_of(root: Store) -> tuple[dict[str, Any], Store]:
+    """The record of what the export at a path was made of, and the directory that has it: the path's own or the one above. The
+    record is empty where neither has one. ValueError if it is something else.
+    """
+    if any(root.exists(key) for key in (POINTER, "zarr.json", ".zgroup")):
+        return {}, root
+    for place in (root, Store(posixpath.dirname(root.root) or "/", root.fs)):
+        try:
+            origin = read_json(place, ORIGIN)
+        except NO_OBJECT:
+            continue
+        try:
+            check(origin, ORIGIN_SHAPE, "it")
+            options_of(origin["format"], origin["options"])
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{place.path(ORIGIN)}: is not the origin of an export ({error}). Remove it, or export again."
+            ) from error
+        return origin, place
+    return {}, root
 
 
 def options_of(format: str, options: Mapping[str, Any]) -> Any:
@@ -160,115 +215,97 @@ def options_of(format: str, options: Mapping[str, Any]) -> Any:
     return kind(**options)
 
 
-def _is_prefix(root: Store) -> bool:
-    try:
-        return bool(Files.at(root.root).keys)
-    except OSError:
-        return False
-
-
 def _refuse_unpublished(root: Store) -> None:
-    """ValueError, naming the versions, if a path holds some but no pointer to one of them."""
+    """FileNotFoundError, naming the versions, if a path holds some but no pointer to one of them."""
     versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
     if root.exists(POINTER) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
         return
-    names = sorted(posixpath.basename(path.rstrip("/")) for path in versions.ask("ls", detail=False))
-    if names:
-        raise ValueError(f"{root.url}: has no {POINTER}. Name a version: {', '.join(versions.path(name) for name in names[:5])}")
+    if versions.ask("ls", detail=False):
+        raise no_dataset(root)
 
 
-def _flat_tokens(root: Store, splits: dict[Any, Readable]) -> Corpus:
-    store = resolve(root)
-    parent, name = posixpath.split(store.root)
-    above = Store(parent or "/", store.fs)
+def _flat_tokens(store: Store, splits: dict[Any, Readable]) -> Corpus:
     if "max_token_id" not in read_metadata(store, "group")["attributes"]:
-        output = root if root != store else _output(above, VERSIONS)
+        output = _output(store, VERSIONS)
         return Corpus(store.url, FLAT_TOKENS, "flat-tokens dataset", splits, store, manifest_of(store), output=output)
     (split,) = splits.values()
     if store.exists(RECEIPT):
-        output = _output(above, CACHE)
-        receipt = _read_receipt(store)
-        return Corpus(
-            store.url, FLAT_TOKENS, "token shard", {"shard": split}, store, _manifest_of_shard(output, receipt), receipt, output
-        )
+        output, receipt = _output(store, CACHE), _read_receipt(store)
+        manifest = _manifest_of_shard(output, receipt)
+        return Corpus(store.url, FLAT_TOKENS, "token shard", {"shard": split}, store, manifest, receipt, output)
+    parent, name = posixpath.split(store.root)
+    above = Store(parent or "/", store.fs)
     if name in SPLITS and (manifest := manifest_of(above)):
-        grand = Store(posixpath.dirname(above.root) or "/", above.fs)
         kind = f"{name} split of a flat-tokens dataset"
-        return Corpus(store.url, FLAT_TOKENS, kind, {name: split}, above, manifest, output=_output(grand, VERSIONS))
+        return Corpus(store.url, FLAT_TOKENS, kind, {name: split}, above, manifest, output=_output(above, VERSIONS))
     return Corpus(store.url, FLAT_TOKENS, "flat-tokens array", {name if name in SPLITS else "array": split}, store)
 
 
 def _output(store: Store, name: str) -> Store | None:
-    """The directory above *store*, if *store* is the directory *name* of a build's output."""
-    parent, own = posixpath.split(store.root)
-    return Store(parent or "/", store.fs) if own == name else None
-
-
-def manifest_of(store: Store) -> dict[str, Any]:
-    """The manifest at *store*, empty if another writer wrote none."""
-    return read_manifest(store) if store.exists(MANIFEST) else {}
+    """The build's output that *store* belongs to, if it lies in the output's directory *name*."""
+    output, directory = posixpath.split(posixpath.dirname(store.root))
+    return Store(output or "/", store.fs) if directory == name else None
 
 
 def _read_receipt(store: Store) -> dict[str, Any]:
     try:
-        receipt = json.loads(store.read(RECEIPT))
-        inputs = receipt["inputs"]
-        if not all(isinstance(part, dict) for part in (receipt, inputs)) or not isinstance(inputs["tokenizer"], str):
-            raise TypeError("its inputs are not a mapping")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{store.path(RECEIPT)}: is not a token shard's receipt ({error!r})") from error
-    return receipt  # type: ignore[no-any-return]
+        receipt = read_json(store, RECEIPT)
+        check(receipt, {"inputs": {"tokenizer": str}}, "it")
+    except ValueError as error:
+        raise ValueError(f"{store.path(RECEIPT)}: is not a token shard's receipt ({error})") from error
+    return receipt
 
 
 def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a manifest that hold for a token shard too: its tokenizer. The shard has only its digest; the rest comes
-    from a version of the same output with that tokenizer.
-    """
+    """The tokenizer of a token shard, which has only its digest, as a manifest: from a version of its output that has it."""
     if output is None or not output.exists(VERSIONS):
         return {}
     for path in sorted(output.ask("ls", VERSIONS, detail=False)):
         try:
-            provenance = manifest_of(output / VERSIONS / posixpath.basename(path.rstrip("/"))).get("provenance") or {}
+            provenance = manifest_of(output / VERSIONS / posixpath.basename(path.rstrip("/"))).get("provenance", {})
             tokenizer = provenance.get("tokenizer") or {}
             if tokenizer.get("digest") == receipt["inputs"]["tokenizer"]:
                 return {"provenance": {"tokenizer": tokenizer}}
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError):
             continue  # a version that is being written, or is damaged
     return {}
 
 
-SOURCE_FACTS = {"name", "from", "revision", "files"}
+class Below(NamedTuple):
+    """A dataset that was found below a path: where, and itself, or why it can't be opened."""
+
+    url: str
+    corpus: Corpus | None
+    problem: str | None
 
 
-def sources_of(provenance: Mapping[str, Any], where: str) -> tuple[Source, ...]:
-    """The sources of a manifest's provenance, their files numbered through. ValueError, naming *where*, if it is malformed."""
-    sources, number = [], 0
-    try:
-        for i, described in enumerate(provenance.get("sources") or ()):
-            files = []
-            for file in described.get("files") or ():
-                files.append(SourceFile(number, i, str(file["name"]), int(file["size"]), str(file["sha256"])))
-                number += 1
-            settings = {key: value for key, value in described.items() if key not in SOURCE_FACTS}
-            name, origin = str(described.get("name", f"source {i}")), str(described.get("from", ""))
-            sources.append(Source(name, origin, described.get("revision"), settings, tuple(files)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{where}: its list of sources is not understood here ({error!r})") from error
-    return tuple(sources)
+def corpora_below(root: Store) -> Iterator[Below]:
+    """The datasets of any format below a path, nearest first: outputs, versions, and directories with files of other formats."""
+    exports: list[str] = []
+    for found in directories_below(root):
+        if found.store.root.startswith(tuple(exports)):
+            continue
+        if BESIDE in found.directories:
+            exports.append(f"{found.store.root}/")
+        if found.is_dataset or BESIDE in found.directories or (found.files and recognised(Files(found.store, found.files))):
+            try:
+                yield Below(found.store.url, open_corpus(found.store.url), None)
+            except (OSError, ValueError) as error:
+                yield Below(found.store.url, None, str(error))
 
 
 class RunRecord(NamedTuple):
-    """The record of a run that built a version: the paths of its inputs on the machine of the build."""
+    """A build's record of its inputs' paths. ``scratch``: the directory of fetched files, None where it is the output's own."""
 
     source_paths: tuple[str | None, ...]
     tokenizer: str | None
     pattern: str | None
-    files: str | None
+    scratch: str | None
 
 
 def run_of(corpus: Corpus) -> RunRecord:
     """The newest record of a run that made the corpus's version, or an empty one. It is only a hint: files move, so their
-    content must be checked against the manifest.
+    content must be checked against the manifest; and whoever made the dataset chose its paths, so only consent opens them.
     """
     nothing = RunRecord((), None, None, None)
     if corpus.output is None:
@@ -278,24 +315,22 @@ def run_of(corpus: Corpus) -> RunRecord:
         names = [posixpath.basename(path) for path in runs.ask("ls", detail=False)]
         # A token shard is of no one version.
         ours = sorted(name for name in names if name.endswith(".json" if corpus.receipt else f"-{version}.json"))
-        if not ours or runs.size(ours[-1]) > MAX_METADATA_BYTES:
+        if not ours:
             return nothing
-        config = json.loads(runs.read(ours[-1]))["config"]
-        tokenizer, scratch = config.get("tokenizer") or {}, config.get("scratch")
-        return RunRecord(
-            tuple(source.get("path") for source in config["sources"]),
-            tokenizer.get("name"),
-            tokenizer.get("pattern"),
-            posixpath.join(scratch or corpus.output.path(CACHE), "files"),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        config = read_json(runs, ours[-1])["config"]
+        tokenizer = config.get("tokenizer") or {}
+        found = [*(source.get("path") for source in config["sources"]), tokenizer.get("name"), tokenizer.get("pattern")]
+        *paths, name, pattern, scratch = (text if isinstance(text, str) else None for text in [*found, config.get("scratch")])
+        return RunRecord(tuple(paths), name, pattern, scratch)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return nothing
 
 
 def vocabulary_of(
-    corpus: Corpus, name_or_path: str | None, pattern: str | None, warn: Callable[[str], None]
+    corpus: Corpus, name_or_path: str | None, pattern: str | None, warn: Callable[[str], None], trusted: bool = False
 ) -> Vocabulary | None:
-    """The vocabulary of *name_or_path*, else of the tokenizer in the manifest. None if there is neither.
+    """The vocabulary of *name_or_path*, else of the tokenizer in the manifest, which names no file and no repository of the hub
+    unless it is *trusted* to. None if there is neither.
 
     A vocabulary from the manifest must have the manifest's digest, else ValueError. For a given one, *warn* is called with
     the difference.
@@ -309,7 +344,14 @@ def vocabulary_of(
     if known is None:
         return None
     remedy = "Name the tokenizer or its file with --tokenizer."
-    for name, of_name in dict.fromkeys([(known.name, pattern), *_recorded(corpus, known)]):
+    if not trusted and (not re.fullmatch(r"[\w-]+", known.name) or kind_of(known.name) == "directory"):
+        told = f"the dataset says that its tokenizer is {known.name!r}, a file or a repository of the hub"
+        raise ValueError(f"{told}. {remedy} If you trust who made the dataset: --trust-records")
+    named = [(known.name, pattern)]
+    run = run_of(corpus)
+    if trusted and run.tokenizer and posixpath.basename(run.tokenizer) == known.name and kind_of(run.tokenizer) is not None:
+        named.append((run.tokenizer, run.pattern))  # where the build found it
+    for name, of_name in dict.fromkeys(named):
         try:
             vocabulary = load_vocabulary(name, pattern=of_name, revision=known.revision)
         except ValueError as error:
@@ -319,14 +361,6 @@ def vocabulary_of(
             return vocabulary
         problem = f"the tokenizer {name!r} found here is not the dataset's own: {_digests(vocabulary, known)}."
     raise ValueError(f"{problem.rstrip('.')}. {remedy}")
-
-
-def _recorded(corpus: Corpus, known: TokenizerName) -> Sequence[tuple[str, str | None]]:
-    """The tokenizer's file at the path in the build's record, if it is still there."""
-    run = run_of(corpus)
-    if run.tokenizer is None or posixpath.basename(run.tokenizer) != known.name or not os.path.exists(run.tokenizer):
-        return []
-    return [(run.tokenizer, run.pattern)]
 
 
 def _digests(vocabulary: Vocabulary, known: TokenizerName) -> str:
@@ -344,10 +378,6 @@ class Window(NamedTuple):
     first: int
     starts: npt.NDArray[np.int64]
     first_seq: int
-
-    def sequence_at(self, i: npt.NDArray[np.int64] | int) -> Any:
-        """The sequences that tokens *i* of the window belong to."""
-        return self.first_seq - 1 + np.searchsorted(self.starts, i, side="right")
 
 
 def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tokens: int = WINDOW_TOKENS) -> Iterator[Window]:
@@ -367,27 +397,17 @@ def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tok
 
 
 def sequence_of(split: Readable, token: int) -> tuple[int, int]:
-    """The sequence that holds a token of the split, and the token's place in it. Takes a few index reads. IndexError if there
-    is no such token.
-    """
+    """The sequence that holds a token, and the token's place in it, by a few index reads. IndexError if there is none."""
     if not -split.token_count <= token < split.token_count:
         raise IndexError(f"there is no token {token}; there are {split.token_count}")
     token %= split.token_count
     if not isinstance(split, FlatTokens):  # there is no index to look into
         begun = 0
         for window in windows(split, max_tokens=1 << 20):
-            stop = window.first + len(window.ids)
-            if token < stop:
-                before = window.starts[window.starts <= token - window.first]
-                begun = window.first + int(before[-1]) if len(before) else begun
+            before = window.starts[window.starts <= token - window.first]
+            begun = window.first + int(before[-1]) if len(before) else begun
+            if token < window.first + len(window.ids):
                 return window.first_seq - 1 + len(before), token - begun
-            begun = window.first + int(window.starts[-1]) if len(window.starts) else begun
         raise ValueError(f"its sequences end before token {token}, though it has {split.token_count} tokens")
-    low, high = 0, split.seq_count  # the sequence is one of low:high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if int(split.seq_starts.read(middle, middle + 1)[0]) <= token:
-            low = middle
-        else:
-            high = middle
-    return low, token - int(split.seq_starts.read(low, low + 1)[0])
+    i = bisect.bisect_right(range(split.seq_count), token, 1, key=partial(entry, split)) - 1
+    return i, token - entry(split, i)

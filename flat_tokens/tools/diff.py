@@ -22,8 +22,8 @@ from flat_tokens.reader import FlatTokens
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
-from flat_tokens.tools.sources import places_of
-from flat_tokens.tools.stats import ByFile
+from flat_tokens.tools.sources import document_of
+from flat_tokens.tools.stats import count_files, source_counts
 
 SUMMARY = "say what changed between two datasets or versions"
 EXAMPLES = """\
@@ -35,35 +35,36 @@ exit status: 0 the same, 1 different, 2 it could not be told
 """
 
 Keys = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
 
 DOCUMENTS_AT_ONCE = 1 << 21
 KEYS_AT_A_TIME = 1 << 20
 
+SETTINGS = ("format", "name", "layout", "stored", "tokenizer", "policy", "split_rule", "semantics")
+KINDS = {"came": "+", "went": "-", "changed": "~", "moved": ">"}
+FILE_CHANGES = {"files_came": "+", "files_went": "-", "files_changed": "~", "files_renamed": ">"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_path(parser, "a")
-    arguments.add_path(parser, "b")
+    parser.add_argument("a", metavar="A", help=arguments.ANY_DATASET)
+    parser.add_argument("b", metavar="B", help=arguments.ANY_DATASET)
     parser.add_argument("--totals", action="store_true", help="compare sources, settings and totals alone, not each document")
-    parser.add_argument(
-        "--limit", type=arguments.at_least(0), default=5, metavar="N", help="show N documents of each kind (default: 5)"
-    )
-    arguments.add_format(parser)
-    arguments.add_json(parser)
+    parser.add_argument("--limit", **arguments.COUNT, default=5, help="show N documents of each kind (default: 5)")
+    arguments.add_shared(parser, "--format", "--option", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
     a, b = open_side(options.a, options), open_side(options.b, options)
     found: dict[str, Any] = {"a": a.url, "b": b.url, "same": True, "settings": [], "sources": [], "totals": [], "documents": None}
-    if not is_same_bytes(a, b):
-        settings, sources, totals = compare_settings(a, b), compare_sources(a, b), compare_totals(a, b)
-        documents = None if options.totals else compare_documents(a, b, options.limit)
-        changed = documents is not None and not documents["same"]
-        same = not (settings or sources or totals or changed)
-        found |= {"same": same, "settings": settings, "sources": sources, "totals": totals, "documents": documents}
-    if options.json:
-        arguments.print_json(found)
-    else:
-        print("\n".join(lines(found)))
+    is_same_bytes = set(a.splits) == set(b.splits) and a.manifest.get("objects") and a.manifest == b.manifest
+    if not is_same_bytes:
+        found["settings"] = differences(settings_of(a), settings_of(b))
+        found["sources"] = compare_sources(a, b)
+        found["totals"] = differences(totals_of(a), totals_of(b))
+        found["documents"] = None if options.totals else compare_documents(a, b, options.limit)
+        changed = found["documents"] is not None and not found["documents"]["same"]
+        found["same"] = not (found["settings"] or found["sources"] or found["totals"] or changed)
+    terminal.show(options, found, lines(found))
     return arguments.SAME if found["same"] else arguments.DIFFERENT
 
 
@@ -77,27 +78,11 @@ def open_side(path: str, options: argparse.Namespace) -> Corpus:
     return arguments.corpus_of(options, path)
 
 
-def is_same_bytes(a: Corpus, b: Corpus) -> bool:
-    """Whether the datasets are identical according to their manifests."""
-    if set(a.splits) != set(b.splits) or not a.manifest.get("objects"):
-        return False
-    return a.manifest == b.manifest
-
-
-class Difference(NamedTuple):
-    """A fact that differs. None if one of the corpora doesn't have it."""
-
-    what: str
-    a: Any
-    b: Any
-
-
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Facts that differ, in order; names of nested ones have dots."""
+    """Facts that differ, in order, None on a side that doesn't have them; names of nested ones have dots."""
     flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
-    names = dict.fromkeys([*flat_a, *flat_b])
-    found = (Difference(name, flat_a.get(name), flat_b.get(name)) for name in names)
-    return [one._asdict() for one in found if one.a != one.b]
+    found = ({"what": name, "a": flat_a.get(name), "b": flat_b.get(name)} for name in dict.fromkeys([*flat_a, *flat_b]))
+    return [one for one in found if one["a"] != one["b"]]
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -108,13 +93,10 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + name, value
 
 
-def compare_settings(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
-    def settings(corpus: Corpus) -> dict[str, Any]:
-        described = describe(corpus)
-        names = ("format", "name", "layout", "stored", "tokenizer", "policy", "split_rule")
-        return {name: described[name] for name in names} | {"semantics": corpus.provenance.get("semantics")}
-
-    return differences(settings(a), settings(b))
+def settings_of(corpus: Corpus) -> dict[str, Any]:
+    """The settings that decide the bytes of a dataset beside its sources."""
+    described = {**describe(corpus), "semantics": corpus.provenance.get("semantics")}
+    return {name: described[name] for name in SETTINGS}
 
 
 def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
@@ -126,38 +108,26 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
     changes = []
     for name in dict.fromkeys([*in_a, *in_b]):
         old, new = in_a.get(name), in_b.get(name)
-        before = {file.name: file.sha256 for file in old.files} if old else {}
-        after = {file.name: file.sha256 for file in new.files} if new else {}
+        before, after = ({file.name: file.sha256 for file in one.files} if one else {} for one in (old, new))
         files = compare_files(before, after)
-        settings = []
-        if old and new:
-            settings = differences(
-                {"from": old.origin, "revision": old.revision, **old.settings},
-                {"from": new.origin, "revision": new.revision, **new.settings},
-            )
+        either = ({"from": one.origin, "revision": one.revision, **one.settings} for one in (old, new) if one)
+        settings = differences(*either) if old and new else []
         change: dict[str, Any] = {
             "source": name,
             "change": "changed" if old and new else "came" if new else "went",
             "settings": settings,
             **{f"files_{kind}": names for kind, names in files._asdict().items()},
             "files_same": sum(before.get(file) == digest for file, digest in after.items()),
+            # The same content under another source's name: a renamed source is no new text.
+            "came_from_elsewhere": sum(after[file] in everything for file in files.came),
         }
-        # The same content under another source's name: a renamed source is no new text.
-        change["came_from_elsewhere"] = sum(after[file] in everything for file in files.came)
-        if change["change"] != "changed" or settings or any(change[key] for key in change if key in FILE_CHANGES):
+        if change["change"] != "changed" or settings or any(files):
             changes.append(change)
     return changes
 
 
-FILE_CHANGES = {"files_came": "+", "files_went": "-", "files_changed": "~", "files_renamed": ">"}
-
-
-def compare_totals(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
-    """Counts that differ: of each split, of each source, and of what was read."""
-    return differences(_totals(a), _totals(b))
-
-
-def _totals(corpus: Corpus) -> dict[str, Any]:
+def totals_of(corpus: Corpus) -> dict[str, Any]:
+    """Counts of each split, of each source, and of what was read."""
     described = describe(corpus)
     totals: dict[str, Any] = {
         name: {"tokens": split.token_count, "sequences": split.seq_count, "largest id": described["splits"][name]["max_token_id"]}
@@ -174,18 +144,15 @@ def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
     files = sum(len(source.files) for source in corpus.sources)
     if not files:
         return {}
-    tokens, documents = np.zeros(files + 1, np.int64), np.zeros(files + 1, np.int64)
+    counts = np.zeros((2, files + 1), np.int64)
     for name, split in corpus.splits.items():
         recorded = corpus.documents(name)
         if recorded is None or not isinstance(split, FlatTokens):
             return {}
-        by_file = ByFile(recorded.file, files)
         for start in range(0, split.seq_count, KEYS_AT_A_TIME):
             starts = split.seq_starts.read(start, min(start + KEYS_AT_A_TIME, split.seq_count) + 1)
-            by_file.add(start, (starts[1:] - starts[:-1]).astype(np.int64))
-        tokens, documents = tokens + by_file.tokens, documents + by_file.documents
-    numbers = {source.name: [file.number for file in source.files] for source in corpus.sources}
-    return {name: (int(tokens[of].sum()), int(documents[of].sum())) for name, of in numbers.items()}
+            counts += count_files(recorded.file, files, start, np.diff(starts).astype(np.int64))
+    return {source.name: source_counts(counts, source) for source in corpus.sources}
 
 
 class Side(NamedTuple):
@@ -195,7 +162,7 @@ class Side(NamedTuple):
 
     keys: Keys
     digests: Keys
-    firsts: npt.NDArray[np.int64]
+    firsts: Numbers
     names: tuple[str, ...]
 
     def place(self, i: int) -> tuple[str, int]:
@@ -212,35 +179,23 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
     by_tokens = digests[0] == digests[1] or not by_key
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
         sides = (_read_side(a, by_key, by_tokens, one), _read_side(b, by_key, by_tokens, other))
-        found = Found(dict.fromkeys(KINDS, 0), {kind: [] for kind in KINDS})
-        largest = max(len(side.keys) for side in sides)
-        parts = max(1, -(-largest // DOCUMENTS_AT_ONCE))
-        for part in range(parts):
-            _compare_share(*sides, Share(part, parts), limit, found)
-        in_order = None if any(found.counts.values()) else _is_same_order(*sides)
+        counts: dict[str, int] = dict.fromkeys(KINDS, 0)
+        examples: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
+        shares = max(1, -(-max(len(side.keys) for side in sides) // DOCUMENTS_AT_ONCE))
+        for share in range(shares):
+            for kind, of_a, of_b in compare_share(*sides, share, shares):
+                counts[kind] += len(of_a)
+                left = limit - len(examples[kind])
+                examples[kind] += zip(of_a[:left].tolist(), of_b[:left].tolist(), strict=True)
+        in_order = None if any(counts.values()) else _is_same_order(*sides)
         return {
-            "same": not any(found.counts.values()) and in_order is not False,
+            "same": not any(counts.values()) and in_order is not False,
             "matched_by": "key" if by_key else "tokens",
             "tokens_compared": by_tokens,
-            **found.counts,
+            **counts,
             "same_order": in_order,
-            "examples": {kind: _examples(a, b, sides, kind, found.examples[kind]) for kind in KINDS},
+            "examples": {kind: [_example((a, b), sides, pair) for pair in pairs] for kind, pairs in examples.items()},
         }
-
-
-KINDS = {"came": "+", "went": "-", "changed": "~", "moved": ">"}
-
-
-class Found(NamedTuple):
-    """Number of documents of each kind, and the first of them: (document of a, document of b), -1 for none."""
-
-    counts: dict[str, int]
-    examples: dict[str, list[tuple[int, int]]]
-
-    def add(self, kind: str, count: int, limit: int, a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> None:
-        self.counts[kind] += count
-        left = limit - len(self.examples[kind])
-        self.examples[kind] += zip(a[:left].tolist(), b[:left].tolist(), strict=True)
 
 
 def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side:
@@ -291,9 +246,11 @@ def token_digests(split: Readable) -> Iterator[Keys]:
         yield mix(np.array([place], np.uint64) * A + partial)
 
 
-def _compare_share(a: Side, b: Side, share: Share, limit: int, found: Found) -> None:
-    """Compare the documents of a share of the keys."""
-    (keys_a, digests_a, of_a), (keys_b, digests_b, of_b) = (_sorted_share(side, share) for side in (a, b))
+def compare_share(a: Side, b: Side, share: int, shares: int) -> Iterator[tuple[str, Numbers, Numbers]]:
+    """Compare the documents whose keys leave *share* when divided by *shares*. For each kind of change, the documents: their
+    numbers in a and in b, int64[n] each, -1 for none.
+    """
+    (keys_a, digests_a, of_a), (keys_b, digests_b, of_b) = (_sorted_share(side, share, shares) for side in (a, b))
     distinct_a, first_a, count_a = np.unique(keys_a, return_index=True, return_counts=True)
     distinct_b, first_b, count_b = np.unique(keys_b, return_index=True, return_counts=True)
     _, in_a, in_b = np.intersect1d(distinct_a, distinct_b, assume_unique=True, return_indices=True)
@@ -302,45 +259,38 @@ def _compare_share(a: Side, b: Side, share: Share, limit: int, found: Found) -> 
     more[in_b] -= np.minimum(count_a[in_a], count_b[in_b])
     less[in_a] -= np.minimum(count_a[in_a], count_b[in_b])
     came, went = _spread(of_b, first_b + count_b - more, more), _spread(of_a, first_a + count_a - less, less)
-    found.add("came", len(came), limit, np.full(len(came), -1), np.sort(came))
-    found.add("went", len(went), limit, np.sort(went), np.full(len(went), -1))
+    yield "came", np.full(len(came), -1), np.sort(came)
+    yield "went", np.sort(went), np.full(len(went), -1)
     # Where both have a key equally often, its documents are in the order of their digests on both sides.
     equal = count_a[in_a] == count_b[in_b]
     places_a = _spread(np.arange(len(keys_a)), first_a[in_a][equal], count_a[in_a][equal])
     places_b = _spread(np.arange(len(keys_b)), first_b[in_b][equal], count_b[in_b][equal])
     differ = digests_a[places_a] != digests_b[places_b]
     both_a, both_b = of_a[places_a], of_b[places_b]
-    found.add("changed", int(differ.sum()), limit, both_a[differ], both_b[differ])
+    yield "changed", both_a[differ], both_b[differ]
     names = np.array(sorted({*a.names, *b.names}))
     split_a = np.searchsorted(names, np.array(a.names))[np.searchsorted(a.firsts, both_a, side="right") - 1]
     split_b = np.searchsorted(names, np.array(b.names))[np.searchsorted(b.firsts, both_b, side="right") - 1]
     moved = split_a != split_b
-    found.add("moved", int(moved.sum()), limit, both_a[moved], both_b[moved])
+    yield "moved", both_a[moved], both_b[moved]
 
 
-class Share(NamedTuple):
-    """The keys that leave *remainder* when divided by *divisor*."""
-
-    remainder: int
-    divisor: int
-
-
-def _sorted_share(side: Side, share: Share) -> tuple[Keys, Keys, npt.NDArray[np.int64]]:
+def _sorted_share(side: Side, share: int, shares: int) -> tuple[Keys, Keys, Numbers]:
     """Keys of a share in order, digests in order among equal keys, and the number of each document."""
     chosen = []
     for start in range(0, len(side.keys), KEYS_AT_A_TIME):
         block = side.keys[start : start + KEYS_AT_A_TIME]
-        chosen.append(np.flatnonzero(block % np.uint64(share.divisor) == np.uint64(share.remainder)) + start)
+        chosen.append(np.flatnonzero(block % np.uint64(shares) == np.uint64(share)) + start)
     of = np.concatenate([*chosen, np.empty(0, np.int64)])
     keys, digests = np.asarray(side.keys[of]), np.asarray(side.digests[of])
     order = np.lexsort((digests, keys))
     return keys[order], digests[order], of[order]
 
 
-def _spread(items: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _spread(items: Numbers, starts: Numbers, lengths: Numbers) -> Numbers:
     """The items of many ranges, one range after another."""
     ends = np.cumsum(lengths)
-    places: npt.NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    places: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
     return items[places]
 
 
@@ -348,26 +298,17 @@ def _is_same_order(a: Side, b: Side) -> bool:
     """Whether the documents are in the same order, and the splits begin at the same ones."""
     if a.names != b.names or not np.array_equal(a.firsts, b.firsts):
         return False
-    steps = range(0, len(a.keys), KEYS_AT_A_TIME)
-    return all(
-        np.array_equal(x[i : i + KEYS_AT_A_TIME], y[i : i + KEYS_AT_A_TIME])
-        for x, y in ((a.keys, b.keys), (a.digests, b.digests))
-        for i in steps
-    )
+    blocks = [slice(i, i + KEYS_AT_A_TIME) for i in range(0, len(a.keys), KEYS_AT_A_TIME)]
+    return all(np.array_equal(x[i], y[i]) for x, y in ((a.keys, b.keys), (a.digests, b.digests)) for i in blocks)
 
 
-def _examples(a: Corpus, b: Corpus, sides: Sequence[Side], kind: str, pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    examples = []
-    for pair in pairs:
-        example: dict[str, Any] = {}
-        for letter, corpus, side, i in zip("ab", (a, b), sides, pair, strict=True):
-            if i >= 0:
-                split, sequence = side.place(i)
-                places = places_of(corpus, split, [sequence])
-                document = places[0].described(corpus.sources) if places else None
-                example[letter] = {"split": split, "sequence": sequence, "document": document}
-        examples.append(example)
-    return examples
+def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: tuple[int, int]) -> dict[str, Any]:
+    example: dict[str, Any] = {}
+    for letter, corpus, side, i in zip("ab", corpora, sides, pair, strict=True):
+        if i >= 0:
+            split, sequence = side.place(i)
+            example[letter] = {"split": split, "sequence": sequence, "document": document_of(corpus, split, sequence)}
+    return example
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -377,23 +318,14 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["same"]:
         yield "the same"
         return
-    for title in ("settings", "totals"):
+    for title, align in (("settings", "<<<<"), ("totals", "<><><")):
         if found[title]:
-            yield ""
-            yield title
-            numbers = title == "totals"
-            rows = [
-                [one["what"], _shown(one["a"]), "→", _shown(one["b"]), _change(one) if numbers else ""] for one in found[title]
-            ]
-            yield from terminal.table(rows, "<><><" if numbers else "<<<<<")
+            rows = [[one["what"], _shown(one["a"]), "→", _shown(one["b"]), _change(one)] for one in found[title]]
+            yield from ["", title, *terminal.table([row[: len(align)] for row in rows], align)]
     if found["sources"]:
-        yield ""
-        yield "sources"
-        for change in found["sources"]:
-            yield from _source_lines(change)
+        yield from ["", "sources", *(line for change in found["sources"] for line in _source_lines(change))]
     if (documents := found["documents"]) is not None:
-        yield ""
-        yield from _document_lines(documents)
+        yield from ["", *_document_lines(documents)]
 
 
 def _shown(value: Any) -> str:
@@ -414,12 +346,11 @@ def _change(one: Mapping[str, Any]) -> str:
 
 
 def _source_lines(change: Mapping[str, Any]) -> Iterator[str]:
-    sign = {"came": "+", "went": "-", "changed": "~"}[change["change"]]
     counts = [f"{len(change[key]):,} {key.removeprefix('files_')}" for key in FILE_CHANGES if change[key]]
     counts.append(f"{change['files_same']:,} the same")
     if change["came_from_elsewhere"]:
         counts.append(f"{change['came_from_elsewhere']:,} of those that came with the content of another source's file in a")
-    yield f"  {sign} {change['source']}: files {', '.join(counts)}"
+    yield f"  {KINDS[change['change']]} {change['source']}: files {', '.join(counts)}"
     for one in change["settings"]:
         yield f"      {one['what']} {_shown(one['a'])} → {_shown(one['b'])}"
     for key, mark in FILE_CHANGES.items():

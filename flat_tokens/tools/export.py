@@ -1,8 +1,8 @@
 """``flat-tokens export``: a dataset in a neighbour's format, file by file. It continues where an earlier run was stopped.
 
 The directory ``.export`` within an export holds its state: the dataset, format and options (``plan.json``); a receipt for
-each part, with the size and sha256 of its files; and, written last, a record of all files (``export.json``). A part whose
-files match its receipt is not written again.
+each part, with the size and sha256 of its files; what it was made of (``origin.json``, ``documents``); and, written last, a
+record of all files (``export.json``). A part whose files match its receipt is not written again.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.opening import read_json
-from flat_tokens.checker import Checked, adding_up
+from flat_tokens.arrays.layouts import to_json
+from flat_tokens.checker import Watch, adding_up
 from flat_tokens.formats import FORMATS, ExportFile, Splits, source
-from flat_tokens.manifest import MANIFEST, SPLITS, TOKEN_BYTES, SplitName
+from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, SplitName, manifest_of
 from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.stores.local import make_directory, real_path
+from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import options_of
-from flat_tokens.tools.flags import READING_ONLY, add_option_flags, given_options
+from flat_tokens.tools.arguments import READING_ONLY, add_option_flags, given_options
+from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of
 
 SUMMARY = "write a dataset in another format"
-EXAMPLES = (
-    "formats:\n"
-    + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
-    + """
+EXAMPLES = f"""\
+{arguments.FORMAT_LIST}
 
 examples:
   flat-tokens export out/web --to megatron corpus/web
   flat-tokens export out/web --to build-nanogpt --end-of-text 50256 corpus/shards
   flat-tokens export out/web --to parquet --split validation corpus/held-out
 """
-)
 
-BESIDE = ".export"
 PLAN, RECORD = f"{BESIDE}/plan.json", f"{BESIDE}/export.json"
+STAGING = f"{BESIDE}/staging"
 READERS = 4
+ALWAYS_ROOM, SHARE_FOR_DOCUMENTS = 64 << 20, 0.1
+"""Bytes that the documents' keys, files and rows may take beside an export, and their share of its size where that is more."""
+SIGNS = ((POINTER, VERSIONS), (MANIFEST, *SPLITS))  # of a build's output, of a dataset: an export lies in neither
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Request of an export: a version of a dataset, by its location and the digest of its manifest (of its content if it has
-    none); its splits; the format and an instance of its options.
-    """
+    """A version's location and digest (of its manifest; of its content without one), splits, and a format with its options."""
 
     location: str
     digest: str
@@ -78,6 +78,12 @@ class ExportRequest:
         return {split: opened[split] for split in self.splits}
 
     @property
+    def loses_loss_mask(self) -> bool:
+        """Whether the dataset has a loss mask for which the format has no place."""
+        masked = any(split.loss_mask is not None for split in self.source().values())
+        return masked and not FORMATS[self.format].keeps_loss_mask
+
+    @property
     def token_count(self) -> int:
         """Number of tokens in the splits."""
         return sum(split.token_count for split in self.source().values())
@@ -87,7 +93,7 @@ class ExportRequest:
 class _Watched(FlatTokens):
     """A split that calls *seen* with the range of each read of its tokens."""
 
-    seen: Callable[[int, int], object]
+    seen: Callable[[int, int], object] = field(kw_only=True)
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         tokens = super().slice(start, stop)
@@ -100,7 +106,7 @@ def export_of(
     format: str,
     options: Mapping[str, Any],
     splits: Sequence[SplitName] = SPLITS,
-    watch: Callable[[Checked], object] | None = None,
+    watch: Watch | None = None,
 ) -> ExportRequest:
     """The request to export the dataset that is at a path now. *watch* is called with the progress of reading one without a
     manifest.
@@ -111,15 +117,13 @@ def export_of(
         raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
     chosen = options_of(format, options)
     store = resolve(Store.at(path_or_url))
-    if store.is_local:
-        store = Store.at(os.path.realpath(store.root))
     source(store.url)
     return ExportRequest(store.url, _digest(store, watch), tuple(splits), format, chosen)
 
 
-def _digest(store: Store, watch: Callable[[Checked], object] | None) -> str:
-    if store.exists(MANIFEST):
-        return hashlib.sha256(store.read(MANIFEST)).hexdigest()
+def _digest(store: Store, watch: Watch | None) -> str:
+    if manifest_of(store):
+        return hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
     stored = sorted((f"{split}/{key}", size) for split in SPLITS for key, size in (store / split).listing())
     seen = adding_up(watch, sum(size for _, size in stored))
     with ThreadPoolExecutor(READERS) as readers:
@@ -130,45 +134,54 @@ def _digest(store: Store, watch: Callable[[Checked], object] | None) -> str:
 def target(path_or_url: str) -> Store:
     """The store that an export is written to. Files get their names when they are complete."""
     store = Store.at(path_or_url)
-    return Store(store.root, store.fs, staging=store.path(f"{BESIDE}/staging") if store.is_local else None)
+    return Store(store.root, store.fs, staging=store.path(STAGING) if store.is_local else None)
 
 
 @contextlib.contextmanager
 def writing(request: ExportRequest, store: Store) -> Iterator[None]:
     """Hold the directory of an export during the block. ValueError if something else is there, or another process writes it."""
-    with contextlib.ExitStack() as held:
-        if store.is_local:
-            beside = Path(store.path(BESIDE))
-            _check_free(request, store)
-            beside.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(open(beside / "lock", "ab"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{store.url}: another process is writing here. Wait until it has ended.") from error
-            # Left by a killed process.
-            shutil.rmtree(beside / "staging", ignore_errors=True)
+    if store.is_local:
+        _check_free(request, store)
+    with _holding(store):
         _check_free(request, store)
         if _plan_at(store) != request.key:
-            store.put(PLAN, _json({"key": request.key, "from": request.location, **request.facts()}))
+            store.put(PLAN, to_json({"key": request.key, "from": request.location, **request.facts()}, indent=1))
         yield
-        if store.is_local:
-            shutil.rmtree(beside / "staging", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _holding(store: Store) -> Iterator[None]:
+    """Lock a local directory, and remove the staging there, also that of a killed process. ValueError if another holds it."""
+    if not store.is_local:
+        yield
+        return
+    make_directory(Path(store.path(BESIDE)))
+    with open(store.path(f"{BESIDE}/lock"), "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{store.url}: another process is writing here. Wait until it has ended.") from error
+        store.remove(STAGING)
+        yield
+        store.remove(STAGING)
 
 
 def _check_free(request: ExportRequest, store: Store) -> None:
     """ValueError if there is anything but a beginning of this export, or of one without files."""
     if f"{store.url}/".startswith(f"{request.location}/"):
         raise ValueError(f"{store.url}: lies within the dataset that is exported. Choose another directory.")
+    above = replace(store, root=real_path(store.root)) if store.is_local else store
+    while above.root.strip("/"):
+        if any(all(map(above.exists, names)) for names in SIGNS):
+            raise ValueError(f"{store.url}: lies within {above.url}, a build's output or a dataset. Choose another directory.")
+        above = replace(above, root=posixpath.dirname(above.root))
     if not store.exists("") or _plan_at(store) == request.key:
         return
     if others := [key for key, _ in store.listing() if not key.startswith(f"{BESIDE}/")]:
         if _plan_at(store) is None:
             raise ValueError(f"{store.url}: is not empty; there is {others[0]}. Choose another directory.")
-        raise ValueError(
-            f"{store.url}: holds an export of another dataset, or in another way ({PLAN}). Remove it, or choose another "
-            "directory."
-        )
+        wrong = f"holds an export of another dataset, or in another way ({PLAN})"
+        raise ValueError(f"{store.url}: {wrong}. Remove it, or choose another directory.")
 
 
 def _plan_at(store: Store) -> str | None:
@@ -186,11 +199,11 @@ def write_file(
     called with counts of tokens as they are exported or found.
     """
     store, receipt = target(path_or_url), f"{BESIDE}/parts/{file.key}.json"
-    if (finished := _finished(file, request, store, receipt)) is not None:
-        stored, count = finished
+    finished = _record(request, store, receipt, lambda one: store.digest(one.key) == one)
+    if finished and finished.get("part") == list(file):
         if seen is not None:
-            seen(count)
-        return Written(stored, reused=True)
+            seen(finished.get("token_count", 0))
+        return Written(finished["objects"], reused=True)
     count = furthest = 0
 
     def read(start: int, stop: int) -> None:
@@ -204,7 +217,7 @@ def write_file(
     splits: Splits = {name: _Watched(**vars(split), seen=read) for name, split in request.source().items()}
     stored = tuple(FORMATS[request.format].write(splits, file, store, request.options))
     facts = {"key": request.key, "part": list(file), "objects": [list(one) for one in stored], "token_count": count}
-    store.put(receipt, _json(facts))
+    store.put(receipt, to_json(facts, indent=1))
     return Written(stored, reused=False)
 
 
@@ -215,23 +228,20 @@ class Written(NamedTuple):
     reused: bool
 
 
-def _finished(
-    file: ExportFile, request: ExportRequest, store: Store, receipt: str
-) -> tuple[tuple[StoredObject, ...], int] | None:
-    """The files of a part that an earlier run wrote, if each is there with every byte, and the number of their tokens."""
+def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[StoredObject], bool]) -> dict[str, Any] | None:
+    """The record of this export or of a part that an earlier run wrote, if all of its files are there."""
     try:
-        facts = read_json(store, receipt)
-        stored = tuple(StoredObject(*one) for one in facts["objects"])
-        same = facts["key"] == request.key and facts["part"] == list(file)
-        if not same or any(store.digest(one.key) != one for one in stored):
-            return None
-        return stored, int(facts.get("token_count", 0))
+        record = read_json(store, key)
+        record["objects"] = tuple(StoredObject(*one) for one in record["objects"])
+        return record if record["key"] == request.key and all(map(is_there, record["objects"])) else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # the part is written again
+        return None  # it is written again
 
 
 class Exported(NamedTuple):
-    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do."""
+    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do.
+    ``loses_loss_mask``: the dataset has one, for which the format has no place.
+    """
 
     path: str
     format: str
@@ -239,6 +249,7 @@ class Exported(NamedTuple):
     parts: int
     reused: int
     was_done: bool
+    loses_loss_mask: bool = False
 
     @property
     def byte_count(self) -> int:
@@ -247,14 +258,13 @@ class Exported(NamedTuple):
 
 def done_before(request: ExportRequest, store: Store) -> Exported | None:
     """The result of the export if an earlier run finished it and its files are there."""
-    try:
-        record = read_json(store, RECORD)
-        stored = tuple(StoredObject(*one) for one in record["objects"])
-        if record["key"] != request.key or any(store.size(one.key) != one.size for one in stored):
-            return None
-        return Exported(store.url, request.format, stored, record["parts"], record["parts"], was_done=True)
-    except (OSError, ValueError, KeyError, TypeError):
+    record = _record(request, store, RECORD, lambda one: store.size(one.key) == one.size)
+    if record is None:
         return None
+    if store.is_local and store.exists(STAGING):  # its removal failed, or was lost with the power
+        with _holding(store):
+            pass
+    return Exported(store.url, request.format, record["objects"], record["parts"], record["parts"], True, request.loses_loss_mask)
 
 
 def finish(request: ExportRequest, written: Sequence[Written], path_or_url: str) -> Exported:
@@ -262,19 +272,33 @@ def finish(request: ExportRequest, written: Sequence[Written], path_or_url: str)
     store = target(path_or_url)
     objects = [stored for one in written for stored in one.objects]
     objects += FORMATS[request.format].finish(request.source(), objects, store, request.options)
+    _tell_origin(request, store, sum(stored.size for stored in objects))
     record = {"key": request.key, **request.facts(), "parts": len(written), "objects": [list(one) for one in objects]}
-    store.put(RECORD, _json(record))
+    store.put(RECORD, to_json(record, indent=1))
     reused = sum(one.reused for one in written)
-    return Exported(store.url, request.format, tuple(objects), len(written), reused, was_done=False)
+    return Exported(store.url, request.format, tuple(objects), len(written), reused, False, request.loses_loss_mask)
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
+    """Write beside an export of *byte_count* bytes what it was made of, and, where that takes little room, of which document each
+    sequence is.
+    """
+    dataset = Store.at(request.location)
+    if not (manifest := manifest_of(dataset)):
+        return
+    facts = {"version": posixpath.basename(dataset.root), "digest": request.digest, **request.facts()}
+    store.put(ORIGIN, to_json({**facts, "provenance": manifest["provenance"], "totals": manifest["totals"]}, indent=1))
+    wanted = tuple(f"documents/{split}/" for split in request.splits)
+    stored = {one["key"]: one["size"] for one in manifest["objects"] if one["key"].startswith(wanted)}
+    if sum(stored.values()) > ALWAYS_ROOM + byte_count * SHARE_FOR_DOCUMENTS:
+        return
+    for key in stored:
+        with store.create(f"{BESIDE}/{key}") as writer:
+            for block in dataset.blocks(key):
+                writer.write(block)
 
 
-def write(
-    request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Callable[[Checked], object] | None = None
-) -> Exported:
+def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> Exported:
     """ExportRequest on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
     store = target(path_or_url)
     if done := done_before(request, store):
@@ -294,7 +318,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a dataset or a build's output; a local path or a URL")
     parser.add_argument("out", metavar="OUT", help="an empty directory, or one where this export was begun")
     add_target(parser)
-    arguments.add_json(parser)
+    arguments.add_shared(parser, "--json")
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -312,10 +336,7 @@ def run(options: argparse.Namespace) -> int:
     with terminal.progress("export") as watch:
         done = write(request, options.out, watch=watch)
     seconds = time.monotonic() - begun
-    if options.json:
-        arguments.print_json(described(done, seconds))
-    else:
-        print("\n".join(lines(done, seconds)))
+    terminal.show(options, described(done, seconds), lines(done, seconds))
     return arguments.SAME
 
 
@@ -327,10 +348,15 @@ def described(done: Exported, seconds: float) -> dict[str, Any]:
 
 def lines(done: Exported, seconds: float) -> Iterator[str]:
     """A result for people."""
+    if done.loses_loss_mask:
+        kept = ", ".join(name for name, entry in FORMATS.items() if entry.keeps_loss_mask)
+        yield f"the loss mask is not exported: {done.format} has no place for it, so that all tokens count there; {kept} keep it"
     size = f"{terminal.size(done.byte_count)} in {terminal.plural(len(done.objects), 'file')}"
     if done.was_done:
         yield f"nothing to do: {done.path} is this export, {size}"
         return
     yield f"exported to {done.path}: {done.format}, {size}, {seconds:.1f} s"
+    if not done.parts:
+        yield "  there are no sequences, so there is nothing for a reader of this format"
     if done.reused:
         yield f"  {done.reused:,} of {terminal.plural(done.parts, 'part')} had been written before"

@@ -17,15 +17,13 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import Dataset, open
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.corpus import open_corpus
-from flat_tokens.tools.flags import WRITING_ONLY, add_option_flags, given_options
 from flat_tokens.writer import write_dataset
 
 SUMMARY = "make a dataset of files in another format"
-EXAMPLES = (
-    "formats:\n"
-    + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
-    + """
+EXAMPLES = f"""\
+{arguments.FORMAT_LIST}
 
 examples:
   flat-tokens import corpus/train.pbin out/web
@@ -34,7 +32,6 @@ examples:
 A token that closes documents is removed where --end-of-text names it. python -m flows import does the same on several
 machines, gives every document a key, and publishes a version.
 """
-)
 
 
 def import_dataset(
@@ -49,7 +46,7 @@ def import_dataset(
 
     FileExistsError if something is at *out* already; ValueError, naming the file, if a file is damaged.
     """
-    corpus = open_corpus(path_or_url, format, options)
+    corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what is told alone decides what is stored
     store = Store.at(out)
     if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):
         raise FileExistsError(f"{store.url}: exists, and is no dataset. If an import was stopped there, remove it and try again.")
@@ -64,7 +61,7 @@ def import_dataset(
     }
     named = {name: corpus.splits.get(name) for name in SPLITS}
     if not any(named.values()):  # an array by itself
-        named["train"] = corpus.split(None)
+        named["train"] = corpus.split(None)[1]
     write_dataset(out, _batches(named["train"]), _batches(named["validation"]), layout=layout, provenance=provenance)
     return open(out)
 
@@ -89,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
     parser.add_argument("--layout", choices=LAYOUTS, default="mmap", help="how the dataset is stored (default: mmap)")
     add_option_flags(parser, except_for=WRITING_ONLY)
-    arguments.add_json(parser)
+    arguments.add_shared(parser, "--json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,11 +96,10 @@ def run(options: argparse.Namespace) -> int:
     if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], given_options(options)):
         arguments.warn(hint)
     counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}
-    if options.json:
-        arguments.print_json({"path": dataset.path, "splits": counts, "seconds": round(time.monotonic() - begun, 3)})
-    else:
-        print(f"imported to {dataset.path}, {time.monotonic() - begun:.1f} s")
-        for name, count in counts.items():
-            sequences = terminal.plural(count["seq_count"], "sequence")
-            print(f"  {name:10}  {terminal.plural(count['token_count'], 'token')} in {sequences}")
+    seconds = time.monotonic() - begun
+    lines = [f"imported to {dataset.path}, {seconds:.1f} s"]
+    for name, split in splits.items():
+        sequences = terminal.plural(split.seq_count, "sequence")
+        lines.append(f"  {name:10}  {terminal.plural(split.token_count, 'token')} in {sequences}")
+    terminal.show(options, {"path": dataset.path, "splits": counts, "seconds": round(seconds, 3)}, lines)
     return arguments.SAME

@@ -7,7 +7,8 @@ import codecs
 import itertools
 import posixpath
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,47 +17,58 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
+from flat_tokens.nearest import datasets_below
 from flat_tokens.reader import FlatTokens
+from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import WINDOW_TOKENS, Corpus, windows
-from flat_tokens.tools.sources import places_of
+from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows
+from flat_tokens.tools.sources import document_of
 from flat_tokens.vocabulary import Vocabulary
 
 SUMMARY = "say what is at a path; show a sequence; find text"
 EXAMPLES = """\
 examples:
   flat-tokens inspect out/web                        what it is, from whom, how big
+  flat-tokens inspect out                            the datasets below a directory
   flat-tokens inspect out/web --sequence 7           the text of sequence 7, each token in a colour of its own
   flat-tokens inspect out/web --find "needle"        the sequences that hold it; exit status 1 where none does
   flat-tokens inspect out/web --find-ids 464,2068    the same for token ids
   flat-tokens inspect corpus.pbin --tokenizer gpt2 --sequence 0
 """
+Ids = npt.NDArray[np.uint32]
+Numbers = npt.NDArray[np.int64]
+
 FILES_SHOWN = 8
 CONTEXT_BYTES = 60
 CONTEXT_TOKENS = 6
+OF_A_FORMAT = ("summary", "keeps", "loses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_path(parser)
+    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sequence", type=int, metavar="N", help="show sequence N of the split; -1 is the last")
     what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case told apart")
-    what.add_argument(
-        "--find-ids", type=token_ids, metavar="IDS", help="find sequences that hold these token ids in a row: 1,2,3"
-    )
+    in_a_row = "find sequences that hold these token ids in a row: 1,2,3"
+    what.add_argument("--find-ids", type=token_ids, metavar="IDS", help=in_a_row)
     parser.add_argument("--split", metavar="NAME", help="train or validation; --sequence: the first without it, --find: all")
-    parser.add_argument(
-        "--limit", type=arguments.at_least(0), default=10, metavar="N", help="find N sequences at most; 0: all (default: 10)"
-    )
+    parser.add_argument("--limit", **arguments.COUNT, default=10, help="find N sequences at most; 0: all (default: 10)")
     parser.add_argument("--ids", action="store_true", help="show token ids instead of text")
-    arguments.add_tokenizer(parser)
-    arguments.add_format(parser)
-    arguments.add_color(parser)
-    arguments.add_json(parser)
+    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option", "--color", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
-    corpus = arguments.corpus_of(options)
+    whole = options.format is None and all(getattr(options, name) is None for name in ("sequence", "find", "find_ids", "split"))
+    root = Store.at(options.path)
+    if whole and any(one != root for one in datasets_below(root)):
+        return show_below(root, list(corpora_below(root)), options)
+    try:
+        corpus = arguments.corpus_of(options)
+    except (OSError, ValueError):
+        below = list(corpora_below(root)) if whole else []
+        if any(one.corpus for one in below):
+            return show_below(root, below, options)
+        raise
     if options.sequence is not None:
         return show_sequence(corpus, options)
     if options.find is not None or options.find_ids is not None:
@@ -65,14 +77,37 @@ def run(options: argparse.Namespace) -> int:
     if options.split is not None:
         corpus.split(options.split)
         description["splits"] = {options.split: description["splits"][options.split]}
-    if options.json:
-        arguments.print_json(description)
-    else:
-        print("\n".join(description_lines(description, terminal.wants_color(options.color))))
+    terminal.show(options, description, description_lines(description, terminal.wants_color(options.color)))
     return arguments.SAME
 
 
-def token_ids(text: str) -> npt.NDArray[np.uint32]:
+def show_below(root: Store, below: list[Below], options: argparse.Namespace) -> int:
+    """List the datasets below a directory."""
+    found: list[dict[str, Any]] = []
+    rows, problems = [["path", "format", "name", "version", "tokens", "sequences"]], []
+    for one in below:
+        path = posixpath.relpath(one.url, root.url)
+        if one.corpus is None:
+            problems.append({"path": one.url, "problem": one.problem})
+            continue
+        splits = one.corpus.splits.values()
+        tokens, sequences = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
+        name, version = one.corpus.provenance.get("name"), version_of(one.corpus)
+        found.append({"path": one.url, "format": one.corpus.format, "name": name, "version": version})
+        found[-1] |= {"token_count": tokens, "seq_count": sequences}
+        rows.append([path, one.corpus.format, name or "", version or "", f"{tokens:,}", f"{sequences:,}"])
+    heading = f"{root.url}: no dataset itself, {terminal.plural(len(found), 'dataset')} below"
+    lines = [heading, "", *terminal.table(rows, "<<<<>>"), *(f"  not read: {one['problem']}" for one in problems)]
+    terminal.show(options, {"path": root.url, "datasets": found, "not_read": problems}, lines)
+    return arguments.SAME
+
+
+def version_of(corpus: Corpus) -> str | None:
+    """The version's name where the corpus is one of a build's output."""
+    return posixpath.basename(corpus.store.root) if corpus.output is not None and not corpus.receipt else None
+
+
+def token_ids(text: str) -> Ids:
     """Token ids separated by commas or spaces."""
     try:
         ids = [int(part) for part in text.replace(",", " ").split()]
@@ -85,46 +120,34 @@ def token_ids(text: str) -> npt.NDArray[np.uint32]:
 
 def describe(corpus: Corpus) -> dict[str, Any]:
     """The facts about a corpus that need no reading of its tokens, for JSON."""
-    totals = corpus.manifest.get("totals")
-    documents = totals.get("documents") if isinstance(totals, dict) else None
-    sizes = _sizes(corpus)
-    provenance = corpus.provenance
-    tokenizer = corpus.tokenizer
+    sizes, provenance, tokenizer = _sizes(corpus), corpus.provenance, corpus.tokenizer
     described: dict[str, Any] = {
         "path": corpus.url,
         "format": corpus.format,
         "kind": corpus.kind,
         "name": provenance.get("name"),
-        "version": posixpath.basename(corpus.store.root) if corpus.output is not None and not corpus.receipt else None,
+        "version": version_of(corpus),
         "layout": corpus.manifest.get("layout"),
         "stored": _stored(corpus),
         "byte_count": sum(sizes.values()),
         "object_count": len(sizes),
         "splits": {name: _describe_split(corpus, name, split, sizes) for name, split in corpus.splits.items()},
         "tokenizer": tokenizer._asdict() if tokenizer else None,
-        "documents": documents,
+        "documents": corpus.manifest.get("totals", {}).get("documents"),
         "policy": provenance.get("documents"),
         "split_rule": provenance.get("split"),
         "sources": [
-            {
-                "name": source.name,
-                "from": source.origin,
-                "revision": source.revision,
-                "settings": dict(source.settings),
-                "byte_count": sum(file.size for file in source.files),
-                "files": [file._asdict() for file in source.files],
-            }
+            {"name": source.name, "from": source.origin, "revision": source.revision, "settings": dict(source.settings)}
+            | {"byte_count": sum(file.size for file in source.files), "files": [file._asdict() for file in source.files]}
             for source in corpus.sources
         ],
     }
+    if corpus.made_of:
+        described["made_of"] = dict(corpus.made_of)
     if corpus.receipt:
         described["receipt"] = {key: value for key, value in corpus.receipt.items() if key != "objects"}
     if corpus.format != FLAT_TOKENS:
-        described |= {
-            "summary": FORMATS[corpus.format].summary,
-            "keeps": FORMATS[corpus.format].keeps,
-            "loses": FORMATS[corpus.format].loses,
-        }
+        described |= {key: getattr(FORMATS[corpus.format], key) for key in OF_A_FORMAT}
     return described
 
 
@@ -163,24 +186,19 @@ def _codecs(codecs: list[dict[str, Any]]) -> str:
 
 
 def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[str, int]) -> dict[str, Any]:
-    of_split = {f"{name}/", f"documents/{name}/"}
+    below = (f"{name}/", f"documents/{name}/")
     known = corpus.format == FLAT_TOKENS and corpus.manifest.get("objects")
     return {
         "token_count": split.token_count,
         "seq_count": split.seq_count,
         "max_token_id": getattr(split, "max_token_id", None),
-        "byte_count": sum(size for key, size in sizes.items() if key.startswith(tuple(of_split))) if known else None,
+        "byte_count": sum(size for key, size in sizes.items() if key.startswith(below)) if known else None,
     }
 
 
 def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str]:
     """A description for people."""
-    bold, dim, reset = (terminal.BOLD, terminal.DIM, terminal.RESET) if color else ("", "", "")
-    name = f" {described['name']!r}" if described["name"] else ""
-    version = f", version {described['version']}" if described["version"] else ""
-    yield f"{bold}{described['kind']}{name}{reset}{version}"
-    yield f"  {dim}{described['path']}{reset}"
-    yield ""
+    yield from heading(described, color)
     rows = [["split", "tokens", "sequences", "mean length", "largest id", "bytes"]]
     for split, facts in described["splits"].items():
         tokens, sequences, largest = facts["token_count"], facts["seq_count"], facts["max_token_id"]
@@ -190,14 +208,21 @@ def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str
     # Empty columns are left out.
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     yield from terminal.table([[row[k] for k in kept] for row in rows], "<" + ">" * (len(kept) - 1))
-    yield ""
-    yield from terminal.table([list(fact) for fact in _facts(described)], "<<")
+    yield from ["", *terminal.table(list(origin_facts(described)), "<<")]
     for source in described["sources"]:
-        yield ""
-        yield from _source_lines(source, bold, reset)
+        yield from ["", *_source_lines(source, color)]
 
 
-def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def heading(described: Mapping[str, Any], color: bool = False) -> list[str]:
+    """The lines that say what a dataset is and where, and an empty line."""
+    kind = f"{described['kind']} {described['name']!r}" if described["name"] else described["kind"]
+    version = f", version {described['version']}" if described["version"] else ""
+    path = terminal.styled(described["path"], terminal.DIM, color)
+    return [terminal.styled(kind, terminal.BOLD, color) + version, f"  {path}", ""]
+
+
+def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tuple[str, str]]:
+    """How a dataset is stored and what it was made of, each with its label. *digits*: of the tokenizer's digest."""
     yield "size", f"{terminal.size(described['byte_count'])} in {terminal.plural(described['object_count'], 'file')}"
     layout = ", ".join(filter(None, (described["layout"], described["stored"])))
     if layout:
@@ -205,10 +230,11 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if tokenizer := described["tokenizer"]:
         highest = "" if tokenizer["highest_id"] is None else f", ids 0 to {tokenizer['highest_id']:,}"
         revision = f" at {tokenizer['revision']}" if tokenizer["revision"] else ""
-        yield "tokenizer", f"{tokenizer['name']}{revision}{highest}, digest {(tokenizer['digest'] or 'unknown')[:12]}"
+        yield "tokenizer", f"{tokenizer['name']}{revision}{highest}, digest {(tokenizer['digest'] or 'unknown')[:digits]}"
     if documents := described["documents"]:
         read = terminal.plural(documents.get("read", 0), "document")
-        yield "text", f"{terminal.size(documents['text_bytes'])} in {read} read" if "text_bytes" in documents else f"{read} read"
+        text = f"{terminal.size(documents['text_bytes'])} in " if documents.get("text_bytes") is not None else ""
+        yield "text", f"{text}{read} read"
         yield "written", f"{terminal.plural(documents.get('written', 0), 'document')}{_counted(documents)}"
     if policy := described["policy"]:
         yield "policy", ", ".join(f"{key} {value}" for key, value in policy.items())
@@ -216,11 +242,13 @@ def _facts(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         fraction = rule.get("validation_fraction")
         drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"
         yield "validation", drawn if fraction else "what the sources name as such; no document is drawn"
+    if made_of := described.get("made_of"):
+        yield "made of", f"version {made_of['version']}, manifest with sha256 {made_of['digest'][:digits]}"
     if receipt := described.get("receipt"):
         digest, kind = (receipt["inputs"].get("file") or ["unknown", ""])[:2]
         yield "made of", f"{kind} file with sha256 {digest[:12]}, part {receipt['inputs'].get('range')}"
         yield "documents", f"{receipt.get('written', 0):,} of {terminal.size(receipt.get('text_bytes', 0))} of text"
-    for key in ("summary", "keeps", "loses"):
+    for key in OF_A_FORMAT:
         if described.get(key):
             yield key, described[key]
 
@@ -234,13 +262,11 @@ def _counted(documents: Mapping[str, Any]) -> str:
     return "".join(f", {count}" for count in counts)
 
 
-def _source_lines(source: Mapping[str, Any], bold: str, reset: str) -> Iterator[str]:
-    revision = f" at {source['revision']}" if source["revision"] else ""
-    files = source["files"]
-    size = f"{terminal.plural(len(files), 'file')}, {terminal.size(source['byte_count'])}"
-    yield f"  source {bold}{source['name']}{reset} from {source['from']}{revision}: {size}"
-    if settings := [f"{key} {value}" for key, value in source["settings"].items() if value not in ({}, [], None)]:
-        yield "    " + ", ".join(settings)
+def _source_lines(source: Mapping[str, Any], color: bool) -> Iterator[str]:
+    files, (where, settings) = source["files"], source_facts(source)
+    yield f"  source {terminal.styled(source['name'], terminal.BOLD, color)} from {where}"
+    if settings:
+        yield f"    {settings}"
     shown = files if len(files) <= FILES_SHOWN else files[: FILES_SHOWN - 1]
     rows = [[str(file["number"]), file["name"], terminal.size(file["size"]), f"sha256 {file['sha256'][:12]}"] for file in shown]
     yield from terminal.table(rows, "><><", indent=4)
@@ -248,65 +274,51 @@ def _source_lines(source: Mapping[str, Any], bold: str, reset: str) -> Iterator[
         yield f"    and {len(files) - len(shown):,} more; --json lists all"
 
 
+def source_facts(source: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a source is from and how big it is; and its settings, without the empty ones."""
+    revision = f" at {source['revision']}" if source["revision"] else ""
+    size = f"{terminal.plural(len(source['files']), 'file')}, {terminal.size(source['byte_count'])}"
+    settings = (f"{key} {value}" for key, value in source["settings"].items() if value not in ({}, [], None))
+    return f"{source['from']}{revision}: {size}", ", ".join(settings)
+
+
 def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
-    split = corpus.split(options.split)
-    name = next(name for name, found in corpus.splits.items() if found is split)
+    name, split = corpus.split(options.split)
     ids = split.sequence(options.sequence)
     i = options.sequence % split.seq_count
     vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
-    places = places_of(corpus, name, [i])
-    document = places[0].described(corpus.sources) if places else None
+    document = document_of(corpus, name, i)
     if options.json:
         text = {} if vocabulary is None else {"text": vocabulary.decode(ids)[0].decode("utf-8", "replace")}
-        arguments.print_json(
-            {
-                "split": name,
-                "sequence": i,
-                "token_count": len(ids),
-                "document": document,
-                **text,
-                "ids": ids.tolist(),
-            }
-        )
+        facts = {"split": name, "sequence": i, "token_count": len(ids), "document": document}
+        terminal.show(options, {**facts, **text, "ids": ids.tolist()}, ())
         return arguments.SAME
     where = f", {document['file']} row {document['row']}, key {document['key']}" if document else ""
-    print(f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}", file=sys.stderr)
+    told = f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}"
+    print(terminal.line(told), file=sys.stderr)
     if vocabulary is None:
         if not options.ids:
             arguments.warn("no tokenizer is known: ids are shown. Name one with --tokenizer.")
         print(*ids.tolist())
-        return arguments.SAME
-    color = terminal.wants_color(options.color)
-    sys.stdout.writelines(terminal.colored_tokens(_token_bytes(vocabulary, ids)) if color else _text(vocabulary, ids))
-    if color or sys.stdout.isatty():
-        print()
+    else:
+        color = terminal.wants_color(options.color)
+        sys.stdout.writelines(terminal.colored_tokens(_token_bytes(vocabulary, ids)) if color else _text(vocabulary, ids))
+        if color or sys.stdout.isatty():
+            print()
     return arguments.SAME
 
 
-def _token_bytes(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[bytes]:
+def _token_bytes(vocabulary: Vocabulary, ids: Ids) -> Iterator[bytes]:
     for start in range(0, len(ids), WINDOW_TOKENS):
         data, ends = vocabulary.decode(ids[start : start + WINDOW_TOKENS])
         for begin, end in itertools.pairwise([0, *ends.tolist()]):
             yield data[begin:end]
 
 
-def _text(vocabulary: Vocabulary, ids: npt.NDArray[np.uint32]) -> Iterator[str]:
+def _text(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
     """The text of ids; on a terminal, without control characters."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    harmless = terminal.visible if sys.stdout.isatty() else str
-    for start in range(0, len(ids), WINDOW_TOKENS):
-        yield harmless(decoder.decode(vocabulary.decode(ids[start : start + WINDOW_TOKENS])[0]))
-    yield decoder.decode(b"", True)
-
-
-def _matches(corpus: Corpus, options: argparse.Namespace, vocabulary: Vocabulary | None) -> Iterator[tuple[str, Match]]:
-    for name, split in corpus.chosen(options.split).items():
-        if options.find is None:
-            found = find_ids(split, options.find_ids, vocabulary)
-        else:
-            assert vocabulary is not None
-            found = find_text(split, vocabulary, options.find.encode())
-        yield from ((name, match) for match in found)
+    parts = (vocabulary.decode(ids[start : start + WINDOW_TOKENS])[0] for start in range(0, len(ids), WINDOW_TOKENS))
+    return map(terminal.visible if sys.stdout.isatty() else str, codecs.iterdecode(parts, "utf-8", "replace"))
 
 
 class Match(NamedTuple):
@@ -321,25 +333,28 @@ class Match(NamedTuple):
 
 def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
     vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
+    find: Callable[[Readable], Iterator[Match]] = partial(find_ids, needle=options.find_ids, vocabulary=vocabulary)
     if options.find is not None:
         if not options.find:
             raise ValueError("--find needs a text that is not empty")
         if vocabulary is None:
             raise ValueError("no tokenizer is known to find text with. Name one with --tokenizer, or look for ids: --find-ids")
+        find = partial(find_text, vocabulary=vocabulary, needle=options.find.encode())
     color = terminal.wants_color(options.color)
     mark, reset = (terminal.MATCH, terminal.RESET) if color else ("»", "«")
     gap = " " if vocabulary is None else ""
     found: list[dict[str, Any]] = []
-    matches = _matches(corpus, options, vocabulary)
+    matches = ((name, match) for name, split in corpus.chosen(options.split).items() for match in find(split))
     for name, match in itertools.islice(matches, options.limit or None):
         found.append({"split": name, **match._asdict()})
         if not options.json:
-            before, text, after = (terminal.visible(part.replace("\n", " ")) for part in match[2:])
+            before, text, after = (part.replace("\n", " ") for part in match[2:])
             left, right = gap if before else "", gap if after else ""
-            print(f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}", flush=True)
+            told = f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}"
+            print(terminal.line(told, color), flush=True)
     more = next(matches, None) is not None
     if options.json:
-        arguments.print_json({"matches": found, "more": more})
+        terminal.show(options, {"matches": found, "more": more}, ())
     elif not found:
         arguments.warn("nothing was found")
     elif more:
@@ -351,22 +366,22 @@ def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterato
     """The first match of each sequence whose text holds *needle*, wherever tokens end, in memory of one window."""
     last = -1
     # Every token has at least one byte, so a match that begins before a window begins at most this many tokens before.
-    for ids, starts, sequences, skipped in overlapping_windows(split, len(needle) - 1):
+    for ids, edges, sequences, skipped in overlapping_windows(split, len(needle) - 1):
         data, ends = vocabulary.decode(ids)
         at = data.find(needle)
         while at >= 0:
             first, final = np.searchsorted(ends, [at, at + len(needle) - 1], side="right").tolist()
-            k = int(np.searchsorted(starts, first, side="right")) - 1
-            stop = int(starts[k + 1]) if k + 1 < len(starts) else len(ids)
+            k = int(np.searchsorted(edges, first, side="right")) - 1
+            start, stop = edges[k : k + 2].tolist()
             if final >= stop:  # it crosses the sequence's end
                 at = data.find(needle, at + 1)
                 continue
-            low, high = int(ends[starts[k] - 1]) if starts[k] else 0, int(ends[stop - 1])
+            low, high = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
             if sequences[k] != last:
                 last = int(sequences[k])
                 yield Match(
                     last,
-                    first - int(starts[k]) + (skipped if k == 0 else 0),
+                    first - start + (skipped if k == 0 else 0),
                     data[max(at - CONTEXT_BYTES, low) : at].decode("utf-8", "ignore"),
                     needle.decode("utf-8", "replace"),
                     data[at + len(needle) : min(at + len(needle) + CONTEXT_BYTES, high)].decode("utf-8", "ignore"),
@@ -374,25 +389,24 @@ def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterato
             at = data.find(needle, high)
 
 
-def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabulary | None) -> Iterator[Match]:
+def find_ids(split: Readable, needle: Ids, vocabulary: Vocabulary | None) -> Iterator[Match]:
     """The first match of each sequence that holds the ids of *needle* in a row, in memory of one window."""
 
-    def shown(ids: npt.NDArray[np.uint32]) -> str:
+    def shown(ids: Ids) -> str:
         return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
     last = -1
-    for ids, starts, sequences, skipped in overlapping_windows(split, len(needle) - 1):
+    for ids, edges, sequences, skipped in overlapping_windows(split, len(needle) - 1):
         places = np.flatnonzero(ids[: max(len(ids) - len(needle) + 1, 0)] == needle[0])
         for j in range(1, len(needle)):
             places = places[ids[places + j] == needle[j]]
-        ks = np.searchsorted(starts, places, side="right") - 1
-        stops = np.append(starts[1:], len(ids))[ks]
-        whole = places + len(needle) <= stops
+        ks = np.searchsorted(edges, places, side="right") - 1
+        whole = places + len(needle) <= edges[ks + 1]
         for k, at in zip(*(part[whole].tolist() for part in (ks, places)), strict=True):
             if sequences[k] == last:
                 continue
             last = int(sequences[k])
-            low, high, behind = int(starts[k]), int(np.append(starts[1:], len(ids))[k]), at + len(needle)
+            (low, high), behind = edges[k : k + 2].tolist(), at + len(needle)
             yield Match(
                 last,
                 at - low + (skipped if k == 0 else 0),
@@ -402,21 +416,12 @@ def find_ids(split: Readable, needle: npt.NDArray[np.uint32], vocabulary: Vocabu
             )
 
 
-class LongerWindow(NamedTuple):
-    """A window, and before it the last tokens of a sequence that continues in it.
+def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[Ids, Numbers, Numbers, int]]:
+    """All of a split's tokens in order. Of a sequence that a window cuts, *overlap* tokens are repeated.
 
-    ``ids``: uint32[n]. ``starts``: int64[k], the first token of each sequence, 0 for the first. ``sequences``: int64[k], their
-    numbers. ``skipped``: how many tokens of the first one come before.
+    Each time: ids uint32[n]; the first token of each sequence, 0 for the first, and n: int64[k + 1]; the sequences' numbers:
+    int64[k]; and how many tokens of the first one come before.
     """
-
-    ids: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.int64]
-    sequences: npt.NDArray[np.int64]
-    skipped: int
-
-
-def overlapping_windows(split: Readable, overlap: int) -> Iterator[LongerWindow]:
-    """All of a split's tokens in order. Of a sequence that a window cuts, *overlap* tokens are repeated."""
     carried, place = np.empty(0, np.uint32), 0  # the last tokens of the sequence that continues, and its tokens so far
     for window in windows(split):
         if not len(window.ids):
@@ -427,6 +432,6 @@ def overlapping_windows(split: Readable, overlap: int) -> Iterator[LongerWindow]
             ids, skipped = np.concatenate([carried, ids]), place - len(carried)
             starts = np.append(0, starts + len(carried))
             sequences = np.append(window.first_seq - 1, sequences)
-        yield LongerWindow(ids, starts, sequences, skipped)
+        yield ids, np.append(starts, len(ids)), sequences, skipped
         place = len(ids) - int(starts[-1]) + (skipped if len(starts) == 1 else 0)
         carried = ids[max(int(starts[-1]), len(ids) - overlap) :] if overlap else ids[:0]

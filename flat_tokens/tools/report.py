@@ -6,57 +6,52 @@ It draws the summary that ``--json`` prints. Equal summaries give equal bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from flat_tokens.tools import terminal
+from flat_tokens.tools.inspect import origin_facts, source_facts
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 27, 12, 34
+HALF_A_DIGIT = 3.4
 """Sizes of a plot and the margins around its axes, in units of about a pixel of a phone."""
 
+Rows = Sequence[Sequence[str]]
+Marks = Sequence[tuple[float, str]]
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 COUNTS = (("tokens", "token_count"), ("sequences", "seq_count"), ("of these empty", "empty_seq_count"))
 LENGTHS = (
     ("mean length", "mean"),
     ("shortest", "min"),
-    *((f"{percent} % up to", f"p{percent}") for percent in (1, 5, 25)),
-    ("median", "p50"),
-    *((f"{percent} % up to", f"p{percent}") for percent in (75, 95, 99)),
+    *(("median" if percent == 50 else f"{percent} % up to", f"p{percent}") for percent in PERCENTILES),
     ("longest", "max"),
 )
 """Rows of the table of lengths: their names, and their keys in a summary."""
+WIDTHS = {1: "quarter of a doubling", 2: "half of a doubling", 4: "doubling"}
 
 
 def page(summary: Mapping[str, Any]) -> str:
     """The report as one HTML document."""
-    dataset = summary["dataset"]
-    style = (files("flat_tokens.tools") / "report.css").read_text("utf-8")
+    dataset, own = summary["dataset"], files("flat_tokens.tools")
     name = dataset["name"] or dataset["path"].rstrip("/").rpartition("/")[2] or dataset["path"]
     version = f" · version {dataset['version']}" if dataset["version"] else ""
-    body = [
-        f'<header><div class="soft">{escape(dataset["kind"] + version)}</div><h1>{escape(name)}</h1>'
-        f'<div class="path">{escape(dataset["path"])}</div>{_key_figures(summary)}</header>',
-        "<main>",
-        _lengths(summary),
-        _sources(summary),
-        _vocabulary(summary),
-        _frequent(summary),
-        _origin(dataset),
-        "</main>",
-        f"<footer>Counted from all {summary['total']['token_count']:,} tokens, none of them sampled. Written by "
-        "<code>flat-tokens stats</code>; this page loads nothing.</footer>",
-    ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Token text and names come from strangers: even unescaped they could load and run nothing.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(name)}: token statistics</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</body>\n</html>\n"
+    sections = (_lengths(summary), _sources(summary), _vocabulary(summary), _frequent(summary), _origin(dataset))
+    # Token text and names come from strangers: by the template's policy even unescaped ones could load and run nothing.
+    html = Template((own / "report.html").read_text("utf-8")).substitute(
+        style=(own / "report.css").read_text("utf-8"),
+        kind=escape(dataset["kind"] + version),
+        name=escape(name),
+        path=escape(dataset["path"]),
+        figures=_key_figures(summary),
+        sections="\n".join(filter(None, sections)),
+        tokens=f"{summary['total']['token_count']:,}",
     )
+    return terminal.visible(html)
 
 
 def _key_figures(summary: Mapping[str, Any]) -> str:
@@ -67,14 +62,11 @@ def _key_figures(summary: Mapping[str, Any]) -> str:
     if (rate := bytes_per_token(summary)) is not None:
         figures.append(("Bytes per token", f"{rate[0]:.2f}", f"{terminal.size(rate[1])} of text"))
     if use := total["vocabulary_use"]:
-        figures.append(
-            ("Vocabulary used", terminal.percent(use["used"] / max(use["size"], 1)), f"{use['used']:,} of {use['size']:,}")
-        )
+        share = terminal.percent(use["used"] / max(use["size"], 1))
+        figures.append(("Vocabulary used", share, f"{use['used']:,} of {use['size']:,}"))
     figures.append(("Size", terminal.size(dataset["byte_count"]), dataset["layout"] or ""))
-    cells = (
-        f"<div><dt>{label}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>" for label, value, more in figures
-    )
-    return f'<dl class="figures">{"".join(cells)}</dl>'
+    cells = (f"<dt>{label}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd>" for label, value, more in figures)
+    return f'<dl class="figures">{"".join(f"<div>{cell}</div>" for cell in cells)}</dl>'
 
 
 def _large(count: int) -> tuple[str, str]:
@@ -100,30 +92,26 @@ def _lengths(summary: Mapping[str, Any]) -> str:
     half = "; ".join(f"{part['lengths']['token_median']:,} in {name}" for name, part in splits.items() if part["token_count"])
     note = f"Half of all tokens are in sequences no longer than {half}." if half else ""
     figures = "".join(_length_figure(name, part) for name, part in splits.items())
-    table = _table(["", *splits], rows)
-    return (
-        '<section aria-labelledby="lengths"><h2 id="lengths">Document lengths</h2>'
+    return _section(
+        "lengths",
+        "Document lengths",
         f'<p class="soft">In tokens, on a scale of doublings. {escape(note)}</p>'
         '<p class="key"><span><i class="area"></i>share of sequences</span><span><i class="second"></i>share of tokens</span></p>'
-        f'<div class="pair">{figures}</div><div class="lengths">{table}</div></section>'
+        f'<div class="pair">{figures}</div><div class="lengths">{_table(["", *splits], rows)}</div>',
     )
-
-
-WIDTHS = {1: "quarter of a doubling", 2: "half of a doubling", 4: "doubling"}
 
 
 def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     # A few sequences in narrow bins would show only noise.
     merged = 1 if part["seq_count"] >= 5000 else 2 if part["seq_count"] >= 500 else 4
-    bins = _bins(part, merged)
-    # Short lengths are whole numbers, so bins differ in width: the plot shows the share in a bin of the full width.
+    bins = merged_bins(part, merged)
     edges = [(-1.0 if found["from"] == 0 else math.log2(found["from"]), math.log2(found["to"] + 1)) for found in bins]
     low, high = math.floor(edges[0][0]), math.ceil(edges[-1][1])
-    of_sequences = [
-        found["seq_count"] / part["seq_count"] / (b - a) * merged / 4 for found, (a, b) in zip(bins, edges, strict=True)
-    ]
-    all_tokens = max(part["token_count"], 1)
-    of_tokens = [found["token_count"] / all_tokens / (b - a) * merged / 4 for found, (a, b) in zip(bins, edges, strict=True)]
+    # Short lengths are whole numbers, so bins differ in width: the plot shows the share in a bin of the full width.
+    of_sequences, of_tokens = (
+        [found[of] / max(part[of], 1) / (b - a) * merged / 4 for found, (a, b) in zip(bins, edges, strict=True)]
+        for of in ("seq_count", "token_count")
+    )
     ticks = _ticks(max(*of_sequences, *of_tokens))
     x, y = _scale(low, high, LEFT, WIDTH - RIGHT), _scale(0, ticks[-1], HEIGHT - BOTTOM, TOP)
     step = max(1, math.ceil((high - max(low, 0)) / 5.5))
@@ -131,31 +119,28 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     if low < 0:
         marks = [(-0.5, "0"), *(mark for mark in marks if mark[0] > 0)]
     shape = "".join(
-        f'<rect class="area" x="{x(a):.1f}" y="{y(share):.1f}" width="{max(x(b) - x(a) - 0.6, 0.6):.1f}" '
-        f'height="{y(0) - y(share):.1f}"><title>{_span(found)} tokens: {found["seq_count"]:,} sequences, '
-        f"{found['token_count']:,} tokens</title></rect>"
+        _column(x(a), x(b), y(share), f"{_span(found)} tokens: {found['seq_count']:,} sequences, {found['token_count']:,} tokens")
         for found, (a, b), share in zip(bins, edges, of_sequences, strict=True)
         if found["seq_count"]
     )
     outline = " ".join(
         f"{x(a):.1f},{y(share):.1f} {x(b):.1f},{y(share):.1f}" for (a, b), share in zip(edges, of_tokens, strict=True)
     )
-    svg = _svg(
-        f"Lengths of the sequences of {name}",
-        f"From {part['lengths']['min']:,} to {part['lengths']['max']:,} tokens, median {part['lengths']['p50']:,}.",
-        _axes([(y(tick), f"{100 * tick:g} %") for tick in ticks], [(x(k), label) for k, label in marks], "tokens in a sequence")
-        + shape
-        + f'<polyline class="line second" points="{outline}"/>',
+    lengths = part["lengths"]
+    plot = _plot(
+        f"Lengths of the sequences of {name}. From {lengths['min']:,} to {lengths['max']:,} tokens, median {lengths['p50']:,}.",
+        [(y(tick), f"{100 * tick:g} %") for tick in ticks],
+        [(x(k), label) for k, label in marks],
+        "tokens in a sequence",
+        shape + f'<polyline class="line second" points="{outline}"/>',
     )
     rows = [[_span(found), f"{found['seq_count']:,}", f"{found['token_count']:,}"] for found in bins]
-    return (
-        f"<figure><figcaption>{escape(name)}: {terminal.plural(part['seq_count'], 'sequence')}</figcaption>"
-        f'<p class="note">Share in each {WIDTHS[merged]} of the length</p>{svg}'
-        f"{_numbers(['tokens', 'sequences', 'tokens in them'], rows)}</figure>"
-    )
+    caption = f"{escape(name)}: {terminal.plural(part['seq_count'], 'sequence')}"
+    numbers = _numbers(["tokens", "sequences", "tokens in them"], rows)
+    return _figure(caption, f"Share in each {WIDTHS[merged]} of the length", plot + numbers)
 
 
-def _bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
+def merged_bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
     """The histogram from the shortest sequence on, with *merged* of its bins, four an octave, as one."""
     bins: dict[int, dict[str, int]] = {}
     for found in part["histogram"]:
@@ -171,7 +156,7 @@ def _bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
 
 
 def _span(found: Mapping[str, int]) -> str:
-    return f"{found['from']:,}" if found["from"] == found["to"] else f"{found['from']:,} to {found['to']:,}"
+    return terminal.span(found["from"], found["to"])
 
 
 def _sources(summary: Mapping[str, Any]) -> str:
@@ -186,42 +171,38 @@ def _sources(summary: Mapping[str, Any]) -> str:
         for source in total["sources"]
         for share in [source["token_count"] / total["token_count"]]
     )
-    return (
-        '<section aria-labelledby="sources"><h2 id="sources">Tokens by source</h2><div class="wide" tabindex="0" role="region" '
-        'aria-labelledby="sources"><table><thead><tr><th scope="col" class="text">source</th>'
-        '<th scope="col" class="spare">files</th>'
-        '<th scope="col">sequences</th><th scope="col">tokens</th><th scope="col" class="spare">bytes per token</th>'
-        '<th scope="col" class="of">of all</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
-    )
+    head = {"source": "text", "files": "spare", "sequences": "", "tokens": "", "bytes per token": "spare", "of all": "of"}
+    return _section("sources", "Tokens by source", _wide('aria-labelledby="sources"', head.items(), rows))
 
 
 def _vocabulary(summary: Mapping[str, Any]) -> str:
     total, use = summary["total"], summary["total"]["vocabulary_use"]
     if not total["rank_frequency"]:
         return ""
-    facts = []
+    chips = ""
+    if use and use["unused_examples"]:
+        items = (f"<li><code>{escape(one['text'] or str(one['id']))}</code></li>" for one in use["unused_examples"])
+        chips = f'<h3 style="margin-top:20px">Some that never occur</h3><ul class="chips">{"".join(items)}</ul>'
+    figures = _rank_figure(total) + (_use_figure(use) if use else "")
+    facts = _facts(vocabulary_facts(summary))
+    return _section("vocabulary", "Vocabulary", f'{facts}<div class="pair">{figures}</div>{chips}')
+
+
+def vocabulary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Bytes per token and the use of the vocabulary, each with its label."""
+    total, use = summary["total"], summary["total"]["vocabulary_use"]
     if summary["text_bytes"] is not None and (rate := bytes_per_token(summary)) is not None:
-        facts.append(("Bytes per token", f"{rate[0]:.3f} ({summary['text_bytes']:,} bytes of text, as the build recorded them)"))
+        yield "bytes per token", f"{rate[0]:.3f}, from {rate[1]:,} bytes of text, as the build recorded them"
     for name, part in summary["splits"].items():
         if part["bytes_per_token"] is not None:
-            facts.append((f"{name}, decoded", f"{part['bytes_per_token']:.3f} ({part['decoded_bytes']:,} bytes)"))
+            yield f"{name}, decoded", f"{part['bytes_per_token']:.3f}, from {part['decoded_bytes']:,} bytes"
     if total["distinct_ids"] is not None:
-        facts.append(("Different ids", f"{total['distinct_ids']:,}, the largest {total['max_token_id']:,}"))
-    chips = ""
+        largest = f", the largest {total['max_token_id']:,}" if total["distinct_ids"] else ""
+        yield "different ids", f"{total['distinct_ids']:,}{largest}"
     if use:
-        share = terminal.percent(use["unused"] / use["size"]) if use["size"] else ""
-        facts.append(("Never used", f"{use['unused']:,} of {use['size']:,} ids ({share})"))
+        yield "never used", f"{use['unused']:,} of {use['size']:,} ids ({terminal.percent(use['unused'] / max(use['size'], 1))})"
         if use["outside"]:
-            facts.append(("Not in the vocabulary", f"{use['outside']:,} different ids"))
-        if use["unused_examples"]:
-            items = (f"<li><code>{escape(one['text'] or str(one['id']))}</code></li>" for one in use["unused_examples"])
-            chips = f'<h3 style="margin-top:20px">Some that never occur</h3><ul class="chips">{"".join(items)}</ul>'
-    figures = _rank_figure(total) + (_use_figure(use) if use else "")
-    return (
-        '<section aria-labelledby="vocabulary"><h2 id="vocabulary">Vocabulary</h2>'
-        f'{_facts(facts)}<div class="pair">{figures}</div>{chips}</section>'
-    )
+            yield "not in the vocabulary", f"{use['outside']:,} different ids"
 
 
 def _rank_figure(total: Mapping[str, Any]) -> str:
@@ -230,18 +211,18 @@ def _rank_figure(total: Mapping[str, Any]) -> str:
     x, y = _scale(0, right, LEFT, WIDTH - RIGHT), _scale(0, top, HEIGHT - BOTTOM, TOP)
     line = " ".join(f"{x(math.log10(rank)):.1f},{y(math.log10(count)):.1f}" for rank, count in points)
     step = max(1, math.ceil(top / 5))
-    rows = [(y(k), terminal.short(10**k)) for k in range(0, top + 1, step)]
-    columns = [(x(k), terminal.short(10**k)) for k in range(math.floor(right) + 1)]
-    svg = _svg(
-        "Tokens by rank and frequency",
-        f"The most frequent token occurs {points[0][1]:,} times; number {points[-1][0]:,}, the last, {points[-1][1]:,} times.",
-        _axes(rows, columns, "rank") + f'<polyline class="line" points="{line}"/>',
+    (_, most), (last, least) = points[0], points[-1]
+    plot = _plot(
+        "Tokens by rank and frequency. "
+        f"The most frequent token occurs {most:,} times; number {last:,}, the last, {least:,} times.",
+        [(y(k), terminal.short(10**k)) for k in range(0, top + 1, step)],
+        [(x(k), terminal.short(10**k)) for k in range(math.floor(right) + 1)],
+        "rank",
+        f'<polyline class="line" points="{line}"/>',
     )
     shown = [[f"{rank:,}", f"{count:,}"] for rank, count in points[:: max(1, len(points) // 24)]]
-    return (
-        '<figure><figcaption>Frequency by rank</figcaption><p class="note">Occurrences of a token; both scales logarithmic</p>'
-        f"{svg}{_numbers(['rank', 'occurrences'], shown)}</figure>"
-    )
+    numbers = _numbers(["rank", "occurrences"], shown)
+    return _figure("Frequency by rank", "Occurrences of a token; both scales logarithmic", plot + numbers)
 
 
 def _use_figure(use: Mapping[str, Any]) -> str:
@@ -249,24 +230,23 @@ def _use_figure(use: Mapping[str, Any]) -> str:
     last = ranges[-1]["to"] + 1
     x, y = _scale(0, last, LEFT, WIDTH - RIGHT), _scale(0, 1, HEIGHT - BOTTOM, TOP)
     shape = "".join(
-        f'<rect class="area" x="{x(found["from"]):.1f}" y="{y(share):.1f}" '
-        f'width="{max(x(found["to"] + 1) - x(found["from"]) - 0.6, 0.6):.1f}" height="{y(0) - y(share):.1f}">'
-        f"<title>ids {_span(found)}: {found['used']:,} of {found['size']:,} used</title></rect>"
+        _column(
+            x(found["from"]), x(found["to"] + 1), y(share), f"ids {_span(found)}: {found['used']:,} of {found['size']:,} used"
+        )
         for found in ranges
         if (share := found["used"] / max(found["size"], 1))
     )
     ticks = [tick for tick in _ticks(last, 5) if tick <= last]
-    svg = _svg(
-        "Use of the vocabulary by token id",
-        f"{use['used']:,} of {use['size']:,} ids occur.",
-        _axes([(y(k / 4), f"{k * 25} %") for k in range(5)], [(x(tick), terminal.short(tick)) for tick in ticks], "token id")
-        + shape,
+    plot = _plot(
+        f"Use of the vocabulary by token id. {use['used']:,} of {use['size']:,} ids occur.",
+        [(y(k / 4), f"{k * 25} %") for k in range(5)],
+        [(x(tick), terminal.short(tick)) for tick in ticks],
+        "token id",
+        shape,
     )
     rows = [[_span(found), f"{found['size']:,}", f"{found['used']:,}"] for found in ranges]
-    return (
-        '<figure><figcaption>Ids that occur, by id</figcaption><p class="note">Share of each range of ids that is used at all</p>'
-        f"{svg}{_numbers(['ids', 'in the vocabulary', 'used'], rows)}</figure>"
-    )
+    numbers = _numbers(["ids", "in the vocabulary", "used"], rows)
+    return _figure("Ids that occur, by id", "Share of each range of ids that is used at all", plot + numbers)
 
 
 def _frequent(summary: Mapping[str, Any]) -> str:
@@ -274,101 +254,89 @@ def _frequent(summary: Mapping[str, Any]) -> str:
     if not top:
         return ""
     most, half = top[0]["share"], -(-len(top) // 2)
-    tables = []
-    for first, part in ((0, top[:half]), (half, top[half:])):
-        rows = "".join(
-            f'<tr><td class="soft">{rank}</td><td class="text">{_token(token)}</td><td>{token["id"]:,}</td>'
-            f"<td>{token['count']:,}</td>{_share(token['share'], token['share'] / most)}</tr>"
-            for rank, token in enumerate(part, first + 1)
-        )
-        if rows:
-            tables.append(
-                '<div class="wide" tabindex="0" role="region" aria-label="most frequent tokens"><table><thead><tr>'
-                '<th scope="col">#</th><th scope="col" class="text">token</th><th scope="col">id</th><th scope="col">count</th>'
-                f'<th scope="col" class="of">of all</th></tr></thead><tbody>{rows}</tbody></table></div>'
-            )
-    return (
-        '<section aria-labelledby="frequent"><h2 id="frequent">Most frequent tokens</h2>'
-        f'<div class="pair" style="margin-top:8px;row-gap:0">{"".join(tables)}</div></section>'
-    )
-
-
-def _token(token: Mapping[str, Any]) -> str:
-    return "" if token["text"] is None else f"<code>{escape(token['text'])}</code>"
+    rows = [
+        f'<tr><td class="soft">{rank}</td><td class="text">{text}</td><td>{token["id"]:,}</td>'
+        f"<td>{token['count']:,}</td>{_share(token['share'], token['share'] / most)}</tr>"
+        for rank, token in enumerate(top, 1)
+        for text in ["" if token["text"] is None else f"<code>{escape(token['text'])}</code>"]
+    ]
+    head = {"#": "", "token": "text", "id": "", "count": "", "of all": "of"}
+    halves = filter(None, ("".join(rows[:half]), "".join(rows[half:])))
+    tables = "".join(_wide('aria-label="most frequent tokens"', head.items(), part) for part in halves)
+    pair = f'<div class="pair" style="margin-top:8px;row-gap:0">{tables}</div>'
+    return _section("frequent", "Most frequent tokens", pair)
 
 
 def _origin(dataset: Mapping[str, Any]) -> str:
-    facts = []
-    layout = ", ".join(filter(None, (dataset["layout"], dataset["stored"])))
-    if layout:
-        facts.append(("Layout", layout))
-    facts.append(("Stored", f"{dataset['byte_count']:,} bytes in {terminal.plural(dataset['object_count'], 'file')}"))
-    if tokenizer := dataset["tokenizer"]:
-        revision = f" at {tokenizer['revision']}" if tokenizer["revision"] else ""
-        facts.append(("Tokenizer", f"{tokenizer['name']}{revision}, digest {tokenizer['digest'] or 'unknown'}"))
-    for label, key in (("Documents", "documents"), ("Policy", "policy"), ("Split", "split_rule")):
-        if dataset[key]:
-            plain = [(name, value) for name, value in dataset[key].items() if not isinstance(value, list)]
-            facts.append((label, ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in plain)))
     sources = "".join(_source(source) for source in dataset["sources"])
-    return f'<section aria-labelledby="origin"><h2 id="origin">What it was made of</h2>{_facts(facts)}{sources}</section>'
+    return _section("origin", "What it was made of", _facts(origin_facts(dataset, digits=64)) + sources)
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    revision = f" at {source['revision']}" if source["revision"] else ""
     rows = [[str(file["number"]), file["name"], f"{file['size']:,}", file["sha256"][:16]] for file in source["files"]]
-    settings = ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in source["settings"].items())
-    files = f"{terminal.plural(len(rows), 'file')}, {terminal.size(source['byte_count'])}"
+    where, settings = source_facts(source)
     return (
-        f'<h3 style="margin-top:20px">{escape(source["name"])}</h3><p class="soft" style="margin:0;overflow-wrap:anywhere">From '
-        f"{escape(source['from'] + revision)}: {files}. {escape(settings)}</p>"
+        f'<h3 style="margin-top:20px">{escape(source["name"])}</h3><p class="soft" style="margin:0;overflow-wrap:anywhere">'
+        f"From {escape(where)}. {escape(settings)}</p>"
         + _numbers(["#", "file", "bytes", "sha256"], rows, "Show the files", text={1, 3})
     )
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name} {count:,}" for name, count in value.items()) or "none"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> str:
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
     cells = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
-    return f'<dl class="facts">{cells}</dl>' if facts else ""
+    return f'<dl class="facts">{cells}</dl>' if cells else ""
 
 
 def _share(share: float, length: float) -> str:
     return f'<td class="share of" style="--share:{length:.4f}">{terminal.percent(share)}</td>'
 
 
-def _numbers(
-    head: Sequence[str], rows: Sequence[Sequence[str]], label: str = "Show the numbers", text: Iterable[int] = ()
-) -> str:
+def _numbers(head: Sequence[str], rows: Rows, label: str = "Show the numbers", text: Iterable[int] = ()) -> str:
     return f"<details><summary>{label}</summary>{_table(head, rows, text)}</details>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: Iterable[int] = ()) -> str:
-    kinds = [' class="text"' if k == 0 or k in set(text) else "" for k in range(len(head))]
-    cells = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, head, strict=True))
+def _table(head: Sequence[str], rows: Rows, text: Iterable[int] = ()) -> str:
+    kinds = ["text" if k == 0 or k in set(text) else "" for k in range(len(head))]
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds[1:], row[1:], strict=True))
+        + "".join(f"<td{_class(kind)}>{escape(cell)}</td>" for kind, cell in zip(kinds[1:], row[1:], strict=True))
         + "</tr>"
         for row in rows
     )
-    label = escape(", ".join(head))
+    return _wide(f'aria-label="{escape(", ".join(head))}"', zip(head, kinds, strict=True), body)
+
+
+def _wide(label: str, head: Iterable[tuple[str, str]], body: str) -> str:
+    """A table in a region of that label that scrolls by itself; *head*: the names and the classes of its columns."""
+    cells = "".join(f'<th scope="col"{_class(kind)}>{escape(name)}</th>' for name, kind in head)
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table><thead><tr>{cells}</tr></thead>'
+        f'<div class="wide" tabindex="0" role="region" {label}><table><thead><tr>{cells}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _svg(title: str, description: str, inside: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{title}. {description}")}">{inside}</svg>'
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
 
 
-def _axes(rows: Sequence[tuple[float, str]], columns: Sequence[tuple[float, str]], label: str) -> str:
-    """Grid lines with their labels: *rows* at heights, *columns* at places from the left."""
+def _section(name: str, title: str, inside: str) -> str:
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>{inside}</section>'
+
+
+def _figure(caption: str, note: str, inside: str) -> str:
+    return f'<figure><figcaption>{caption}</figcaption><p class="note">{note}</p>{inside}</figure>'
+
+
+def _column(left: float, right: float, top: float, title: str) -> str:
+    """A column of a plot, from *top* down to its axis."""
+    return (
+        f'<rect class="area" x="{left:.1f}" y="{top:.1f}" width="{max(right - left - 0.6, 0.6):.1f}" '
+        f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{title}</title></rect>'
+    )
+
+
+def _plot(about: str, rows: Marks, columns: Marks, label: str, shapes: str) -> str:
+    """A plot: shapes on grid lines with their labels, *rows* at heights and *columns* at places from the left."""
     base = HEIGHT - BOTTOM
     lines = [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
@@ -377,12 +345,13 @@ def _axes(rows: Sequence[tuple[float, str]], columns: Sequence[tuple[float, str]
     ]
     lines += [
         f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>'
-        f'<text x="{at:.1f}" y="{base + 16}" text-anchor="middle">{escape(text)}</text>'
+        f'<text x="{min(at, WIDTH - HALF_A_DIGIT * len(text)):.1f}" y="{base + 16}" text-anchor="middle">{escape(text)}</text>'
         for at, text in columns
     ]
     lines.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
     lines.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 3}" text-anchor="middle">{escape(label)}</text>')
-    return "".join(lines)
+    inside = "".join(lines) + shapes
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(about)}">{inside}</svg>'
 
 
 def _scale(low: float, high: float, start: float, stop: float) -> Any:

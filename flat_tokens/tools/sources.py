@@ -1,7 +1,7 @@
 """The documents that sequences were made of: finding their source files again, and reading single rows of them.
 
-A build records a file's name below its source, its size and its digest, never where it lay. The user, the source's URL, or
-the record of a run says where it may be now; the document's key says whether a row is the document.
+A build records a file's name below its source, its size and its digest. The user says where it may be now, for whoever made a
+dataset must not choose what is read here; the document's key says whether a row is the document.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import CACHE
+from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.store import Store
-from flat_tokens.text.compression import compression_of, unpacked
-from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, detect_format, holding
+from flat_tokens.text import limits
+from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to_large
 from flat_tokens.tools.corpus import Corpus, Source, SourceFile, run_of
+
+SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
+"""Stores that source files are read from beside local files. Drivers of others may run, or request, what a name says."""
+
+UNRECORDED = "there is no record of where sequences come from"
 
 
 class Row(NamedTuple):
@@ -43,81 +50,94 @@ class Place(NamedTuple):
 
     def described(self, sources: Sequence[Source]) -> dict[str, Any]:
         """The place for JSON, the key in hexadecimal: JSON's numbers end at 2**53."""
-        file = self.file
-        return {
-            "key": f"{self.key:016x}",
-            "source": sources[file.source].name if file else None,
-            "file": file.name if file else None,
-            "row": self.row,
-        }
+        source, name = (sources[self.file.source].name, self.file.name) if self.file else (None, None)
+        return {"key": f"{self.key:016x}", "source": source, "file": name, "row": self.row}
 
 
 def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Place] | None:
     """Where sequences of a split come from; None where there is no record of that."""
-    if corpus.receipt:
-        return _places_of_shard(corpus, sequences)
+    indices = np.array(list(sequences), np.int64)
+    if corpus.receipt:  # a token shard knows its file by the digest alone, and rows count from where its part begins
+        key, row = (open_array(corpus.store / "documents" / name, "uint64").take(indices).tolist() for name in ("key", "row"))
+        return [Place(a, None, b) for a, b in zip(key, row, strict=True)]
     documents = corpus.documents(split)
     if documents is None:
         return None
     files = [file for source in corpus.sources for file in source.files]
-    indices = np.array(list(sequences), np.int64)
     facts = zip(*(array.take(indices).tolist() for array in documents), strict=True)
     return [Place(key, files[number] if number < len(files) else None, row) for key, number, row in facts]
 
 
-def _places_of_shard(corpus: Corpus, sequences: Iterable[int]) -> list[Place]:
-    """A token shard has keys and rows; its file it knows by the digest alone, and rows count from where its part begins."""
-    indices = np.array(list(sequences), np.int64)
-    key, row = (open_array(corpus.store / "documents" / name, "uint64").take(indices).tolist() for name in ("key", "row"))
-    return [Place(a, None, b) for a, b in zip(key, row, strict=True)]
-
-
-def nameless(corpus: Corpus) -> str:
-    """Why a place has no file."""
-    if not corpus.receipt:
-        return "the manifest names no file with this number"
-    inputs = corpus.receipt["inputs"]
-    digest = next(iter(inputs.get("file") or ["unknown"]))
-    return (
-        f"a token shard's rows count from the beginning of its part, {inputs.get('range')} of the file with sha256 {digest[:12]}"
-    )
+def document_of(corpus: Corpus, split: str, sequence: int) -> dict[str, Any] | None:
+    """Where a sequence of a split comes from, for JSON; None where there is no record of that."""
+    places = places_of(corpus, split, [sequence])
+    return places[0].described(corpus.sources) if places else None
 
 
 class Locator:
-    """Finds source files. *given*: directories, or files, where the user says that they are."""
+    """Finds source files: below *given*, directories, URLs or files that the user named, and among those that a build left in its
+    output. Only if they are *trusted*, the dataset's own records may say where else.
+    """
 
-    def __init__(self, corpus: Corpus, given: Sequence[str] = ()) -> None:
-        self._sources, self._given, self._run = corpus.sources, given, run_of(corpus)
+    def __init__(self, corpus: Corpus, given: Sequence[str] = (), trusted: bool = False) -> None:
+        self._sources, self._given, self._run, self._output = corpus.sources, given, run_of(corpus), corpus.output
         self._found: dict[int, str | None] = {}
+        self.trusted = trusted
 
     def find(self, file: SourceFile) -> str | None:
         """A path or URL where the file is, of the size that the manifest says; None where there is none."""
         if file.number not in self._found:
-            self._found[file.number] = next((place for place in self._candidates(file) if _is_there(place, file)), None)
+            places = (place_below(*candidate) for candidate in self._candidates(file))
+            self._found[file.number] = next((place for place in places if place and _is_there(place, file)), None)
         return self._found[file.number]
 
-    def _candidates(self, file: SourceFile) -> Iterator[str]:
+    def _candidates(self, file: SourceFile) -> Iterator[tuple[str, str]]:
+        """Where the file may be: directories or URLs, and names below them."""
+        fetched = (file.sha256, f"{file.sha256}.raw")
         for place in self._given:
-            yield from (posixpath.join(place, file.name), posixpath.join(place, posixpath.basename(file.name)))
+            yield from ((place, file.name), (place, posixpath.basename(file.name)))
             if posixpath.basename(place) == posixpath.basename(file.name):
-                yield place
-        if file.source < len(self._run.source_paths) and (path := self._run.source_paths[file.source]):
-            yield posixpath.join(_base(path), file.name)
-        if self._run.files is not None:
-            yield from (posixpath.join(self._run.files, name) for name in (file.sha256, f"{file.sha256}.raw"))
+                yield place, ""
+        paths = self._run.source_paths if self.trusted else ()
+        if file.source < len(paths) and (path := paths[file.source]):
+            yield _base(path), file.name
+        if self._output is not None:
+            yield from ((self._output.url, f"{CACHE}/files/{name}") for name in fetched)
+        if not self.trusted:
+            return
+        if self._run.scratch is not None:
+            yield from ((self._run.scratch, f"files/{name}") for name in fetched)
         source = self._sources[file.source]
         if source.origin.startswith("hf://datasets/") and source.revision:
             repository = source.origin.removeprefix("hf://datasets/").partition(" ")[0]
-            yield f"hf://datasets/{repository}@{source.revision}/{file.name}"
+            yield f"hf://datasets/{repository}@{source.revision}", file.name
         elif "://" in source.origin:
-            yield posixpath.join(_base(source.origin), file.name)
+            yield _base(source.origin), file.name
+
+
+def place_below(base: str, name: str) -> str | None:
+    """The path, without links, or the URL of the file with a name that a dataset tells, below a place; the place itself for an
+    empty name. None where that leads out of the place, to what is no regular file, or to a store that is not in `SCHEMES`.
+    """
+    if "::" in base + name or name.startswith("/") or ".." in name.split("/"):
+        return None
+    scheme, is_url, rest = base.rpartition("://")
+    if is_url and scheme not in ("file", "local"):
+        key = quote(name) if scheme in ("http", "https") else name
+        return "/".join(filter(None, (base.rstrip("/"), key))) if scheme in SCHEMES else None
+    try:
+        root = real_path(os.path.expanduser(rest))
+        place = real_path(os.path.join(root, name))
+    except ValueError:  # what no file can be called
+        return None
+    return place if os.path.commonpath([root, place]) == root and kind_of(place) == "file" else None
 
 
 def _base(path: str) -> str:
     """The directory that a source's file names are relative to: of a glob or a file, the one that holds it."""
     path = os.path.expanduser(path.removeprefix("file://").removeprefix("local://"))
     remote = "://" in path
-    if not remote and os.path.isdir(path):
+    if not remote and kind_of(path) == "directory":
         return path
     before = re.split(r"[*\[]" if path.startswith("http") else r"[*?\[]", path, maxsplit=1)[0]
     if before == path and remote and not PurePosixPath(path).suffix:
@@ -135,6 +155,50 @@ def _is_there(place: str, file: SourceFile) -> bool:
         return False
 
 
+class FileTexts(NamedTuple):
+    """The texts of documents from one file: of *sequences*, in the file *found* at a path. ``texts`` has those whose row has the
+    document's key. ``problem``: why none can be read.
+    """
+
+    file: SourceFile | None
+    sequences: list[int]
+    found: str | None
+    texts: Mapping[int, str]
+    problem: str | None
+
+
+def texts_of(corpus: Corpus, places: Mapping[int, Place], locator: Locator) -> Iterator[FileTexts]:
+    """The texts of sequences from their source files, each of which is read once; those of no named file come first."""
+    by_file: dict[SourceFile | None, list[int]] = {}
+    for i in sorted(places, key=lambda i: places[i].file is not None):
+        by_file.setdefault(places[i].file, []).append(i)
+    for file, sequences in by_file.items():
+        found, problem, rows = None, None, dict[int, Row]()
+        if file is None:
+            problem = _nameless(corpus)
+        elif (found := locator.find(file)) is None:
+            problem = f"{file.name} is not found; say where it is with --source"
+            problem += "" if locator.trusted else ", or trust the dataset's own records: --trust-records"
+        else:
+            try:
+                rows = read_rows(found, file, corpus.sources[file.source], [places[i].row for i in sequences])
+            except (ValueError, ModuleNotFoundError) as error:
+                problem = str(error)
+        read = ((i, rows.get(places[i].row)) for i in sequences)
+        texts = {i: row.text for i, row in read if row and row.key == places[i].key}
+        yield FileTexts(file, sequences, found, texts, problem)
+
+
+def _nameless(corpus: Corpus) -> str:
+    """Why a place has no file."""
+    if not corpus.receipt:
+        return "the manifest names no file with this number"
+    inputs = corpus.receipt["inputs"]
+    digest = next(iter(inputs.get("file") or ["unknown"]))
+    part = f"{inputs.get('range')} of the file with sha256 {digest[:12]}"
+    return f"a token shard's rows count from the beginning of its part, {part}"
+
+
 def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int]) -> dict[int, Row]:
     """Rows of a source file, counted from 0, read by the readers of builds. Rows that the file doesn't have, or that are no
     text, are left out.
@@ -146,16 +210,14 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
         return {}
     with ExitStack() as stack:
         try:
-            path, size = _unpacked(place, file.name, stack)
-            identity = settings.get("id_column")
-            text = TextFile(
-                path,
-                file.name,
-                size,
-                str(settings.get("text_column", "text")),
-                None if identity is None else str(identity),
-                str(settings.get("document_separator") or "").encode(),
-            )
+            most = int(settings.get("max_expansion") or limits.MAX_EXPANSION)
+            path, size = _unpacked(place, file.name, most, stack)
+            column, identity = str(settings.get("text_column", "text")), settings.get("id_column")
+            messages, completion = settings.get("messages_column"), settings.get("completion_column")
+            column = str(messages or settings.get("prompt_column") or column)
+            separator = str(settings.get("document_separator") or "").encode()
+            text = TextFile(path, file.name, size, column, identity and str(identity), separator, max_expansion=most)
+            text = text._replace(completion_column=completion and str(completion), has_messages=messages is not None)
             with text.open() as opened:
                 kind = detect_format(opened.read(HEAD_BYTES), file.name, settings.get("format", "auto"))
             return dict(_rows(kind, text, wanted))
@@ -165,15 +227,15 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
             raise ValueError(f"{place}: cannot be read as {kind}: {error}") from error
 
 
-def _unpacked(place: str, name: str, stack: ExitStack) -> tuple[str, int]:
+def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, int]:
     """Path or URL, and size, of the unpacked file: the file itself, or a temporary one that goes with *stack*."""
-    with fsspec.open(place, "rb") as stored:
+    with TextFile(place, name, 0, "").open() as stored:
         ending = compression_of(stored.read(HEAD_BYTES))
         if ending is None:
             return place, stored.seek(0, os.SEEK_END)
         stored.seek(0)
         temporary = stack.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115  the stack closes it
-        for block in unpacked(stored, ending, name):
+        for block in unpacked(stored, ending, name, most):
             temporary.write(block)
         temporary.flush()
         return temporary.name, temporary.tell()

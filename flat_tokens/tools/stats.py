@@ -7,6 +7,7 @@ of twice the tokens, so their counts take little memory however many documents t
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -18,8 +19,8 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, report, terminal
-from flat_tokens.tools.corpus import Corpus, windows
-from flat_tokens.tools.inspect import describe
+from flat_tokens.tools.corpus import Corpus, Source, windows
+from flat_tokens.tools.inspect import describe, heading
 from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
 
 SUMMARY = "count lengths, sources, bytes per token, frequent tokens, unused vocabulary"
@@ -40,52 +41,34 @@ DENSE_VALUES = 1 << 22
 DISTINCT_VALUES = 1 << 24
 """Above DENSE_VALUES, each different value costs 16 bytes; beyond this many, they are no longer told apart."""
 
-PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 ID_RANGES = 96
 UNUSED_SHOWN = 24
 RANKS_SHOWN = 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_path(parser)
+    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     parser.add_argument("--split", metavar="NAME", help="count this split alone")
-    parser.add_argument(
-        "--top", type=arguments.at_least(0), default=25, metavar="N", help="show the N most frequent tokens (default: 25)"
-    )
+    parser.add_argument("--top", **arguments.COUNT, default=25, help="show the N most frequent tokens (default: 25)")
     parser.add_argument("--html", metavar="FILE", help="write a report with plots: one HTML file that needs no other")
-    arguments.add_tokenizer(parser)
-    arguments.add_format(parser)
-    arguments.add_json(parser)
+    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
     corpus = arguments.corpus_of(options)
-    vocabulary, note = None, None
-    try:
-        vocabulary = arguments.vocabulary_for(corpus, options)
-    except (ValueError, ModuleNotFoundError) as error:
-        if options.tokenizer is not None:
-            raise
-        note = f"tokens are shown by their ids: {error}"  # numbers need no tokenizer
+    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
     summary = summarise(corpus, {name: count(corpus, name) for name in corpus.chosen(options.split)}, vocabulary, options.top)
     if options.html is not None:
         target, _, name = options.html.rpartition("/")
         Store.at(target or ("/" if options.html.startswith("/") else ".")).put(name, report.page(summary).encode())
-    if note is not None:
-        arguments.warn(note)
-    if options.json:
-        arguments.print_json(summary)
-    elif options.html is not None:
-        print(f"wrote {options.html}")
-    else:
-        print("\n".join(lines(summary)))
+    if problem is not None:
+        arguments.warn(f"tokens are shown by their ids: {problem}")
+    terminal.show(options, summary, lines(summary) if options.html is None else [f"wrote {options.html}"])
     return arguments.SAME
 
 
 class Counts(NamedTuple):
-    """Occurrences of each value: values int64[n] in order, counts int64[n] above 0. ``untold``: occurrences of the values that
-    were too many to be told apart.
-    """
+    """Occurrences of values: values int64[n] in order, counts int64[n] above 0; ``untold``: of those too many to tell apart."""
 
     values: Ints
     counts: Ints
@@ -111,27 +94,20 @@ class Tally:
     """Counts non-negative values, given as int or uint[n]."""
 
     def __init__(self) -> None:
-        self._dense = np.zeros(1 << 10, np.int64)
-        self._pending: list[tuple[Ints, Ints]] = []
-        self._pending_count = 0
+        self._dense = np.zeros(0, np.int64)
+        self._pending: list[Counts] = []
         self._above = Counts(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def add(self, values: npt.NDArray[np.integer]) -> None:
-        if not len(values):
-            return
-        highest = int(values.max())
-        if highest >= DENSE_VALUES:
+        if len(values) and values.max() >= DENSE_VALUES:
             above, counts = np.unique(values[values >= DENSE_VALUES].astype(np.int64), return_counts=True)
-            self._pending.append((above, counts))
-            self._pending_count += len(above)
-            if self._pending_count > DENSE_VALUES:
+            self._pending.append(Counts(above, counts))
+            if sum(len(one.values) for one in self._pending) > DENSE_VALUES:
                 self._merge()
             values = values[values < DENSE_VALUES]
-            highest = DENSE_VALUES - 1
-        if highest >= len(self._dense):
-            self._dense = np.concatenate([self._dense, np.zeros((1 << highest.bit_length()) - len(self._dense), np.int64)])
-        found = np.bincount(values)
-        self._dense[: len(found)] += found
+        found = np.bincount(values, minlength=len(self._dense))
+        found[: len(self._dense)] += self._dense
+        self._dense = found
 
     def counts(self) -> Counts:
         self._merge()
@@ -140,10 +116,8 @@ class Tally:
         return Counts(np.concatenate([values, above.values]), np.concatenate([self._dense[values], above.counts]), above.untold)
 
     def _merge(self) -> None:
-        if not self._pending:
-            return
-        merged = Counts.together([self._above, *(Counts(values, counts) for values, counts in self._pending)])
-        self._pending, self._pending_count = [], 0
+        merged = Counts.together([self._above, *self._pending])
+        self._pending = []
         if len(merged.values) > DISTINCT_VALUES:
             told = Counts(merged.values[:DISTINCT_VALUES], merged.counts[:DISTINCT_VALUES])
             merged = told._replace(untold=merged.untold + int(merged.counts[DISTINCT_VALUES:].sum()))
@@ -151,14 +125,11 @@ class Tally:
 
 
 class Counted(NamedTuple):
-    """Counts of one pass over a split: its sequences' lengths, its token ids, and tokens and documents by source file,
-    int64[files + 1] with those of no known file last.
-    """
+    """Counts of one pass over a split: its sequences' lengths, its token ids, and what `count_files` counts."""
 
     lengths: Counts
     ids: Counts
-    tokens_of_file: Ints | None
-    documents_of_file: Ints | None
+    of_files: Ints | None
 
 
 def count(corpus: Corpus, name: str) -> Counted:
@@ -166,35 +137,30 @@ def count(corpus: Corpus, name: str) -> Counted:
     split = corpus.splits[name]
     documents = corpus.documents(name)
     files = sum(len(source.files) for source in corpus.sources)
-    by_file = None if documents is None or not files else ByFile(documents.file, files)
-    lengths, ids = Tally(), Tally()
-    done = 0
+    of_files = None if documents is None or not files else np.zeros((2, files + 1), np.int64)
+    lengths, ids, done = Tally(), Tally(), 0
     for ended, tokens in _lengths_and_tokens(split):
         ids.add(tokens)
         lengths.add(ended)
-        if by_file is not None:
-            by_file.add(done, ended)
+        if documents is not None and of_files is not None:
+            of_files += count_files(documents.file, files, done, ended)
         done += len(ended)
     if done != split.seq_count:
         raise ValueError(f"{corpus.url}: {name} has {done} sequences instead of {split.seq_count}. Run flat-tokens verify.")
-    if by_file is None:
-        return Counted(lengths.counts(), ids.counts(), None, None)
-    return Counted(lengths.counts(), ids.counts(), by_file.tokens, by_file.documents)
+    return Counted(lengths.counts(), ids.counts(), of_files)
 
 
-class ByFile:
-    """Tokens and documents by source file: int64[files + 1], those of no known file last."""
+def count_files(file: StoredArray, files: int, first: int, lengths: Ints) -> Ints:
+    """Tokens and documents of the sequences from *first* on, by source file: int64[2, files + 1], those of no known one last."""
+    numbers = np.minimum(file.read(first, first + len(lengths)), np.uint64(files)).astype(np.int64)
+    # Floats are exact below 2**53, which one block does not reach.
+    return np.array([np.bincount(numbers, of_each, files + 1) for of_each in (lengths, None)]).astype(np.int64)
 
-    def __init__(self, file: StoredArray, files: int) -> None:
-        self._file, self._unknown = file, files
-        self.tokens, self.documents = np.zeros(files + 1, np.int64), np.zeros(files + 1, np.int64)
 
-    def add(self, first: int, lengths: Ints) -> None:
-        """Count sequences from number *first* on, of these lengths."""
-        files = np.minimum(self._file.read(first, first + len(lengths)), np.uint64(self._unknown)).astype(np.int64)
-        # Floats are exact below 2**53, which one block does not reach.
-        self.tokens += np.bincount(files, lengths, self._unknown + 1).astype(np.int64)
-        self.documents += np.bincount(files, minlength=self._unknown + 1)
+def source_counts(of_files: Ints, source: Source) -> tuple[int, int]:
+    """Tokens and documents of a source, of the counts by file: int64[2, files + 1]."""
+    tokens, documents = of_files[:, [file.number for file in source.files]].sum(axis=1).tolist()
+    return tokens, documents
 
 
 def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
@@ -209,45 +175,40 @@ def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Ints, npt.NDArray[np.
 
 def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabulary | None, top: int) -> dict[str, Any]:
     """All numbers of a report, for JSON. ``total`` is for all splits together."""
-    parts = list(counted.values())
-    total = Counted(
-        Counts.together([part.lengths for part in parts]),
-        Counts.together([part.ids for part in parts]),
-        _sum([part.tokens_of_file for part in parts]),
-        _sum([part.documents_of_file for part in parts]),
-    )
+    lengths, ids, of_files = zip(*counted.values(), strict=True)
+    known = [part for part in of_files if part is not None]
+    all_files = np.stack(known).sum(axis=0) if len(known) == len(of_files) else None
+    total = Counted(Counts.together(lengths), Counts.together(ids), all_files)
     described = describe(corpus)
-    text_bytes = (described["documents"] or {}).get("text_bytes")
+    documents = described["documents"] or {}
     highest = corpus.tokenizer.highest_id if corpus.tokenizer else None
     if vocabulary is not None and (highest is None or highest >= vocabulary.size):
         highest = vocabulary.size - 1
     if highest is not None and highest >= MAX_TABLE_IDS:  # no tokenizer has so many, whatever a manifest says
         highest = None
-    whole = len(parts) == len(described["splits"]) and set(counted) != {"shard"}  # the manifest's counts apply
+    # The manifest's counts are of the whole dataset.
+    recorded = documents if len(counted) == len(described["splits"]) and set(counted) != {"shard"} else {}
+    bytes_of = {one["name"]: one.get("text_bytes") for one in recorded.get("by_source") or ()}
     summary = _summary(corpus, total, vocabulary, highest, top)
     for source in summary["sources"] or ():
-        source["bytes_per_token"] = None
-        for recorded in (described["documents"] or {}).get("by_source") or () if whole else ():
-            if recorded.get("name") == source["name"] and recorded.get("text_bytes") and source["token_count"]:
-                source["bytes_per_token"] = recorded["text_bytes"] / source["token_count"]
+        of_text, tokens = bytes_of.get(source["name"]), source["token_count"]
+        source["bytes_per_token"] = of_text / tokens if of_text and tokens else None
     return {
         "dataset": described,
         "vocabulary": {"name": vocabulary.name, "highest_id": highest} if vocabulary is not None else None,
-        "text_bytes": text_bytes if whole else None,
+        "text_bytes": recorded.get("text_bytes"),
         "splits": {name: _summary(corpus, part, vocabulary, highest, top) for name, part in counted.items()},
         "total": summary,
     }
 
 
-def _sum(parts: Sequence[Ints | None]) -> Ints | None:
-    known = [part for part in parts if part is not None]
-    return np.sum(known, axis=0, dtype=np.int64) if len(known) == len(parts) else None
-
-
 def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, highest: int | None, top: int) -> dict[str, Any]:
     lengths, ids = counted.lengths, counted.ids
     tokens, sequences = int(ids.counts.sum()) + ids.untold, int(lengths.counts.sum())
-    decoded = None if vocabulary is None else _decoded_bytes(ids, vocabulary)
+    decoded = None
+    if vocabulary is not None:
+        known = ids.values < vocabulary.size
+        decoded = int((vocabulary.lengths[ids.values[known]] * ids.counts[known]).sum())
     return {
         "token_count": tokens,
         "seq_count": sequences,
@@ -255,7 +216,7 @@ def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, hi
         "lengths": {
             "mean": tokens / sequences if sequences else None,
             "min": int(lengths.values[0]) if sequences else None,
-            **{f"p{percent}": lengths.percentile(percent) for percent in PERCENTILES},
+            **{f"p{percent}": lengths.percentile(percent) for percent in report.PERCENTILES},
             "max": int(lengths.values[-1]) if sequences else None,
             # Half of all tokens are in sequences of at most this length.
             "token_median": Counts(lengths.values, lengths.values * lengths.counts).percentile(50) if tokens else None,
@@ -290,22 +251,14 @@ def histogram(lengths: Counts) -> list[dict[str, int]]:
     ]
 
 
-def _decoded_bytes(ids: Counts, vocabulary: Vocabulary) -> int:
-    known = ids.values < vocabulary.size
-    return int((vocabulary.lengths[ids.values[known]] * ids.counts[known]).sum())
-
-
 def _top(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[dict[str, Any]]:
     order = np.argsort(-ids.counts, kind="stable")[:top]
-    return [
-        {
-            "id": (i := int(ids.values[k])),
-            "text": None if vocabulary is None else terminal.shown(vocabulary.piece(i)),
-            "count": int(ids.counts[k]),
-            "share": int(ids.counts[k]) / tokens,
-        }
-        for k in order
-    ]
+    most = zip(ids.values[order].tolist(), ids.counts[order].tolist(), strict=True)
+    return [{"id": i, "text": _piece(vocabulary, i), "count": n, "share": n / tokens} for i, n in most]
+
+
+def _piece(vocabulary: Vocabulary | None, i: int) -> str | None:
+    return None if vocabulary is None else terminal.shown(vocabulary.piece(i))
 
 
 def _ranks(ids: Counts) -> list[tuple[int, int]]:
@@ -323,9 +276,8 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, 
     is_used = np.zeros(highest + 1, bool)
     is_used[ids.values[ids.values <= highest]] = True
     unused = np.flatnonzero(is_token & ~is_used)
-    examples = (
-        unused[np.unique(np.linspace(0, len(unused) - 1, UNUSED_SHOWN).round().astype(np.int64))] if len(unused) else unused
-    )
+    spread = np.unique(np.linspace(0, len(unused) - 1, UNUSED_SHOWN).round().astype(np.int64))
+    examples = unused[spread] if len(unused) else unused
     edges = np.unique(np.linspace(0, highest + 1, min(ID_RANGES, highest + 1) + 1).round().astype(np.int64))
     size = np.add.reduceat(is_token.astype(np.int64), edges[:-1])
     used = np.add.reduceat((is_token & is_used).astype(np.int64), edges[:-1])
@@ -334,9 +286,7 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, 
         "used": int((is_token & is_used).sum()),
         "unused": len(unused),
         "outside": int((~np.isin(ids.values, np.flatnonzero(is_token))).sum()),
-        "unused_examples": [
-            {"id": int(i), "text": None if vocabulary is None else terminal.shown(vocabulary.piece(int(i)))} for i in examples
-        ],
+        "unused_examples": [{"id": i, "text": _piece(vocabulary, i)} for i in examples.tolist()],
         "by_id": [
             {"from": int(low), "to": int(high) - 1, "size": int(n), "used": int(u)}
             for low, high, n, u in zip(edges[:-1], edges[1:], size, used, strict=True)
@@ -345,28 +295,20 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, 
 
 
 def _by_source(corpus: Corpus, counted: Counted) -> list[dict[str, Any]] | None:
-    tokens, documents = counted.tokens_of_file, counted.documents_of_file
-    if tokens is None or documents is None:
+    if counted.of_files is None:
         return None
-    rows = []
-    for source in corpus.sources:
-        numbers = [file.number for file in source.files]
-        rows.append((source.name, len(numbers), int(tokens[numbers].sum()), int(documents[numbers].sum())))
-    if documents[-1]:
-        rows.append(("(no known file)", 0, int(tokens[-1]), int(documents[-1])))
-    return [{"name": name, "files": files, "token_count": t, "seq_count": d} for name, files, t, d in rows]
+    rows = [(source.name, len(source.files), *source_counts(counted.of_files, source)) for source in corpus.sources]
+    if counted.of_files[1, -1]:
+        rows.append(("(no known file)", 0, *counted.of_files[:, -1].tolist()))
+    return [dict(zip(("name", "files", "token_count", "seq_count"), row, strict=True)) for row in rows]
 
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """A summary for people."""
-    dataset, total, splits = summary["dataset"], summary["total"], summary["splits"]
-    name = f" {dataset['name']!r}" if dataset["name"] else ""
-    version = f", version {dataset['version']}" if dataset["version"] else ""
-    yield f"{dataset['kind']}{name}{version}"
-    yield f"  {dataset['path']}"
-    yield ""
+    total, splits = summary["total"], summary["splits"]
+    yield from heading(summary["dataset"])
     yield "sequences, in tokens"
-    columns = ["mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max"]
+    columns = [key for _, key in report.LENGTHS]
     rows = [["split", "tokens", "sequences", "empty", *("median" if c == "p50" else c for c in columns)]]
     for split, part in splits.items():
         lengths = ["" if part["lengths"][c] is None else f"{part['lengths'][c]:,.0f}" for c in columns]
@@ -374,55 +316,37 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield from terminal.table(rows, "<" + ">" * (len(rows[0]) - 1))
     for split, part in splits.items():
         if part["seq_count"]:
-            yield ""
-            yield from _histogram_lines(split, part)
+            yield from ["", *_histogram_lines(split, part)]
     if total["sources"]:
-        yield ""
-        yield "tokens by source"
-        yield from _source_lines(total)
-    yield ""
-    yield from _vocabulary_lines(summary)
+        yield from ["", "tokens by source", *_source_lines(total)]
+    vocabulary = list(report.vocabulary_facts(summary))
+    if total["vocabulary_use"] and (unused := total["vocabulary_use"]["unused_examples"]):
+        shown = [one["text"] or str(one["id"]) for one in unused]
+        vocabulary.append(("such as", _cut(shown, max(terminal.width() - 26, 30))))
+    yield from ["", "vocabulary", *terminal.table(vocabulary, "<<")]
     if total["top_tokens"]:
-        yield ""
-        yield "most frequent tokens"
         most = total["top_tokens"][0]["share"]
         room = max(terminal.width() - 56, 10)
-        rows = [
-            [
-                f"{token['id']:,}",
-                (token["text"] or "")[:24],
-                f"{token['count']:,}",
-                terminal.percent(token["share"]),
-                terminal.bar(token["share"] / most, room),
-            ]
-            for token in total["top_tokens"]
-        ]
-        yield from terminal.table(rows, "><>><")
+        rows = []
+        for token in total["top_tokens"]:
+            share = [terminal.percent(token["share"]), terminal.bar(token["share"] / most, room)]
+            rows.append([f"{token['id']:,}", (token["text"] or "")[:24], f"{token['count']:,}", *share])
+        yield from ["", "most frequent tokens", *terminal.table(rows, "><>><")]
 
 
 def _histogram_lines(split: str, part: Mapping[str, Any]) -> Iterator[str]:
     """One line an octave; the bins of a summary are finer."""
     yield f"{split}: sequences by length"
-    octaves: dict[int, list[int]] = {}  # sequences and tokens of lengths with so many bits
-    for found in part["histogram"]:
-        octave = octaves.setdefault(found["from"].bit_length(), [0, 0])
-        octave[:] = octave[0] + found["seq_count"], octave[1] + found["token_count"]
-    most = max(sequences for sequences, _ in octaves.values())
+    octaves = report.merged_bins(part, 4)
+    most = max(octave["seq_count"] for octave in octaves)
     room = max(terminal.width() - 62, 10)
     rows = [["tokens", "sequences", "of all", "of tokens", ""]]
-    for bits, (sequences, tokens) in sorted(octaves.items()):
-        if not sequences and len(rows) == 1:
-            continue  # before the shortest
-        low, high = (1 << bits) >> 1, (1 << bits) - 1
-        rows.append(
-            [
-                f"{low:,}" if low == high else f"{low:,} to {high:,}",
-                f"{sequences:,}",
-                terminal.percent(sequences / part["seq_count"]),
-                terminal.percent(tokens / part["token_count"]) if part["token_count"] else "",
-                terminal.bar(sequences / most, room),
-            ]
-        )
+    for octave in octaves:
+        sequences, tokens = octave["seq_count"], octave["token_count"]
+        of_all = terminal.percent(sequences / part["seq_count"])
+        of_tokens = terminal.percent(tokens / part["token_count"]) if part["token_count"] else ""
+        lengths = terminal.span(octave["from"], octave["to"])
+        rows.append([lengths, f"{sequences:,}", of_all, of_tokens, terminal.bar(sequences / most, room)])
     yield from terminal.table(rows, ">>>><")
 
 
@@ -431,52 +355,13 @@ def _source_lines(total: Mapping[str, Any]) -> Iterator[str]:
     rows = [["source", "files", "sequences", "tokens", "bytes/token", "of all", ""]]
     for source in total["sources"]:
         share = source["token_count"] / total["token_count"] if total["token_count"] else 0
-        rows.append(
-            [
-                source["name"],
-                f"{source['files']:,}",
-                f"{source['seq_count']:,}",
-                f"{source['token_count']:,}",
-                "" if source["bytes_per_token"] is None else f"{source['bytes_per_token']:.3f}",
-                terminal.percent(share),
-                terminal.bar(share, room),
-            ]
-        )
+        counts = [f"{source[key]:,}" for key in ("files", "seq_count", "token_count")]
+        rate = "" if source["bytes_per_token"] is None else f"{source['bytes_per_token']:.3f}"
+        rows.append([source["name"], *counts, rate, terminal.percent(share), terminal.bar(share, room)])
     yield from terminal.table(rows, "<>>>>><")
-
-
-def _vocabulary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    total, use = summary["total"], summary["total"]["vocabulary_use"]
-    yield "vocabulary"
-    facts = []
-    if summary["text_bytes"] is not None and total["token_count"]:
-        facts.append(
-            (
-                "bytes per token",
-                f"{summary['text_bytes'] / total['token_count']:.3f}, from {summary['text_bytes']:,} bytes of text",
-            )
-        )
-    for name, part in summary["splits"].items():
-        if part["bytes_per_token"] is not None:
-            facts.append((f"{name}, decoded", f"{part['bytes_per_token']:.3f}, from {part['decoded_bytes']:,} bytes"))
-    if total["distinct_ids"] is not None:
-        facts.append(("different ids", f"{total['distinct_ids']:,}"))
-    if use:
-        share = use["unused"] / use["size"] if use["size"] else 0
-        facts.append(("unused", f"{use['unused']:,} of {use['size']:,} ({terminal.percent(share)})"))
-        if use["outside"]:
-            facts.append(("not in the vocabulary", f"{use['outside']:,} different ids"))
-        if use["unused_examples"]:
-            shown = [str(one["id"]) if one["text"] is None else one["text"] for one in use["unused_examples"]]
-            facts.append(("such as", _cut(shown, max(terminal.width() - 26, 30))))
-    yield from terminal.table([list(fact) for fact in facts], "<<")
 
 
 def _cut(words: Sequence[str], room: int) -> str:
     """As many words as there is room for."""
-    text = ""
-    for word in words:
-        if len(text) + len(word) + 1 > room:
-            break
-        text += f" {word}" if text else word
-    return text
+    ends = itertools.accumulate(len(word) + 1 for word in words)
+    return " ".join(word for word, end in zip(words, ends, strict=True) if end - 1 <= room)

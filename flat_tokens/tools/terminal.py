@@ -1,17 +1,23 @@
-"""Text for terminals: tables, bars, numbers for people, colours if wanted, and no control characters of documents."""
+"""Text for terminals: tables, bars, numbers for people, colours if wanted. Names and texts may come from strangers: what
+terminals obey, or Markdown takes for its own, is made harmless here.
+"""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from flat_tokens.checker import Checked
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -29,20 +35,52 @@ SHADES = tuple(f"\x1b[38;5;16;48;5;{shade}m" for shade in (152, 223, 151, 225, 1
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 VISIBLE |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 # Direction marks would show the tokens in another order than they have.
-VISIBLE |= dict.fromkeys([0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+VISIBLE |= dict.fromkeys([0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], 0xFFFD)
+ONE_LINE = VISIBLE | {0x0A: 0x240A}
+JSON_ESCAPES = {code: f"\\u{code:04x}" for code in VISIBLE if code > 0x1F}
+MARKDOWN = ONE_LINE | str.maketrans({"`": "'", "|": r"\|", "<": "&lt;", ">": "&gt;", "\\": r"\\"})
+OWN_STYLES = re.compile(f"({'|'.join(map(re.escape, (RESET, BOLD, DIM, MATCH)))})")
 
 
-def wants_color(when: str, stream: TextIO | None = None) -> bool:
+def wants_color(when: str) -> bool:
     """Whether to colour: ``always``, ``never``, or on terminals unless NO_COLOR is set (``auto``)."""
     if when != "auto":
         return when == "always"
-    stream = sys.stdout if stream is None else stream
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: str, color: bool) -> str:
+    return f"{style}{text}{RESET}" if color else text
 
 
 def visible(text: str) -> str:
     """Text with pictures instead of the control characters that a terminal obeys."""
     return text.translate(VISIBLE)
+
+
+def line(text: str, color: bool = False) -> str:
+    """A text on one line of a terminal, whatever it holds; with *color*, the program's own styles stay."""
+    return "".join(part if color and OWN_STYLES.fullmatch(part) else part.translate(ONE_LINE) for part in OWN_STYLES.split(text))
+
+
+def markdown(value: Any) -> Any:
+    """A text for Markdown, in which it stands for itself, between backticks, too; or all texts of a value of JSON. Ordinary names
+    stay as they are.
+    """
+    if isinstance(value, dict):
+        return {markdown(key): markdown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(markdown, value))
+    return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN)) if isinstance(value, str) else value
+
+
+def show(options: argparse.Namespace, found: Any, lines: Iterable[str]) -> None:
+    """Print a result: as JSON where that is wanted, else as *lines* for people. No name or text in it can move the terminal."""
+    if options.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False).translate(JSON_ESCAPES))
+        return
+    color = wants_color(getattr(options, "color", "never"))
+    print("\n".join(line(one, color) for one in lines))
 
 
 def shown(piece: bytes) -> str:
@@ -55,55 +93,29 @@ def shown(piece: bytes) -> str:
 
 def colored_tokens(pieces: Iterable[bytes]) -> Iterator[str]:
     """Tokens in alternating colours. A character of several tokens is shown with the last of them."""
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    i = 0
-    for piece in pieces:
-        if text := decode(piece):
-            yield _in_shade(text, i)
-            i += 1
-    if text := decode(b"", True):
-        yield _in_shade(text, i)
+    for i, text in enumerate(codecs.iterdecode(pieces, "utf-8", "replace")):
+        shade = SHADES[i % len(SHADES)]
+        # The colour ends before a line does: terminals would fill the rest of the line with it.
+        yield shade + visible(text).replace("\n", f"⏎{RESET}\n{shade}") + RESET
 
 
-def _in_shade(text: str, i: int) -> str:
-    shade = SHADES[i % len(SHADES)]
-    # The colour ends before a line does: terminals would fill the rest of the line with it.
-    return f"{RESET}\n{shade}".join(f"{shade}{part}" if k == 0 else part for k, part in enumerate(_lines(text))) + RESET
-
-
-def _lines(text: str) -> list[str]:
-    lines = visible(text).split("\n")
-    return [f"{line}⏎" for line in lines[:-1]] + lines[-1:]
-
-
-def table(rows: Sequence[Sequence[str]], align: str, *, indent: int = 2, gap: int = 2) -> list[str]:
+def table(rows: Sequence[Sequence[str]], align: str, *, indent: int = 2) -> list[str]:
     """Rows as lines of columns; *align* has ``<`` or ``>`` for each column."""
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(len(align))]
-    return [
-        (
-            " " * indent + (" " * gap).join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    padded = [[f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)] for row in rows]
+    return [(" " * indent + "  ".join(row)).rstrip() for row in padded]
 
 
 def bar(share: float, width: int) -> str:
     """A bar for a share of 1, in eighths of a character, or in whole ones if the terminal's encoding has no eighths."""
     eighths = round(min(max(share, 0), 1) * width * 8)
-    if not can_show(EIGHTHS):
+    try:
+        EIGHTHS.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
         return "#" * (-(-eighths // 8))
     if share > 0:
         eighths = max(eighths, 1)
-    return EIGHTHS[8] * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def can_show(text: str) -> bool:
-    """Whether standard output's encoding has the characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
 def width(most: int = 110) -> int:
@@ -140,14 +152,12 @@ def progress(what: str) -> Iterator[Callable[[Checked], None] | None]:
         at = time.monotonic()
         if at - shown >= SECONDS_BETWEEN:
             shown = at
-            sys.stderr.write(f"\r{progress_line(what, now, at - begun)[: width() - 1]}{CLEAR}")
-            sys.stderr.flush()
+            print(f"\r{progress_line(what, now, at - begun)[: width() - 1]}{CLEAR}", end="", file=sys.stderr, flush=True)
 
     try:
         yield show
     finally:
-        sys.stderr.write(f"\r{CLEAR}")
-        sys.stderr.flush()
+        print(f"\r{CLEAR}", end="", file=sys.stderr, flush=True)
 
 
 def progress_line(what: str, now: Checked, seconds: float) -> str:
@@ -168,6 +178,10 @@ def short(count: float) -> str:
     return f"{count:,.3g}T"
 
 
+def span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def percent(share: float) -> str:
     """A share for people. Small ones are not shown as 0."""
     if 0 < share < 0.0005:
@@ -181,4 +195,4 @@ def plural(count: int, noun: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type's name where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return line(" ".join(str(error).split())) or type(error).__name__

@@ -4,71 +4,65 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from flat_tokens.formats import Readable
+from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.blocks import BlocksView
-from flat_tokens.rows.documents import DocumentsView
+from flat_tokens.rows.ends import ends_of
 from flat_tokens.rows.loader import ShuffledLoader
-from flat_tokens.rows.order import ReferenceOrder
-from flat_tokens.rows.packed import PackedView
+from flat_tokens.rows.orders import ReferenceOrder
+from flat_tokens.rows.packing import PackedDocumentsView
+from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import Corpus, SourceFile, sequence_of
-from flat_tokens.tools.sources import Locator, Place, digest_is, nameless, places_of, read_rows
+from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
+from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, places_of, texts_of
 from flat_tokens.vocabulary import Vocabulary
 
 SUMMARY = "find the documents that a token, a sequence or a training step comes from"
 EXAMPLES = """\
 examples:
-  flat-tokens trace out/web --sequence 7             key, source file and row of sequence 7, and its text from there
+  flat-tokens trace out/web --sequence 7             key, source file and row of sequence 7, and its text
   flat-tokens trace out/web --token 123456789        the same for the sequence that holds a token of the split
   flat-tokens trace out/web --sequence 7 --source /mnt/corpus
   flat-tokens trace out/web --step 5000 --length 2048 --batch-size 64 --seed 1 --row 3
                                                      every document in row 3 of that batch; without --row, in all rows
+  flat-tokens trace run.json --step 5000 --row 3     the same for a run with a ledger, which has its settings
 
-The text is the source's where the file can be reached, else the decoded tokens.
+The text is the source's where --source or --trust-records lead to the file, else the decoded tokens.
 """
 CONTEXT_TOKENS = 8
+OF_A_DOCUMENT = ("token_count", "document", "found", "text_from", "text", "notes")
 
 ViewName = Literal["packed", "documents", "blocks"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_path(parser)
+    parser.add_argument("path", metavar="PATH", help=f"{arguments.ANY_DATASET}; with --step also a run's ledger")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--token", type=int, metavar="K", help="token K of the split, counted through all of its sequences")
     what.add_argument("--sequence", type=int, metavar="N", help="sequence N of the split; -1 is the last")
     what.add_argument("--step", type=arguments.at_least(0), metavar="S", help="step S of a ShuffledLoader over the split")
     parser.add_argument("--split", metavar="NAME", help="train or validation (default: the first)")
-    parser.add_argument(
-        "--characters",
-        type=arguments.at_least(0),
-        metavar="N",
-        help="show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)",
+    characters = "show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)"
+    parser.add_argument("--characters", **arguments.COUNT, help=characters)
+    arguments.add_shared(
+        parser, "--source", "--at", "--trust-records", "--tokenizer", "--pattern", "--format", "--option", "--color", "--json"
     )
-    arguments.add_sources(parser)
-    arguments.add_tokenizer(parser)
-    arguments.add_format(parser)
-    arguments.add_color(parser)
-    arguments.add_json(parser)
     step = parser.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
     step.add_argument("--batch-size", type=arguments.at_least(1), metavar="N", help="rows of the batch, over all hosts")
     step.add_argument("--length", type=arguments.at_least(1), metavar="N", help="tokens in a row; max_length of documents")
-    step.add_argument("--seed", type=arguments.at_least(0), default=0, metavar="N", help="(default: 0)")
+    step.add_argument("--seed", **arguments.COUNT, default=0, help="(default: 0)")
     step.add_argument("--view", choices=get_args(ViewName), default="packed", help="how rows are made (default: packed)")
-    step.add_argument("--overlap", type=arguments.at_least(0), default=0, metavar="N", help="packed rows: tokens that two share")
+    step.add_argument("--overlap", **arguments.COUNT, default=0, help="packed rows: tokens that two share")
     step.add_argument("--order", choices=("shuffled", "sequential"), default="shuffled", help="(default: shuffled)")
-    step.add_argument(
-        "--reference-order",
-        type=reference_order,
-        metavar="STREAMS,BLOCKS,ROWS",
-        help="the reference loader's order: streams, read blocks per shuffle buffer, sequences per read block",
-    )
-    step.add_argument("--epochs", type=arguments.at_least(0), default=1, metavar="N", help="0: endless (default: 1)")
-    step.add_argument("--start", type=arguments.at_least(0), default=0, metavar="N", help="samples that were had before step 0")
+    order = "the reference loader's order: streams, read blocks per shuffle buffer, sequences per read block"
+    step.add_argument("--reference-order", type=reference_order, metavar="STREAMS,BLOCKS,ROWS", help=order)
+    step.add_argument("--epochs", **arguments.COUNT, default=1, help="0: endless (default: 1)")
+    step.add_argument("--start", **arguments.COUNT, default=0, help="samples that were had before step 0")
     step.add_argument("--row", type=arguments.at_least(0), metavar="R", help="row R of the batch alone")
 
 
@@ -80,18 +74,13 @@ def reference_order(text: str) -> ReferenceOrder:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.path.endswith(".json"):
+        return run_ledger(options)
     corpus = arguments.corpus_of(options)
-    split = corpus.split(options.split)
-    name = next(name for name, found in corpus.splits.items() if found is split)
-    vocabulary, problem = None, None
-    try:
-        vocabulary = arguments.vocabulary_for(corpus, options)
-    except (ValueError, ModuleNotFoundError) as error:
-        if options.tokenizer is not None:
-            raise
-        problem = str(error)
+    name, split = corpus.split(options.split)
+    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
     color = terminal.wants_color(options.color)
-    locator = Locator(corpus, options.source)
+    locator = Locator(corpus, options.source, options.trust_records)
     if options.step is not None:
         traced: dict[str, Any] = trace_step(corpus, name, split, options, locator, vocabulary)
         shown = step_lines(traced, 160 if options.characters is None else options.characters, color)
@@ -100,11 +89,39 @@ def run(options: argparse.Namespace) -> int:
         if problem is not None and traced["text_from"] != "source":
             traced["notes"].append(problem)
         shown = lines(traced, 1200 if options.characters is None else options.characters, color)
-    if options.json:
-        arguments.print_json(traced)
-    else:
-        print("\n".join(shown))
+    terminal.show(options, traced, shown)
     return arguments.SAME
+
+
+def run_ledger(options: argparse.Namespace) -> int:
+    """A step of a run, by its ledger: the documents of every source in it."""
+    ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
+    if options.step is None:
+        raise ValueError(f"{ledger.path}: is a run's ledger: say --step, or trace the dataset itself")
+    mixture = ledger.mixture()
+    source, index = mixture.indices(options.step)
+    rows: list[dict[str, Any]] = []
+    for k in np.unique(source).tolist():
+        name, view = mixture.names[k], mixture.views[k]
+        if not isinstance(view, SplitView) or (where := ledger.dataset(name)) is None:
+            raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
+        chosen = [row for row in _chosen(options, len(source)) if source[row] == k]
+        corpus = open_corpus(where[0])
+        vocabulary, _ = arguments.vocabulary_if_any(corpus, options)
+        locator = Locator(corpus, options.source, options.trust_records)
+        found = traced_rows(corpus, where[1], view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
+        rows += [{"source": name, **row} for row in found]
+    traced = {"path": ledger.path, "step": options.step, "rows": sorted(rows, key=lambda row: int(row["row"]))}
+    color = terminal.wants_color(options.color)
+    terminal.show(options, traced, step_lines(traced, 160 if options.characters is None else options.characters, color))
+    return arguments.SAME
+
+
+def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:
+    """The rows of a batch that are wanted. IndexError if there is none of that number."""
+    if options.row is not None and options.row >= count:
+        raise IndexError(f"there is no row {options.row} in step {options.step}; there are {count}")
+    return range(count) if options.row is None else [options.row]
 
 
 def trace_one(
@@ -123,15 +140,13 @@ def trace_one(
 def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """A token and its context."""
     ids = split.sequence(i)
-    if vocabulary is None:
-        return {"id": int(ids[within]), "text": None, "before": None, "after": None}
-    before, after = ids[max(within - CONTEXT_TOKENS, 0) : within], ids[within + 1 : within + 1 + CONTEXT_TOKENS]
-    return {
-        "id": int(ids[within]),
-        "text": vocabulary.piece(int(ids[within])).decode("utf-8", "replace"),
-        "before": vocabulary.decode(before)[0].decode("utf-8", "replace"),
-        "after": vocabulary.decode(after)[0].decode("utf-8", "replace"),
-    }
+    before, behind = ids[max(within - CONTEXT_TOKENS, 0) : within], ids[within + 1 : within + 1 + CONTEXT_TOKENS]
+    parts = {"text": ids[within : within + 1], "before": before, "after": behind}
+    return {"id": int(ids[within]), **{name: _text(vocabulary, part) for name, part in parts.items()}}
+
+
+def _text(vocabulary: Vocabulary | None, ids: npt.NDArray[np.uint32]) -> str | None:
+    return None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
 
 def trace(
@@ -140,56 +155,26 @@ def trace(
     """The origin of sequences, for JSON. ``text_from`` is ``source``, ``tokens``, or None if there is no text; ``notes`` say
     what is missing. Each source file is read once.
     """
-    places = places_of(corpus, split, sequences)
-    texts: dict[int, FromSource] = {}
-    if places is not None:
-        by_file: dict[SourceFile | None, list[int]] = {}
-        for i, place in zip(sequences, places, strict=True):
-            by_file.setdefault(place.file, []).append(i)
-        where = dict(zip(sequences, places, strict=True))
-        for file, of_file in by_file.items():
-            texts |= dict(zip(of_file, _from_source(corpus, file, [where[i] for i in of_file], locator), strict=True))
+    places = dict(zip(sequences, places_of(corpus, split, sequences) or (), strict=False))
+    read: dict[int, tuple[str | None, str | None, str | None]] = {}  # where, what, or why not
+    for file, of_file, found, texts, problem in texts_of(corpus, places, locator):
+        for i in of_file:
+            why = problem
+            if file and found and not why and i not in texts:
+                changed = "" if digest_is(found, file.sha256) else ": the file has changed since it was read"
+                why = f"row {places[i].row} of {found} is not the document, by its key{changed}"
+            read[i] = found, texts.get(i), why
     traced = []
-    for k, i in enumerate(sequences):
+    for i in sequences:
         ids = corpus.splits[split].sequence(i)
-        found, text, problem = texts.get(i, FromSource(None, None, "there is no record of where sequences come from"))
+        found, text, why = read.get(i, (None, None, UNRECORDED))
         text_from = None if text is None else "source"
         if text is None and vocabulary is not None:
-            text_from, text = "tokens", vocabulary.decode(ids)[0].decode("utf-8", "replace")
+            text_from, text = "tokens", _text(vocabulary, ids)
         one = {"path": corpus.url, "split": split, "sequence": i, "token_count": len(ids)}
-        one |= {"document": None if places is None else places[k].described(corpus.sources), "found": found}
-        traced.append(one | {"text_from": text_from, "text": text, "ids": ids.tolist(), "notes": [problem] if problem else []})
+        one |= {"document": places[i].described(corpus.sources) if places else None, "found": found}
+        traced.append(one | {"text_from": text_from, "text": text, "ids": ids.tolist(), "notes": [why] if why else []})
     return traced
-
-
-class FromSource(NamedTuple):
-    """The path of a document's file, the document's text there, and the reason if it is not available."""
-
-    found: str | None
-    text: str | None
-    problem: str | None
-
-
-def _from_source(corpus: Corpus, file: SourceFile | None, places: Sequence[Place], locator: Locator) -> list[FromSource]:
-    """The documents of one source file."""
-    if file is None:
-        return [FromSource(None, None, nameless(corpus))] * len(places)
-    found = locator.find(file)
-    if found is None:
-        return [FromSource(None, None, f"{file.name} is not found; say where it is with --source")] * len(places)
-    try:
-        rows = read_rows(found, file, corpus.sources[file.source], [place.row for place in places])
-    except (ValueError, ModuleNotFoundError) as error:
-        return [FromSource(found, None, str(error))] * len(places)
-    texts = []
-    for place in places:
-        row = rows.get(place.row)
-        if row is not None and row.key == place.key:
-            texts.append(FromSource(found, row.text, None))
-            continue
-        why = "" if digest_is(found, file.sha256) else ": the file has changed since it was read"
-        texts.append(FromSource(found, None, f"row {place.row} of {found} is not the document, by its key{why}"))
-    return texts
 
 
 def trace_step(
@@ -202,47 +187,46 @@ def trace_step(
         raise ValueError("--step needs the run's --batch-size and --length, and its --seed if that was not 0")
     view = _view(split, options.view, options.length, options.overlap)
     order = options.order if options.reference_order is None else options.reference_order
-    epochs = options.epochs or None
-    loader = ShuffledLoader(view, options.batch_size, options.seed, epochs=epochs, start=options.start, order=order)
+    settings = {"epochs": options.epochs or None, "start": options.start, "order": order}
+    loader = ShuffledLoader(view, options.batch_size, options.seed, **settings)
     numbers = loader.indices(options.step).tolist()
-    if options.row is not None and options.row >= len(numbers):
-        raise IndexError(f"there is no row {options.row} in step {options.step}; there are {len(numbers)}")
-    rows = [
-        {"row": k, "view_row": number, "parts": _parts(split, view, number)}
-        for k, number in enumerate(numbers)
-        if options.row in (None, k)
-    ]
-    sequences = sorted({part["sequence"] for row in rows for part in row["parts"]})
-    documents = dict(zip(sequences, trace(corpus, name, sequences, locator, vocabulary), strict=True))
-    for row in rows:
-        row["parts"] = [_described(part, documents[part["sequence"]], vocabulary) for part in row["parts"]]
+    wanted = {k: numbers[k] for k in _chosen(options, len(numbers))}
+    rows = traced_rows(corpus, name, view, wanted, locator, vocabulary)
     return {"path": corpus.url, "split": name, "step": options.step, "rows": rows}
 
 
-OF_A_DOCUMENT = ("token_count", "document", "found", "text_from", "text", "notes")
-
-
-def _described(part: Mapping[str, Any], document: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """A part of a row with its document and its own text."""
-    ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
-    text = None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
-    return {**part, "part_text": text, **{key: document[key] for key in OF_A_DOCUMENT}}
+def traced_rows(
+    corpus: Corpus, name: str, view: SplitView, numbers: Mapping[int, int], locator: Locator, vocabulary: Vocabulary | None
+) -> list[dict[str, Any]]:
+    """The documents of rows of a batch, for JSON. *numbers*: each row's number in the view."""
+    rows: list[dict[str, Any]] = [
+        {"row": k, "view_row": number, "parts": _parts(view.tokens, view, number)} for k, number in numbers.items()
+    ]
+    shift = "bos" in ends_of(view.tokens)  # a first token that is not stored
+    for part in (part for row in rows for part in row["parts"]):
+        part["sequence_tokens"] = [max(place - shift, 0) for place in part["sequence_tokens"]]
+    sequences = sorted({part["sequence"] for row in rows for part in row["parts"]})
+    documents = dict(zip(sequences, trace(corpus, name, sequences, locator, vocabulary), strict=True))
+    for part in (part for row in rows for part in row["parts"]):
+        document = documents[part["sequence"]]
+        ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
+        part |= {"part_text": _text(vocabulary, ids), **{key: document[key] for key in OF_A_DOCUMENT}}
+    return rows
 
 
 def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> PackedView | DocumentsView | BlocksView:
     if overlap and name != "packed":
         raise ValueError(f"--overlap is of packed rows, not of {name}")
-    match name:
-        case "packed":
-            return split.packed(length, overlap=overlap)
-        case "documents":
-            return split.documents(length)
-        case "blocks":
-            return split.blocks(length)
+    if name == "packed":
+        return split.packed(length, overlap=overlap)
+    return split.documents(length) if name == "documents" else split.blocks(length)
 
 
-def _parts(split: FlatTokens, view: PackedView | DocumentsView | BlocksView, number: int) -> list[dict[str, Any]]:
+def _parts(split: FlatTokens, view: SplitView, number: int) -> list[dict[str, Any]]:
     """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
+    if isinstance(view, PackedDocumentsView):
+        return _parts_of_a_pack(view, number)
+    assert isinstance(view, PackedView | DocumentsView | BlocksView)
     if isinstance(view, DocumentsView):
         start, stop = (int(entry) for entry in split.seq_starts.read(number, number + 2))
         first, stop = number, min(stop, start + view.max_length)
@@ -252,8 +236,8 @@ def _parts(split: FlatTokens, view: PackedView | DocumentsView | BlocksView, num
     # Apart from empty ones, a row has at most as many sequences as tokens.
     begun = split.seq_starts.read(first, min(first + stop - start + 1, split.seq_count + 1)).astype(np.int64)
     while begun[-1] < stop:
-        begun = np.append(begun, split.seq_starts.read(first + len(begun), min(first + 2 * len(begun), split.seq_count + 1)))
-        begun = begun.astype(np.int64)
+        more = split.seq_starts.read(first + len(begun), min(first + 2 * len(begun), split.seq_count + 1))
+        begun = np.append(begun, more.astype(np.int64))
     return [
         {
             "sequence": first + k,
@@ -265,37 +249,49 @@ def _parts(split: FlatTokens, view: PackedView | DocumentsView | BlocksView, num
     ]
 
 
+def _parts_of_a_pack(view: PackedDocumentsView, number: int) -> list[dict[str, Any]]:
+    parts = view.parts(np.array([number]))
+    ends = np.cumsum(parts.lengths)
+    facts = np.stack([parts.documents, ends - parts.lengths, ends, parts.offsets, parts.offsets + parts.lengths], axis=1)
+    return [
+        {"sequence": document, "row_tokens": [first, end], "sequence_tokens": [begin, stop]}
+        for document, first, end, begin, stop in facts[parts.lengths > 0].tolist()
+    ]
+
+
 def lines(traced: Mapping[str, Any], characters: int, color: bool) -> Iterator[str]:
     """One traced sequence for people."""
-    facts = [("sequence", f"{traced['sequence']:,} of {traced['split']}, {terminal.plural(traced['token_count'], 'token')}")]
-    if token := traced.get("token"):
-        shown = "" if token["text"] is None else f" {token['text']!r}"
-        within = f"number {token['in_sequence']:,} of its sequence, from 0"
-        facts.insert(0, ("token", f"{token['index']:,}: id {token['id']}{shown}, {within}"))
-        if token["before"] is not None:
-            around = f"{token['before']}»{token['text']}«{token['after']}".replace("\n", " ")
-            facts.insert(1, ("in", terminal.visible(around)))
-    if document := traced["document"]:
-        facts += [("key", document["key"]), ("source", document["source"] or "not named")]
-        facts += [("file", document["file"] or "not named"), ("row", f"{document['row']:,}")]
-    if traced["found"]:
-        facts.append(("found at", traced["found"]))
-    facts += [("note", note) for note in traced["notes"]]
-    if traced["text_from"]:
-        facts.append(("text from", {"source": "the source", "tokens": "the decoded tokens"}[traced["text_from"]]))
-    bold, reset = (terminal.BOLD, terminal.RESET) if color else ("", "")
-    for line, (label, _) in zip(terminal.table([list(fact) for fact in facts], "<<", indent=0), facts, strict=True):
-        yield f"{bold}{line[: len(label)]}{reset}{line[len(label) :]}"
+    facts = list(_facts(traced))
+    for line, (label, _) in zip(terminal.table(facts, "<<", indent=0), facts, strict=True):
+        yield terminal.styled(label, terminal.BOLD, color) + line[len(label) :]
     yield ""
     text = " ".join(map(str, traced["ids"])) if traced["text"] is None else traced["text"]
-    yield _cut(text, characters, color)
+    yield from _cut(text, characters, color).split("\n")
+
+
+def _facts(traced: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if token := traced.get("token"):
+        shown = "" if token["text"] is None else f" {token['text']!r}"
+        yield "token", f"{token['index']:,}: id {token['id']}{shown}, number {token['in_sequence']:,} of its sequence, from 0"
+        if token["before"] is not None:
+            yield "in", f"{token['before']}»{token['text']}«{token['after']}".replace("\n", " ")
+    yield "sequence", f"{traced['sequence']:,} of {traced['split']}, {terminal.plural(traced['token_count'], 'token')}"
+    if document := traced["document"]:
+        yield from [("key", document["key"]), ("source", document["source"] or "not named")]
+        yield from [("file", document["file"] or "not named"), ("row", f"{document['row']:,}")]
+    if traced["found"]:
+        yield "found at", traced["found"]
+    yield from (("note", note) for note in traced["notes"])
+    if traced["text_from"]:
+        yield "text from", {"source": "the source", "tokens": "the decoded tokens"}[traced["text_from"]]
 
 
 def step_lines(traced: Mapping[str, Any], characters: int, color: bool) -> Iterator[str]:
     """The documents of a batch for people."""
-    bold, reset = (terminal.BOLD, terminal.RESET) if color else ("", "")
     for row in traced["rows"]:
-        yield f"{bold}row {row['row']}{reset} of step {traced['step']}: row {row['view_row']:,} of the view"
+        label = terminal.styled(f"row {row['row']}", terminal.BOLD, color)
+        of = f"source {row['source']}" if "source" in row else "the view"
+        yield f"{label} of step {traced['step']}: row {row['view_row']:,} of {of}"
         for part in row["parts"]:
             (low, high), (begin, end) = part["row_tokens"], part["sequence_tokens"]
             document = part["document"]
@@ -309,7 +305,6 @@ def step_lines(traced: Mapping[str, Any], characters: int, color: bool) -> Itera
 
 
 def _cut(text: str, characters: int, color: bool) -> str:
-    dim, reset = (terminal.DIM, terminal.RESET) if color else ("", "")
     if not characters or len(text) <= characters:
-        return terminal.visible(text)
-    return f"{terminal.visible(text[:characters])}{dim} ... {len(text) - characters:,} more{reset}"
+        return text
+    return text[:characters] + terminal.styled(f" ... {len(text) - characters:,} more", terminal.DIM, color)

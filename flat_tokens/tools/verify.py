@@ -15,13 +15,14 @@ from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import MAX_PROBLEMS, Checked, adding_up, bytes_to_check, check_objects, check_published, check_split
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import POINTER, RECEIPT
+from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import Corpus, SourceFile, open_corpus, windows
-from flat_tokens.tools.sources import Locator, Place, digest_is, nameless, places_of, read_rows
-from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.tools.corpus import Corpus, open_corpus, windows
+from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, places_of, texts_of
 
 SUMMARY = "check objects, structure and tokens"
 EXAMPLES = """\
@@ -45,7 +46,7 @@ class Sample(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_path(parser)
+    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="existence and sizes of all objects, metadata (the default)")
     level.add_argument(
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N/M",
         help="quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once",
     )
+    parser.add_argument("--sign", action="store_true", help="--full: sign what is right, whoever wrote it")
     parser.add_argument(
         "--documents",
         type=arguments.at_least(0),
@@ -64,10 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="--sample: tokenize K documents of each split again (default: 64)",
     )
-    arguments.add_sources(parser)
-    arguments.add_tokenizer(parser)
-    arguments.add_format(parser)
-    arguments.add_json(parser)
+    arguments.add_shared(parser, "--source", "--trust-records", "--tokenizer", "--pattern", "--format", "--option", "--json")
 
 
 def sample(text: str) -> Sample:
@@ -82,33 +81,30 @@ def sample(text: str) -> Sample:
 
 def run(options: argparse.Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
-    with terminal.progress("verify") as watch:
+    if options.sign and not (options.full and signing.keys()):
+        raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE}")
+    with terminal.progress("verify") as watch, signing.using(() if options.sign else signing.keys()):
         faults = list(itertools.islice(check(options, watch), MAX_PROBLEMS + 1))
+    if options.sign and not faults:
+        root = Store.at(options.path)
+        with signing.using(()):
+            store = resolve(root)
+        for there, key in ((root, POINTER), (store, MANIFEST), (store, RECEIPT)):
+            if there.exists(key):
+                there.sign(key, there.read(key))
     found: dict[str, Any] = {"path": options.path, "level": level}
-    retokenized: Retokenized | None = None
+    documents: dict[str, Any] = {}
     if not faults:
         corpus = arguments.corpus_of(options)
-        found |= {
-            "path": corpus.url,
-            "kind": corpus.kind,
-            "token_count": sum(split.token_count for split in corpus.splits.values()),
-            "seq_count": sum(split.seq_count for split in corpus.splits.values()),
-        }
+        splits = corpus.splits.values()
+        tokens, sequences = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
+        found |= {"path": corpus.url, "kind": corpus.kind, "token_count": tokens, "seq_count": sequences}
         if options.sample is not None:
             found["part"] = f"{options.sample.number}/{options.sample.parts}"
-            retokenized = retokenize(corpus, options)
-            faults = retokenized.faults
-    found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS}
-    if retokenized is not None:
-        found["documents"] = {
-            "same": retokenized.same,
-            "different": retokenized.different,
-            "not_reachable": dict(retokenized.not_reachable),
-        }
-    if options.json:
-        arguments.print_json(found)
-    else:
-        print("\n".join(lines(found)))
+            same, not_reachable, faults = retokenize(corpus, options)
+            documents = {"documents": {"same": same, "different": len(faults), "not_reachable": dict(not_reachable)}}
+    found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS, **documents}
+    terminal.show(options, found, lines(found))
     return arguments.DIFFERENT if faults else arguments.SAME
 
 
@@ -147,9 +143,9 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
                 seen = adding_up(watch, bytes_to_check(store)) if options.full and watch else None
                 yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
-                    yield from _check_sample(root, options)
+                    yield from _check_sample(store, options)
                 else:
-                    yield from _check_documents(root)
+                    yield from _check_documents(store)
                 return
     try:
         corpus = arguments.corpus_of(options)
@@ -244,42 +240,48 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
         yield str(error)
 
 
-class Retokenized(NamedTuple):
-    """Result of tokenizing documents again: how many gave the same tokens, how many others, how many could not be compared,
-    by reason; and a sentence for each that differs.
+def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counter[str], list[str]]:
+    """Tokenize documents of a part again, from their sources, and compare. How many gave the same tokens; how many could not be
+    compared, by reason; and a sentence for each that gave others.
     """
-
-    same: int
-    different: int
-    not_reachable: Counter[str]
-    faults: list[str]
-
-
-def retokenize(corpus: Corpus, options: argparse.Namespace) -> Retokenized:
-    """Tokenize documents of a part again, from their sources, and compare."""
-    out = Retokenized(0, 0, Counter(), [])
-    vocabulary, missing = None, "there is no record of the tokenizer; name it with --tokenizer"
-    try:
-        vocabulary = arguments.vocabulary_for(corpus, options)
-    except (ValueError, ModuleNotFoundError) as error:
-        if options.tokenizer is not None:
-            raise
-        missing = str(error)
-    if vocabulary is not None and vocabulary.encode is None:
-        missing = f"{vocabulary.name} does not say how text is split; name its --pattern"
-        vocabulary = None
-    locator = Locator(corpus, options.source)
+    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
+    encode = None if vocabulary is None else vocabulary.encode
+    if vocabulary is not None and encode is None:
+        problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
+    locator = Locator(corpus, options.source, options.trust_records)
+    same, not_reachable, faults = 0, Counter[str](), list[str]()
     for name, split in corpus.splits.items():
-        chosen = choose(options.sample, split.seq_count, options.documents)
-        places = places_of(corpus, name, chosen.tolist())
-        if places is None:
-            out.not_reachable["there is no record of where sequences come from"] += len(chosen)
+        chosen = choose(options.sample, split.seq_count, options.documents).tolist()
+        found = places_of(corpus, name, chosen)
+        if found is None:
+            not_reachable[UNRECORDED] += len(chosen)
             continue
-        if vocabulary is None:
-            out.not_reachable[missing] += len(chosen)
+        if encode is None:
+            not_reachable[problem or "there is no record of the tokenizer; name it with --tokenizer"] += len(chosen)
             continue
-        out = _compare(corpus, name, dict(zip(chosen.tolist(), places, strict=True)), vocabulary, locator, out)
-    return out
+        places = dict(zip(chosen, found, strict=True))
+        for file, sequences, path, texts, unread in texts_of(corpus, places, locator):
+            if file is None or path is None or unread is not None:
+                # Files that are not found are one reason, whatever their names.
+                reason = "their source files are not found; say where with --source" if file and not path else str(unread)
+                not_reachable[reason] += len(sequences)
+                continue
+            settings = corpus.sources[file.source].settings
+            if settings.get("messages_column"):
+                not_reachable["conversations are tokenized by builds alone"] += len(sequences)
+                continue
+            wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
+            joined = settings.get("completion_column") is not None
+            parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
+            others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
+            wrong |= dict.fromkeys(others, "gives other tokens")
+            same += len(sequences) - len(wrong)
+            if wrong and not digest_is(path, file.sha256):  # a changed file is no proof of a fault
+                not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
+            else:
+                at = ((i, f"{name} sequence {i}: {file.name}, row {places[i].row}") for i in sequences if i in wrong)
+                faults += [f"{where}, {wrong[i]}" for i, where in at]
+    return same, not_reachable, faults
 
 
 def choose(sample: Sample, seq_count: int, documents: int) -> npt.NDArray[np.int64]:
@@ -287,42 +289,3 @@ def choose(sample: Sample, seq_count: int, documents: int) -> npt.NDArray[np.int
     start, stop = sample.share(seq_count)
     edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)
     return np.random.default_rng([sample.number, sample.parts]).integers(edges[:-1], edges[1:]) if len(edges) > 1 else edges[:0]
-
-
-def _compare(
-    corpus: Corpus, split: str, places: Mapping[int, Place], vocabulary: Vocabulary, locator: Locator, so_far: Retokenized
-) -> Retokenized:
-    same, different, not_reachable, faults = so_far
-    by_file: dict[SourceFile, list[int]] = {}
-    for i, place in places.items():
-        if place.file is None:
-            not_reachable[nameless(corpus)] += 1
-        else:
-            by_file.setdefault(place.file, []).append(i)
-    for file, sequences in by_file.items():
-        found = locator.find(file)
-        if found is None:
-            not_reachable["their source files are not found; say where with --source"] += len(sequences)
-            continue
-        try:
-            rows = read_rows(found, file, corpus.sources[file.source], [places[i].row for i in sequences])
-        except (ValueError, ModuleNotFoundError) as error:
-            not_reachable[str(error)] += len(sequences)
-            continue
-        wrong = []
-        for i in sequences:
-            row = rows.get(places[i].row)
-            assert vocabulary.encode is not None
-            if row is None or row.key != places[i].key:
-                wrong.append((i, "is another document, by its key"))
-            elif not np.array_equal(vocabulary.encode(row.text), corpus.splits[split].sequence(i)):
-                wrong.append((i, "gives other tokens"))
-            else:
-                same += 1
-        # A changed file is no proof of a fault.
-        if wrong and not digest_is(found, file.sha256):
-            not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
-            continue
-        different += len(wrong)
-        faults += [f"{split} sequence {i}: {file.name}, row {places[i].row}, {what}" for i, what in wrong]
-    return Retokenized(same, different, not_reachable, faults)

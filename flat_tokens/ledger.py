@@ -1,0 +1,265 @@
+"""A run's ledger: the history of a mixture in one small JSON file, from which every batch follows, past and future."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import index
+from typing import Any, Self, TypeAlias
+
+from flat_tokens.arrays.layouts import to_json
+from flat_tokens.manifest import check, read_manifest
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.rows.loader import View, checked_seed
+from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights
+from flat_tokens.rows.orders import at_least
+from flat_tokens.rows.schedule import Edit, Schedule
+from flat_tokens.rows.views import SplitView
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import Store
+
+FORMAT, FORMAT_VERSION = "flat-tokens-run", 1
+MAX_LEDGER_BYTES = 1 << 24
+DATASET = {"path": str, "split": str, "content?": str, "token_count": int, "seq_count": int}
+SOURCE = {"name": str, "rows": int, "epochs?": int, "dataset?": DATASET, "view?": {"rows": str}}
+SHAPE = {"seed": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
+ANYWHERE = ("path", "split", "fields", "framework")
+"""These may differ where a run goes on: the place of a dataset, and the arrays in which its rows are handed out."""
+ROWS = {
+    "packed": {"length", "overlap"},
+    "documents": {"max_length", "pad_id"},
+    "blocks": {"length"},
+    "packed_documents": {"length", "split_across_pack", "max_packs", "fit", "too_long", "padding_idx", "pad_to"},
+}
+"""The views that a ledger may ask for, and their settings: none is a place that is written to."""
+
+NewSource: TypeAlias = float | Schedule | MixedSource
+"""An edit gives a source that the run knows its weight, and a new one its view, weight and, if wanted, epochs."""
+
+
+class Ledger:
+    """The history of a run: its seed, its sources, and from which step on it has which weights and batch size.
+
+    ``Ledger.create(path, sources, batch_size)`` begins a run, ``Ledger.open(path)`` goes on with one, on any host. ``mixture()``
+    gives the batches by step. One process edits a ledger; the others open it anew.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        content: dict[str, Any],
+        views: Mapping[str, View],
+        places: Mapping[str, str],
+        trust_records: bool,
+    ) -> None:
+        directory, name = posixpath.split(os.fspath(path))
+        self._store, self._key = Store.at(directory or "."), name
+        self._content, self._views, self._places, self._trusted = content, dict(views), dict(places), trust_records
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], sources: Mapping[str, MixedSource], batch_size: int, seed: int = 0) -> Self:
+        """Begin a run and write its ledger. *sources*, *batch_size* and *seed* are those of a `Mixture`.
+
+        FileExistsError if there is one already; ValueError for sources that no mixture can have.
+        """
+        self = cls(path, {"seed": checked_seed(seed), "sources": [], "edits": []}, {}, {}, True)
+        if self._store.exists(self._key):
+            raise FileExistsError(f"{self.path}: there is a ledger already. Go on with it: Ledger.open, then edit")
+        self._write(*self._edited(0, sources, batch_size))
+        return self
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        views: Mapping[str, View] | None = None,
+        places: Mapping[str, str] | None = None,
+        trust_records: bool = False,
+    ) -> Self:
+        """Read a ledger. *views* are sources' views that the caller has opened, *places* paths or URLs of their datasets.
+
+        The others' datasets are opened where the ledger says, if that is a path of this machine; URLs in it are followed with
+        *trust_records*. FileNotFoundError if there is no file; ValueError, naming it, if it is no ledger.
+        """
+        self = cls(path, {}, views or {}, places or {}, trust_records)
+        try:
+            content = read_json(self._store, self._key, MAX_LEDGER_BYTES, "a ledger")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.path}: there is no ledger. Begin one with Ledger.create") from error
+        try:
+            if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
+                raise ValueError(f"format {content.get('format')!r}, version {content.get('format_version')!r}")
+            self._content = {name: content[name] for name in SHAPE if name in content}
+            check(self._content, SHAPE, "it")
+            names = [source["name"] for source in self._content["sources"]]
+            if len(set(names)) < len(names) or not self._content["edits"]:
+                raise ValueError("names come twice, or there are no edits")
+            self._edits()
+        except (ValueError, TypeError, KeyError) as error:
+            remedy = "Restore it from a copy."
+            raise ValueError(f"{self.path}: is not a ledger that is understood here ({error}). {remedy}") from error
+        for given in (*self._views, *self._places):
+            self._source(given)
+        return self
+
+    @property
+    def path(self) -> str:
+        """The path or URL of the file."""
+        return self._store.path(self._key)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources' names: those that were ever in the run, in the order in which they came."""
+        return tuple(source["name"] for source in self._content["sources"])
+
+    def dataset(self, name: str) -> tuple[str, str] | None:
+        """Path or URL of the dataset of a source, and the split. None for a view that is of no dataset.
+
+        ValueError if the ledger names a URL, and is not trusted.
+        """
+        if (dataset := self._source(name).get("dataset")) is None:
+            return None
+        if name in self._places:
+            return self._places[name], dataset["split"]
+        if not self._trusted and not posixpath.isabs(dataset["path"]):
+            raise ValueError(
+                f"{self.path}: says that source {name!r} is at {dataset['path']}, which is no path of this machine. "
+                "Say where it is, with its place or view, or trust the ledger (trust_records)."
+            )
+        return dataset["path"], dataset["split"]
+
+    def view(self, name: str) -> View:
+        """The view of a source, which is opened at first use. ValueError if it is not what the run was begun with."""
+        source = self._source(name)
+        if name not in self._views:
+            if (where := self.dataset(name)) is None:
+                raise ValueError(
+                    f"{self.path}: source {name!r} is a view of no dataset. Open the ledger with views={{{name!r}: view}}"
+                )
+            settings = dict(source.get("view") or {})
+            if (rows := settings.pop("rows", None)) not in ROWS:
+                raise ValueError(f"{self.path}: the rows of source {name!r} are {rows!r}, but they are one of {', '.join(ROWS)}")
+            if unknown := settings.keys() - ROWS[rows] - {"bos", "eos", "fields", "framework"}:
+                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}")
+            path, split = where
+            self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
+        described = _described(name, self._views[name], source.get("epochs"))
+        for key, was in source.items():
+            now = described.get(key)
+            if isinstance(was, dict) and isinstance(now, dict):
+                was, now = ({fact: value for fact, value in found.items() if fact not in ANYWHERE} for found in (was, now))
+            if was != now:
+                raise ValueError(
+                    f"{self.path}: source {name!r} is not what the run has: its {key} is {now}, but in the ledger it is {was}. "
+                    "Open the same dataset with the same settings, or add it as a new source."
+                )
+        return self._views[name]
+
+    def mixture(self, *, steps: int | None = None) -> Mixture:
+        """The batches of the run, past and future: a mixture of all sources, in the order of ``names``.
+
+        After the sources' epochs, or after *steps*, it ends. ValueError if a source is not what it was.
+        """
+        views = {name: self.view(name) for name in self.names}
+        epochs = [source.get("epochs") for source in self._content["sources"]]
+        return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps)
+
+    def edit(self, step: int, sources: Mapping[str, NewSource] | None = None, *, batch_size: int | None = None) -> None:
+        """From *step* on, the run has *sources*, all of them, and batches of *batch_size*; without one of them, as before.
+
+        ``{name: weight}`` keeps a source, or takes it back: it goes on in its own epochs where it was left. ``{name: (view,
+        weight)}`` or ``(view, weight, epochs)`` adds one. Sources that are not named are withdrawn. A replacement is a new
+        source, with a name and epochs of its own. Batches before *step* stay the same.
+
+        ValueError for a step before the last edit or behind the run's end, a new source with a name that the run knows, and
+        what no mixture can have. The file is written if all is well.
+        """
+        last = self._content["edits"][-1]
+        if (step := at_least(0, "step", step)) < last["step"]:
+            raise ValueError(
+                f"{self.path}: an edit from step {step} on would change the past: there is one from step {last['step']}"
+            )
+        weights = self._edits()[-1].weights
+        kept: Mapping[str, NewSource] = {self.names[k]: weight for k, weight in weights.items()} if sources is None else sources
+        self._write(*self._edited(step, kept, last["batch_size"] if batch_size is None else batch_size))
+
+    def _edited(self, step: int, sources: Mapping[str, NewSource], batch_size: int) -> tuple[dict[str, Any], dict[str, View]]:
+        """The content and the views with one more edit, which was tried."""
+        if not sources:
+            raise ValueError("a mixture needs at least one source")
+        known, views, weights = list(self._content["sources"]), dict(self._views), {}
+        for name, given in sources.items():
+            if not isinstance(given, tuple):
+                self._source(name)
+                weights[name] = given
+                continue
+            if name in self.names:
+                raise ValueError(f"the run has had a source {name!r}. Give its weight alone, or the new source another name.")
+            view, weights[name], *epochs = given
+            known.append(_described(name, view, epochs[0] if epochs else None))
+            views[name] = view
+        check_weights(weights)
+        described = {name: weight.as_json() if isinstance(weight, Schedule) else weight for name, weight in weights.items()}
+        edit = {"step": step, "batch_size": at_least(1, "batch_size", batch_size), "weights": described}
+        content = {**self._content, "sources": known, "edits": [*self._content["edits"], edit]}
+        tried = type(self)(self.path, content, views, self._places, self._trusted)
+        tried.mixture()
+        return content, tried._views
+
+    def _write(self, content: dict[str, Any], views: dict[str, View]) -> None:
+        self._store.put(self._key, to_json({"format": FORMAT, "format_version": FORMAT_VERSION, **content}))
+        self._content, self._views = content, views
+
+    def _source(self, name: str) -> dict[str, Any]:
+        for source in self._content["sources"]:
+            if source["name"] == name:
+                return dict(source)
+        raise ValueError(f"{self.path}: there is no source {name!r}; there are {', '.join(map(repr, self.names))}")
+
+    def _edits(self) -> list[Edit]:
+        numbers = {name: k for k, name in enumerate(self.names)}
+        edits: list[Edit] = []
+        for edit in self._content["edits"]:
+            weights = {numbers[name]: _weight(given) for name, given in edit["weights"].items()}
+            check_weights({self.names[k]: weight for k, weight in weights.items()})
+            at_least(edits[-1].step if edits else 0, "step", edit["step"])
+            edits.append(Edit(edit["step"], at_least(1, "batch_size", edit["batch_size"]), dict(sorted(weights.items()))))
+        return edits
+
+
+def _weight(given: Any) -> float | Schedule:
+    if isinstance(given, dict):
+        return Schedule(given["points"], given["by"], given["kind"])
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"a weight is {given!r}")
+    return given
+
+
+def _described(name: str, view: View, epochs: int | None) -> dict[str, Any]:
+    """A source for JSON: enough to open its view again, and to tell whether it is the same."""
+    if not isinstance(name, str):
+        raise TypeError(f"a source's name is text, but here it is {name!r}")
+    source: dict[str, Any] = {"name": name, "rows": len(view), "epochs": None if epochs is None else index(epochs)}
+    if isinstance(view, SplitView):
+        # through JSON, so that what was read and what is made now can be compared
+        source["view"] = json.loads(json.dumps(view.described()))
+        source["dataset"] = _dataset(view.tokens)
+    return source
+
+
+def _dataset(tokens: FlatTokens) -> dict[str, Any]:
+    store = replace(tokens.store, root=posixpath.dirname(tokens.store.root))
+    split = posixpath.basename(tokens.store.root)
+    try:
+        objects = read_manifest(store)["objects"]
+    except FileNotFoundError:  # another writer's dataset: its counts must do
+        objects = []
+    listed = sorted([item["key"], item["sha256"]] for item in objects if item["key"].startswith(f"{split}/"))
+    content = hashlib.sha256(json.dumps(listed).encode()).hexdigest() if listed else None
+    counts = {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
+    return {"path": store.url, "split": split, "content": content, **counts}

@@ -1,0 +1,153 @@
+"""Batches of documents of about one length, each with a budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.rows.ahead import Reads
+from flat_tokens.rows.ends import with_ends
+from flat_tokens.rows.frameworks import Fields, Framework
+from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
+from flat_tokens.rows.orders import Indices, at_least
+from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
+
+if TYPE_CHECKING:
+    from flat_tokens.reader import FlatTokens
+
+MAX_BUCKETS = 255
+
+
+class BucketedLoader(ByStep):
+    """Batches of documents of about one length: ``loader[step]`` is rows of `DocumentTokens`, and needs nothing but the step.
+
+    *lengths* are the buckets' row lengths: a document is in the first one that holds it, and a longer one than all is cut to
+    the last. A batch has one bucket's rows, as many as fit into *batch_tokens* with their padding, a multiple of *multiple_of*
+    (the number of hosts, say). In each epoch every document is in one batch. Batches and the documents in them are shuffled; the
+    last batch of each bucket may have fewer rows, or is left out with *drop_last*. Empty documents are in no batch:
+    ``left_out`` counts them and the rows of dropped batches, for an epoch.
+
+    ``position`` and *start* count batches. The index takes nine bytes a document. ValueError for lengths that do not
+    increase, and for a budget too small for *multiple_of* rows of the longest.
+    """
+
+    def __init__(
+        self,
+        tokens: FlatTokens,
+        lengths: Sequence[int],
+        batch_tokens: int,
+        seed: int = 0,
+        *,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+        start: int = 0,
+        multiple_of: int = 1,
+        pad_id: int = 0,
+        bos: int | None = None,
+        eos: int | None = None,
+        loss_mask: bool = False,
+        fields: Fields = None,
+        framework: Framework = "numpy",
+    ) -> None:
+        self.lengths, self.seed = tuple(index(length) for length in lengths), checked_seed(seed)
+        ascend = all(low < high for low, high in zip((0, *self.lengths), self.lengths, strict=False))
+        if not ascend or not 1 <= len(self.lengths) <= MAX_BUCKETS:
+            raise ValueError(
+                f"lengths are {list(self.lengths)}, but they are 1 to {MAX_BUCKETS} numbers, each larger than the last"
+            )
+        multiple = at_least(1, "multiple_of", multiple_of)
+        sizes = [at_least(1, "batch_tokens", batch_tokens) // length // multiple * multiple for length in self.lengths]
+        if not sizes[-1]:
+            raise ValueError(f"batch_tokens is {batch_tokens}, but {multiple} rows of {self.lengths[-1]} tokens are more")
+        self._views = tuple(
+            DocumentsView(with_ends(tokens, bos, eos, loss_mask), length, pad_id, fields=fields, framework=framework)
+            for length in self.lengths
+        )
+        self._bucket = _buckets(self._views[0].tokens, self.lengths)
+        self._documents = np.argsort(self._bucket, kind="stable")  # one bucket's behind another's, then the empty ones
+        counts = np.bincount(self._bucket, minlength=MAX_BUCKETS + 1)
+        self._counts, self._firsts = counts[: len(sizes)], running_sums(counts[: len(sizes)])
+        self._sizes = np.array(sizes)
+        self._batches = running_sums(self._counts // self._sizes if drop_last else -(-self._counts // self._sizes))
+        self.epoch_steps = int(self._batches[-1])
+        if not self.epoch_steps:
+            raise ValueError("there is no batch to load: the documents are empty, or too few for a whole batch")
+        dropped = int((self._counts % self._sizes).sum()) if drop_last else 0
+        self.left_out = len(self._bucket) - int(self._counts.sum()) + dropped
+        self._order = KeyedPermutation(self.epoch_steps)
+        self._orders = tuple(KeyedPermutation(max(int(count), 1)) for count in self._counts)
+        self.epochs = epochs if epochs is None else at_least(1, "epochs", epochs)
+        super().__init__(self._views[-1], 1, start, None, None if self.epochs is None else self.epochs * self.epoch_steps)
+
+    def _check_shares(self, process_count: int) -> None:
+        if (self._sizes % process_count).any():
+            raise ValueError(
+                f"batches of {', '.join(map(str, self._sizes))} rows do not divide evenly among {process_count} processes. "
+                f"Set multiple_of={process_count}."
+            )
+
+    def indices(self, step: SupportsIndex) -> Indices:
+        """The documents of a step on this host: int64[rows]. IndexError if there is no such step."""
+        return self._draw(step)[1]
+
+    def _draw(self, step: SupportsIndex) -> tuple[int, Indices]:
+        """The bucket of a step, and its documents on this host."""
+        # step -> (epoch, place in the epoch) -> (bucket, batch of the bucket) -> places in the bucket -> documents
+        epoch, place = divmod(self._batch_range(step)[0], self.epoch_steps)
+        slot = int(self._order(np.array([place], np.uint64), derive_keys(self.seed, 3, epoch))[0])
+        bucket = int(np.searchsorted(self._batches, slot, side="right")) - 1
+        first = (slot - int(self._batches[bucket])) * int(self._sizes[bucket])
+        rows = min(int(self._sizes[bucket]), int(self._counts[bucket]) - first)
+        share = (rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count)
+        places = np.arange(first + share[0], first + share[1], dtype=np.uint64)
+        within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch)).view(np.int64)
+        return bucket, self._documents[self._firsts[bucket] + within]
+
+    def reads(self, step: SupportsIndex) -> Reads:
+        bucket, documents = self._draw(step)
+        return [(self._views[bucket], documents)]
+
+    def __getitem__(self, step: SupportsIndex) -> Any:
+        """The batch of a step: its rows have the length of its bucket. IndexError if there is no such step."""
+        bucket, documents = self._draw(step)
+        return self._views[bucket].batch(documents)
+
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+        self._view_of(source)
+        asked, steps = checked_rows(rows, len(self._bucket)), self._steps_before(before)
+        epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))
+        items, found = [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)]
+        for bucket in np.unique(self._bucket[asked]).tolist():
+            if bucket == MAX_BUCKETS:
+                continue
+            of = np.flatnonzero(self._bucket[asked] == bucket)
+            within = np.searchsorted(self._documents[self._firsts[bucket] : self._firsts[bucket + 1]], asked[of])
+            item, epoch = np.repeat(of, len(epochs)), np.tile(epochs, len(of))
+            keys = derive_keys(self.seed, 4, bucket, epoch.view(np.uint64))
+            place = self._orders[bucket].inverse(np.repeat(within, len(epochs)).view(np.uint64), keys).view(np.int64)
+            batch, batch_row = np.divmod(place, self._sizes[bucket])
+            there = np.flatnonzero(batch < self._batches[bucket + 1] - self._batches[bucket])
+            slot, epoch = (self._batches[bucket] + batch[there]).view(np.uint64), epoch[there]
+            in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epoch.view(np.uint64))).view(np.int64)
+            items.append(item[there])
+            found.append(np.stack([epoch, epoch * self.epoch_steps + in_epoch - self.start, batch_row[there]]))
+        item, (epoch, step, batch_row) = np.concatenate(items), np.concatenate(found, axis=1)
+        there = np.flatnonzero((step >= 0) & (step < steps))
+        item = item[there]
+        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
+
+
+def _buckets(tokens: FlatTokens, lengths: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """The bucket of each document: uint8[seq_count], 255 for an empty one."""
+    found, first = np.empty(tokens.seq_count, np.uint8), 0
+    for entries in read_starts(tokens):
+        sizes = np.diff(entries)
+        buckets = np.searchsorted(lengths, np.minimum(sizes, lengths[-1]))
+        found[first : first + len(sizes)] = np.where(sizes > 0, buckets, MAX_BUCKETS)
+        first += len(sizes)
+    return found

@@ -1,0 +1,250 @@
+"""Orders of rows: the row at each position of a loader's stream, and the position of each row. All of it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import index
+from typing import Any, Literal, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys, reference_permutation
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Permuted: TypeAlias = Callable[[KeyedPermutation, npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
+"""A permutation, or its inverse."""
+
+
+def at_least(minimum: int, name: str, value: SupportsIndex) -> int:
+    if (checked := index(value)) < minimum:
+        raise ValueError(f"{name} is {checked}, but it is {minimum} or more")
+    return checked
+
+
+@dataclass(frozen=True)
+class ReferenceOrder:
+    """The order of the reference loader, seqax's: read in blocks of consecutive rows, shuffled within buffers.
+
+    Each of *streams* gives an equal part of every batch. It reads the blocks of *sequences_per_read_block* rows that a
+    permutation of all blocks deals it, *read_blocks_per_shuffle_buffer* at a time, and permutes the rows of those.
+
+    Rows at the view's end that do not fill a read block for every stream are in no epoch, and by default a last batch
+    that is not full is dropped: at most ``streams * sequences_per_read_block - 1`` and ``batch_size - 1`` rows, which
+    ``ShuffledLoader.left_out`` counts. Epochs after the first are those of the reference for other seeds.
+    """
+
+    streams: int
+    read_blocks_per_shuffle_buffer: int
+    sequences_per_read_block: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, at_least(1, field.name, getattr(self, field.name)))
+
+
+@dataclass(frozen=True)
+class BlockOrder:
+    """An order in which neighbouring rows come together, as random as its buffer: for datasets in a store.
+
+    In each epoch the blocks of *block_rows* consecutive rows are in a random order. Laid one behind the other so, all rows are
+    cut into *streams* equal parts, each of which gives an equal part of every batch. A part is cut into buffers of up to
+    *buffer_blocks* blocks' rows, and the rows of a buffer are in a random order. So a stream reads the blocks of one buffer at
+    a time; hosts whose number divides *streams* read different blocks. It is computed for the rows of a step, and takes no
+    memory.
+
+    ``len(view) % streams`` rows, others in each epoch, are in no batch of it.
+    """
+
+    block_rows: int
+    buffer_blocks: int
+    streams: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, at_least(1, field.name, getattr(self, field.name)))
+
+
+class _SequentialStream:
+    granularity = 1
+
+    def __init__(self, length: int) -> None:
+        self.epoch_length = length
+
+    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+        return (np.arange(last - first) + (start + first) % self.epoch_length) % self.epoch_length
+
+    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+        return np.zeros_like(rows), epochs * self.epoch_length + rows
+
+
+class _ShuffledStream:
+    granularity = 1
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.epoch_length, self._seed = length, seed
+        self._permutation = KeyedPermutation(length)
+
+    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+        epoch, within = divmod(start + first, self.epoch_length)
+        positions = np.arange(within, within + last - first, dtype=np.uint64)
+        epochs: int | npt.NDArray[np.uint64] = epoch
+        if within + last - first > self.epoch_length:
+            later, positions = np.divmod(positions, np.uint64(self.epoch_length))
+            epochs = later + np.uint64(epoch)
+        return self._permutation(positions, derive_keys(self._seed, epochs)).view(np.int64)
+
+    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+        within = self._permutation.inverse(rows.view(np.uint64), derive_keys(self._seed, epochs.view(np.uint64)))
+        return np.zeros_like(rows), epochs * self.epoch_length + within.view(np.int64)
+
+
+class _ReferenceStream:
+    """The reference order. Each epoch is that of the reference for a seed that no permutation before has used."""
+
+    def __init__(self, order: ReferenceOrder, length: int, seed: int) -> None:
+        self._order, self._length, self._seed = order, length, seed
+        self.granularity = order.streams
+        self._stream_blocks = length // order.sequences_per_read_block // order.streams
+        if self._stream_blocks == 0:
+            streams, rows = order.streams, order.sequences_per_read_block
+            raise ValueError(
+                f"the view has {length} rows, but one read block for each stream takes {streams} streams * {rows} "
+                f"sequences_per_read_block = {streams * rows} rows. Take fewer streams or smaller blocks."
+            )
+        self._stream_rows = self._stream_blocks * order.sequences_per_read_block
+        self.epoch_length = self._stream_rows * order.streams
+        self._minipochs = -(-self._stream_blocks // order.read_blocks_per_shuffle_buffer)
+        # A step needs the buffer of every stream, or two of each where one ends, and the permutation of the blocks.
+        self._permutation = lru_cache(maxsize=2 * order.streams + 2)(reference_permutation)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ReferenceStream, (self._order, self._length, self._seed)
+
+    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+        streams, block_rows = self._order.streams, self._order.sequences_per_read_block
+        buffer_blocks = self._order.read_blocks_per_shuffle_buffer
+        share = (stop - start) // streams
+        # row of the batch -> (stream, position in the stream), for the streams that have a part in the rows
+        begin, end = first // share, -(-last // share)
+        found = np.empty((end - begin, share), np.int64)
+        at = 0
+        while at < share:
+            # position in the stream -> (epoch, minipoch, row of the buffer)
+            epoch, in_epoch = divmod(start // streams + at, self._stream_rows)
+            minipoch, row = divmod(in_epoch, buffer_blocks * block_rows)
+            first_block = minipoch * buffer_blocks
+            buffer_rows = min(buffer_blocks, self._stream_blocks - first_block) * block_rows
+            count = min(buffer_rows - row, share - at)
+            seed = self._seed + epoch * (1 + streams * self._minipochs)
+            part = found[:, at : at + count]
+            for stream in range(begin, end):
+                part[stream - begin] = self._permutation(seed + 1 + minipoch * streams + stream, buffer_rows)[row : row + count]
+            # row of the buffer -> (read block of the buffer, row of the block) -> row of the view
+            block, within = np.divmod(part, block_rows)
+            blocks = self._permutation(seed, self._stream_blocks * streams)
+            part[:] = blocks[(first_block + block) * streams + np.arange(begin, end)[:, np.newaxis]] * block_rows + within
+            at += count
+        return found.reshape(-1)[first - begin * share : last - begin * share]
+
+    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+        streams, block_rows = self._order.streams, self._order.sequences_per_read_block
+        buffer_blocks = self._order.read_blocks_per_shuffle_buffer
+        stream, place = np.zeros_like(rows), np.full_like(rows, -1)
+        for epoch in np.unique(epochs[rows < self.epoch_length]).tolist():
+            here = np.flatnonzero((epochs == epoch) & (rows < self.epoch_length))
+            seed = self._seed + epoch * (1 + streams * self._minipochs)
+            # row of the view -> (read block, row of the block) -> (minipoch, stream, row of the buffer)
+            block, within = np.divmod(rows[here], block_rows)
+            dealt, stream[here] = np.divmod(np.argsort(self._permutation(seed, self._stream_blocks * streams))[block], streams)
+            minipoch, in_buffer = np.divmod(dealt, buffer_blocks)
+            buffer_row, buffer = in_buffer * block_rows + within, minipoch * streams + stream[here]
+            for number in np.unique(buffer).tolist():
+                those, first_block = np.flatnonzero(buffer == number), number // streams * buffer_blocks
+                buffer_rows = min(buffer_blocks, self._stream_blocks - first_block) * block_rows
+                order = np.argsort(self._permutation(seed + 1 + number, buffer_rows))
+                place[here[those]] = epoch * self._stream_rows + first_block * block_rows + order[buffer_row[those]]
+        return stream, place
+
+
+class _BlockStream:
+    """The order of blocks. Each epoch has a permutation of the blocks, each buffer one of its rows."""
+
+    def __init__(self, order: BlockOrder, length: int, seed: int) -> None:
+        if length < order.streams:
+            raise ValueError(f"the view has {length} rows, fewer than {order.streams} streams. Take fewer streams.")
+        self._seed, self.granularity, self._block_rows = seed, order.streams, min(order.block_rows, length)
+        self._stream_rows = length // order.streams
+        self.epoch_length = self._stream_rows * order.streams
+        self._permutation = KeyedPermutation(-(-length // self._block_rows))
+        self._short_by = -length % self._block_rows
+        # Buffers of two sizes, which differ by a row; the larger ones first.
+        self._buffers = -(-self._stream_rows // (self._block_rows * order.buffer_blocks))
+        self._buffer_rows, self._larger = divmod(self._stream_rows, self._buffers)
+        self._in_buffer = tuple(KeyedPermutation(self._buffer_rows + more) for more in (0, 1))
+
+    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+        # row of the batch -> (stream, place in the stream) -> (epoch, place in the epoch's part of the stream)
+        stream, at = np.divmod(np.arange(first, last), (stop - start) // self.granularity)
+        epoch, place = np.divmod(at + start // self.granularity, self._stream_rows)
+        # -> place in another order of the buffer -> place in all rows, block behind block -> (slot, row of the block) -> row
+        begins, within = self._shuffled(stream, epoch, place, KeyedPermutation.__call__)
+        line = stream * self._stream_rows + begins + within
+        keys, end_of_short = self._blocks_of(epoch)
+        slot, row = np.divmod(line + np.where(line >= end_of_short, self._short_by, 0), self._block_rows)
+        return self._permutation(slot.view(np.uint64), keys).view(np.int64) * self._block_rows + row
+
+    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+        keys, end_of_short = self._blocks_of(epochs)
+        block, row = np.divmod(rows, self._block_rows)
+        line = self._permutation.inverse(block.view(np.uint64), keys).view(np.int64) * self._block_rows + row
+        line -= np.where(line >= end_of_short + self._short_by, self._short_by, 0)
+        is_there = line < self.epoch_length
+        stream, place = np.divmod(np.where(is_there, line, 0), self._stream_rows)
+        begins, within = self._shuffled(stream, epochs, place, KeyedPermutation.inverse)
+        return stream, np.where(is_there, epochs * self._stream_rows + begins + within, -1)
+
+    def _blocks_of(self, epochs: Indices) -> tuple[npt.NDArray[np.uint64], Indices]:
+        """The key of each epoch's permutation of blocks, and where the block that is short ends in it: uint64[n], int64[n]."""
+        different, which = np.unique(epochs, return_inverse=True)
+        keys = derive_keys(self._seed, 5, different.view(np.uint64))
+        short = np.full(len(different), self._permutation.length - 1, np.uint64)
+        ends = (self._permutation.inverse(short, keys).view(np.int64) + 1) * self._block_rows - self._short_by
+        return keys[which], ends[which]
+
+    def _shuffled(self, stream: Indices, epoch: Indices, place: Indices, permuted: Permuted) -> tuple[Indices, Indices]:
+        """Places in an epoch's part of a stream -> where their buffer begins, and their places in its permutation."""
+        in_larger = self._larger * (self._buffer_rows + 1)
+        is_larger = place < in_larger
+        size = self._buffer_rows + is_larger
+        buffer = np.where(is_larger, place, place - in_larger) // size + np.where(is_larger, 0, self._larger)
+        begins = buffer * self._buffer_rows + np.minimum(buffer, self._larger)
+        keys = derive_keys(self._seed, 6, epoch.view(np.uint64), stream.view(np.uint64), buffer.view(np.uint64))
+        within = place - begins
+        for permutation, those in zip(self._in_buffer, (np.flatnonzero(~is_larger), np.flatnonzero(is_larger)), strict=True):
+            if those.size:
+                within[those] = permuted(permutation, within[those].view(np.uint64), keys[those]).view(np.int64)
+        return begins, within
+
+
+Order: TypeAlias = Literal["shuffled", "sequential"] | ReferenceOrder | BlockOrder
+Stream: TypeAlias = _SequentialStream | _ShuffledStream | _ReferenceStream | _BlockStream
+"""The row of the view at each position. ``epoch_length``: positions in an epoch, those of all rows, or fewer. ``granularity``: a
+batch's size and start are multiples of it, for each is dealt in equal shares to that many streams. ``rows(start, stop, first,
+last)``: int64[last - first], the rows ``first:last`` of the batch that is positions ``start:stop``. ``places(rows, epochs)`` is
+the inverse: int64[n] each, the stream that has a row in an epoch, and the place in it; -1 for a row that is in no epoch.
+"""
+
+
+def stream_of(order: Order, length: int, seed: int) -> Stream:
+    if isinstance(order, BlockOrder):
+        return _BlockStream(order, length, seed)
+    if isinstance(order, ReferenceOrder):
+        return _ReferenceStream(order, length, seed)
+    if order == "shuffled":
+        return _ShuffledStream(length, seed)
+    if order == "sequential":
+        return _SequentialStream(length)
+    raise ValueError(f"order is {order!r}, but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder")

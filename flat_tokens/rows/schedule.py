@@ -1,0 +1,54 @@
+"""Weights that change during a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import Any, Literal, NamedTuple, get_args
+
+Unit = Literal["sample", "step", "token"]
+Kind = Literal["linear", "constant"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A weight that changes during a run: ``Schedule([(0, 0.9), (100_000, 0.5)])``.
+
+    *points* are pairs of a place in the run and the weight there, places increasing. *by* is the unit of the places: "step",
+    "sample" (over all hosts) or "token" (for rows of one length); they count from the run's beginning. Between two points a
+    weight of the *kind* "linear" goes evenly from one to the other, in up to 1,024 stairs of 1,024 samples or more; a
+    "constant" one stays the earlier point's. Before the first point it is the first weight, behind the last the last.
+
+    ValueError for no points, places that do not increase, and weights that are not 0 or more, or all 0.
+    """
+
+    points: Sequence[tuple[int, float]]
+    by: Unit = "step"
+    kind: Kind = "linear"
+
+    def __post_init__(self) -> None:
+        points = tuple((index(place), weight) for place, weight in self.points)
+        object.__setattr__(self, "points", points)
+        for name, value, known in (("by", self.by, Unit), ("kind", self.kind, Kind)):
+            if value not in get_args(known):
+                raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(get_args(known))}")
+        places = [place for place, _ in points]
+        if not places or places[0] < 0 or any(later <= place for place, later in pairwise(places)):
+            raise ValueError(f"a schedule's places are {places}, but there are one or more, from 0 up, each larger than the last")
+        weights = [weight for _, weight in points]
+        if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not any(weights):
+            raise ValueError(f"a schedule's weights are {weights}, but they are numbers from 0 up, and not all 0")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"points": [list(point) for point in self.points], "by": self.by, "kind": self.kind}
+
+
+class Edit(NamedTuple):
+    """From *step* on, batches of *batch_size* samples of the sources in *weights*, by their numbers."""
+
+    step: int
+    batch_size: int
+    weights: Mapping[int, float | Schedule]

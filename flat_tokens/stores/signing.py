@@ -1,0 +1,79 @@
+"""Signatures of records: HMACs in a file beside each, by a key that who can write to a store need not have."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+KEY_FILE = "FLAT_TOKENS_SIGNING_KEY_FILE"
+SIGNATURE = ".hmac"
+
+SIGNED = re.compile(
+    r"(?:.*?/)??(latest\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
+    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/(?:[^/]+\.cut|[0-9a-f]{64})\.json)"
+)
+"""Paths of the records that decide about tokens. The group is a record's place below its output."""
+
+_used: tuple[bytes, ...] | None = None
+
+
+def keys() -> tuple[bytes, ...]:
+    """The accepted keys; the first one signs. PermissionError where they cannot be had: that is no fault of a record."""
+    path = os.environ.get(KEY_FILE)
+    return _used if _used is not None else _keys_in(path) if path else ()
+
+
+@functools.cache
+def _keys_in(path: str) -> tuple[bytes, ...]:
+    try:
+        return keys_of(Path(path).read_text(errors="replace"), path)
+    except OSError as error:
+        raise PermissionError(f"{KEY_FILE}: {error}") from error
+
+
+def keys_of(text: str, where: str) -> tuple[bytes, ...]:
+    """The keys in a text, one a line. PermissionError, which names *where* and shows no key, where it is another text."""
+    if not text.split() or not all(re.fullmatch("(?:[0-9a-fA-F]{2}){32,}", line) for line in text.split()):
+        raise PermissionError(f"{where} has no keys of 64 or more hexadecimal digits, one a line. Make one: openssl rand -hex 32")
+    return tuple(map(bytes.fromhex, text.split()))
+
+
+@contextlib.contextmanager
+def using(these: tuple[bytes, ...]) -> Iterator[None]:
+    """Use these keys in the block, in all threads, whatever the environment says."""
+    global _used
+    before, _used = _used, these
+    try:
+        yield
+    finally:
+        _used = before
+
+
+def place_of(path: str) -> str | None:
+    """The place below its output of the record at *path*, if a key is set and such records are signed."""
+    found = SIGNED.fullmatch(path)
+    return found[1] if found and keys() else None
+
+
+def sign(key: bytes, place: str, data: bytes) -> bytes:
+    """The line that signs a record's bytes and its place."""
+    made = hmac.digest(key, b"flat-tokens record\0%b\0%b" % (place.encode(), data), "sha256")
+    return f"{made.hex()}  {place}".encode()
+
+
+def with_signature(lines: bytes, place: str, data: bytes) -> bytes:
+    """The content of the file beside a record that is to have *data*: its own, then those of what others read or write."""
+    own = sign(keys()[0], place, data)
+    return b"\n".join([own, *(line for line in lines.splitlines() if line != own)])[:4095] + b"\n"
+
+
+def is_signed(lines: bytes, place: str, data: bytes) -> bool:
+    """Whether one of *lines* signs *data* at *place*. A copy outside of an output may come from any place of its kind."""
+    told = ((line, line.partition(b"  ")[2].decode(errors="replace")) for line in lines.splitlines())
+    right = [(line, there) for line, there in told if place in (there, there.rpartition("/")[2])]
+    return any(hmac.compare_digest(sign(key, there, data), line) for line, there in right for key in keys())
