@@ -1,21 +1,19 @@
-"""Configuration of a build: frozen, strict models."""
+"""Configuration of a build: frozen, strict models; and how many workers it has without a setting."""
 
 from __future__ import annotations
 
 import os
+import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
-from tasks.locations import Location, Output, local_path, place_of, readable
+from tasks.locations import Location, Output, Unsigned, local_path, place_of, plain_location, readable
 from tasks.models import Model
 
 
@@ -26,9 +24,32 @@ def number(value: Any) -> Any:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(number)]
-Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
+def byte_count(value: Any) -> Any:
+    """Bytes of a size for people, such as ``128 MB`` or ``1.5 GiB``; a number stays as it is."""
+    if not isinstance(value, str):
+        return number(value)
+    told = re.fullmatch(SIZE, value.strip())
+    if told is None:
+        raise ValueError("should be a size, such as 128 MB, or a number of bytes")
+    amount, prefix, binary = Decimal(told[1]), told[2] or "", told[3]
+    count = amount * (1024 if binary else 1000) ** " kMGT".index(prefix.replace("K", "k") or " ")
+    if count != int(count):
+        raise ValueError("should be a whole number of bytes")
+    return int(count)
 
+
+SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i)?)?B?"
+
+Whole = Annotated[int, BeforeValidator(number)]
+Size = Annotated[
+    int,
+    BeforeValidator(byte_count),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{SIZE}$"}, {"type": "integer"}], "examples": ["128 MB"]}),
+]
+Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
+
+Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 READING = ("text_column", "id_column", "document_separator")
 """The settings of a source that are part of the keys of its token shards."""
@@ -37,29 +58,51 @@ READING = ("text_column", "id_column", "document_separator")
 class HubDataset(Model):
     """A dataset on the Hugging Face hub, or anything else that datasets.load_dataset takes by these names."""
 
-    path: str = Field(min_length=1, description="Repository, such as HuggingFaceFW/fineweb-edu")
+    path: Unsigned = Field(min_length=1, description="Repository, such as HuggingFaceFW/fineweb-edu")
     name: str | None = Field(None, description="Configuration (subset), such as sample-10BT")
     split: str = Field("train", min_length=1, description="The split that is read")
     revision: str = Field("main", min_length=1, description="Branch, tag or commit; a build pins it to the commit")
 
-    @field_validator("path")
+    @field_validator("path", "revision")
     @classmethod
-    def within_roots(cls, path: str) -> str:
-        readable(f"hf://datasets/{path}")
-        return path
+    def within_roots(cls, name: str, info: ValidationInfo) -> str:
+        location = plain_location(f"hf://datasets/{plain_location(name)}")
+        return name if info.field_name == "revision" or readable(location) else ""
 
 
 class Source(Model):
     """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
+
+    # So that the form refuses neither, when it is submitted. Not anyOf: the form would take it for a choice between schemas.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"path": {"type": "null"}}},
+            "then": {"required": ["hub"], "properties": {"hub": {"type": "object"}}},
+        }
+    )
 
     name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
     path: Location | None = Field(None, description="Files: a file, a directory, a glob or a URL (gs://, s3://, hf://, https://)")
     hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
     format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
+    prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
+    completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text behind it, which counts")
+    messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
+    chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
+    roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
+    chat_date: str | None = Field(
+        None, pattern=r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$", description="With messages: the day, to a template that asks for it"
+    )
     id_column: str | None = Field(None, min_length=1, description="Identity of a document; without it, its content")
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
+    )
+    max_expansion: Whole | None = Field(
+        None,
+        ge=1,
+        le=1 << 40,
+        description="Bytes of text that a byte of a compressed or Parquet file may stand for; 500 without it",
     )
     split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
     validation_split: str | None = Field(
@@ -76,20 +119,38 @@ class Source(Model):
             raise ValueError(f"source {self.name!r}: the split of a hub dataset is hub.split")
         return self
 
+    @model_validator(mode="after")
+    def one_kind_of_text(self) -> Self:
+        if (self.prompt_column is None) != (self.completion_column is None):
+            given, other = ("completion", "prompt") if self.prompt_column is None else ("prompt", "completion")
+            raise ValueError(f"source {self.name!r} has a {given}_column; give its {other}_column, too")
+        kinds = [kind for kind in ("text_column", "prompt_column", "messages_column") if kind in self.model_fields_set]
+        kinds = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(kinds) > 1:
+            raise ValueError(f"source {self.name!r} has {' and '.join(kinds)}; give one of them")
+        if self.messages_column is None:
+            for setting in ("chat_template", "roles", "chat_date"):
+                if getattr(self, setting) is not None:
+                    raise ValueError(f"source {self.name!r} has {setting}, which is for messages; give its messages_column, too")
+        if self.prompt_column is not None and self.prompt_column == self.completion_column:
+            raise ValueError(f"source {self.name!r}: prompt_column and completion_column are both {self.prompt_column!r}")
+        return self
+
     @property
-    def columns(self) -> list[str]:
-        """The columns that are read: that of the text and, if there is another one, that of the id."""
-        return list(dict.fromkeys(filter(None, (self.text_column, self.id_column))))
+    def masked(self) -> bool:
+        """Whether its documents say which of their tokens count for the loss."""
+        return self.prompt_column is not None or self.messages_column is not None
 
     def reading(self) -> tuple[Any, ...]:
         """The settings that decide which documents a file holds."""
-        return tuple(getattr(self, setting) for setting in READING)
+        columns = (self.prompt_column, self.completion_column, self.messages_column)
+        return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []))
 
 
 class TokenizerConfig(Model):
     """A tokenizer by name, or by the file that defines it."""
 
-    name: str = Field(
+    name: Unsigned = Field(
         min_length=1,
         description="A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository",
     )
@@ -98,12 +159,20 @@ class TokenizerConfig(Model):
     engine: Literal["auto", "reference"] = Field(
         "auto", description="auto: the fast engine, where it gives exactly the reference engine's tokens"
     )
+    lossy: bool = Field(False, description="true: the tokenizer of a file may have no tokens at all for some text, which is lost")
+    max_seconds: Whole = Field(
+        60, ge=1, le=1 << 20, description="For a file's tokenizer: to pass its trial; 8 MB of text may take ten times as long"
+    )
+    max_memory: Size = Field(8 << 30, ge=1 << 28, le=1 << 50, description="For the trial of a file's tokenizer, such as 8 GiB")
 
     @field_validator("name")
     @classmethod
     def within_roots(cls, name: str) -> str:
-        is_file = name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or os.path.isdir(name)
-        return readable(name) if is_file else name
+        if name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory":
+            return readable(plain_location(name))
+        if "/" in name:  # a repository
+            readable(plain_location(f"hf://{name}"))
+        return name
 
 
 class DocumentPolicy(Model):
@@ -115,7 +184,9 @@ class DocumentPolicy(Model):
         "what has no text at all is skipped",
     )
     empty: Literal["keep", "skip"] = Field("keep", description="keep: an empty text is a sequence of no tokens")
-    max_bytes: Whole = Field(256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document; never cut")
+    max_bytes: Size = Field(
+        256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document, such as 256 MiB; never cut"
+    )
 
 
 class GroupPolicy(Model):
@@ -124,8 +195,11 @@ class GroupPolicy(Model):
     threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
     slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
     at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run")
-    fetch_bytes: Whole = Field(
-        32_000_000_000, gt=0, le=1 << 60, description="Source files in a group that fetches; below twice of it the build does it"
+    fetch_bytes: Size = Field(
+        32_000_000_000,
+        gt=0,
+        le=1 << 60,
+        description="Source files in a group that fetches, such as 32 GB; below twice of it the build does it",
     )
     keep_files: bool = Field(
         True, description="Fetched files stay in scratch, for groups on the same disk. false: they go with their group"
@@ -146,15 +220,14 @@ class BuildConfig(Model):
     documents: DocumentPolicy = Field(
         DocumentPolicy(), title="Documents", description="What happens to documents that are empty or not text"
     )
-    validation_fraction: Annotated[float, BeforeValidator(number)] = Field(
-        0.005,
-        ge=0,
-        le=1,
-        description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split",
+    validation_fraction: Share = Field(
+        0.005, description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split"
     )
     split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
-    slice_bytes: Whole = Field(128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume")
+    slice_bytes: Size = Field(
+        128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume, such as 128 MB"
+    )
     workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
     runner: Literal["threads", "groups", "ray"] = Field(
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
@@ -162,6 +235,9 @@ class BuildConfig(Model):
     groups: GroupPolicy = Field(GroupPolicy(), title="Groups", description="With runner groups: how much work is a run")
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+    licence: Licence | None = Field(
+        None, description="As the hub names licences, such as cc-by-4.0; for the card of a publication"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -228,3 +304,23 @@ class BuildConfig(Model):
         """The share of documents drawn for validation: none where a source brings its own validation split."""
         fraction = self.validation_fraction + 0.0  # -0.0 is 0
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
+
+
+def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use at a time, at least one: the machine's, or fewer where it is bound to some (taskset,
+    cpusets) or its container has a share of their time (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``).
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, int(_share(cgroup))))
+
+
+def _share(cgroup: Path) -> float:
+    """How many cores' time the container may take; more than there are where nothing limits it."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return 1 << 20
+    return int(quota) / int(period) if quota.isdigit() and int(period) > 0 else 1 << 20

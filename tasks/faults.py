@@ -5,20 +5,14 @@ from __future__ import annotations
 import difflib
 from typing import Any, get_args
 
-from pydantic import (
-    BaseModel,
-    ValidationError,
-)
+from pydantic import BaseModel, ValidationError
 
 from tasks.config import BuildConfig
 
 
 def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool = False) -> list[str]:
-    """One sentence for each fault of a configuration; for an unknown key with the nearest valid one. *one_source*: the file has
-    ``source``, not a list.
-    """
-    sentences = []
-    faults = error.errors(include_url=False)
+    """A sentence for each fault of a configuration; with the nearest valid key. *one_source*: it has ``source``, not a list."""
+    sentences, faults = [], error.errors(include_url=False)
     for fault in faults:
         if fault["type"] == "too_short" and any(other["loc"][:1] == fault["loc"] != other["loc"] for other in faults):
             continue  # pydantic counts an item that is refused as absent; its own fault says more

@@ -4,60 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import functools
 import os
 import re
-import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores.local import make_directory, sync_directory
+from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync_directory
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import Store
 from tasks.models import Model, digest_of
+from tasks.output import paths
 from tasks.output.leases import collecting, expired_leases, in_use
-from tasks.output.paths import (
-    CACHE,
-    FILES,
-    GROUPS,
-    ORIGINS,
-    QUARANTINE,
-    RECEIPT,
-    RUNS,
-    STAGING,
-    VERSIONS,
-    origin_key,
-    pin_key,
-    receipt_key,
-    shard_key,
-    version_key,
-    version_store,
-)
+from tasks.output.paths import GROUPS, STAGING, VERSIONS, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
-from tasks.output.staging import sweep
-from tasks.output.versions import Version, changed_at, list_versions, names_of, read_origin
-from tasks.shards.receipts import read_receipt
-from tasks.shards.recipe import ingredients_needed, ingredients_of
+from tasks.output.staging import entries, sweep
+from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin
+from tasks.shards.index import read_index
 
 COLLECTED = "collected"
 """Directory below the staging for things that are being removed. The next build would sweep it, too."""
-
 SHARD_KEY = re.compile(r"[0-9a-f]{64}")
+HELD = "a version holds its tokens"
 READERS = 16
+ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 Kind = Literal["version", "staging", "unfinished version", "shard", "file", "quarantine", "record", "group", "lease"]
 
 
 class Policy(Model):
-    """Retention: the latest version and pinned ones are always kept. So are the most recently used ones, and whatever was in
-    use in the last days.
-    """
+    """Retention: the latest and pinned versions are kept, the most recently used ones, and what was in use in the last days."""
 
     keep_versions: int = Field(3, ge=1, description="Versions that are kept, the latest one among them")
     grace_days: float = Field(7.0, ge=0, description="Nothing goes that was in use, or made, in so many days")
@@ -86,23 +70,19 @@ class Collected(Model):
 
 
 def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
-    """Find garbage, and with *delete* remove it. Killed at any moment, it leaves whole versions and whole shards.
-
-    ValueError where something is not understood: then nothing is known to be garbage.
+    """Find garbage, and with *delete* remove it. Killed at any moment, it leaves whole versions and whole shards. ValueError
+    where something is not understood: then nothing is known to be garbage.
     """
+    paths.check_places(root)
     if not delete:
         kept, going = divide(list_versions(root), policy)
         versions = [_garbage(version, policy) for version in going]
-        return Collected(
-            garbage=(*versions, *dead_staging(root), *unneeded(root, kept, going, policy)),
-            kept=tuple(kept),
-            deleted=False,
-            left=in_use(root),
-        )
+        garbage = (*versions, *dead_staging(root), *unneeded(root, kept, going, policy))
+        return Collected(garbage=garbage, kept=tuple(kept), deleted=False, left=in_use(root))
     with collecting(root) as busy:
         gone = [*_remove_versions(root, policy, busy), *dead_staging(root)]
         if root.is_local:
-            sweep(Path(root.path(STAGING)))
+            sweep(root.root)
         kept = list_versions(root)
         if busy is None:
             for item in unneeded(root, kept, [], policy):
@@ -142,26 +122,24 @@ def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
 
 
 def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garbage]:
-    _, going = divide(list_versions(root), policy)
-    # A version that was never the latest may be one that a running build is about to publish.
-    sure = [version for version in going if busy is None or version.state != "other"]
+    with pointer_lock(root):  # other collections remove nothing meanwhile, and a lost link leads somewhere again
+        there = list_versions(root)
+    _, going = divide(there, policy)
+    # A running build takes tokens from any of them, or is about to publish one.
+    sure = going if busy is None else []
     return [_garbage(version, policy) for version in sure if _remove_version(root, version.version)]
 
 
 def _remove_version(root: Store, version: str) -> bool:
-    """Remove a version, unless somebody has just made it the latest or pinned it. Return whether it went. Readers lose it at
-    once.
-    """
+    """Remove a version, at once for readers, unless it has just become the latest or was pinned. Return whether it went."""
     directory = version_key(version)
     if root.is_local:
         with pointer_lock(root):
-            if _is_wanted(root, version):
+            if _is_wanted(root, version) or not root.exists(directory):  # another collection was faster
                 return False
             trash = _throw_away(root, directory)
             sync_directory(Path(root.path(VERSIONS)))  # or a power loss might bring it back without what is removed next
-        for marker in MARKERS:
-            (trash / marker).unlink(missing_ok=True)
-        _remove_tree(trash)
+        root.remove(trash)
     else:
         markers = {marker: root.read(f"{directory}/{marker}") for marker in MARKERS if root.exists(f"{directory}/{marker}")}
         for marker in markers:
@@ -171,64 +149,74 @@ def _remove_version(root: Store, version: str) -> bool:
             for marker, data in markers.items():
                 root.put(f"{directory}/{marker}", data)
             return False
-        _remove_prefix(root, directory)
-    root.remove(origin_key(version))
+        root.fs.invalidate_cache()
+        root.remove(directory)
+    for record in (paths.index_key(version), paths.origin_key(version)):
+        root.remove(record)
+        root.remove(record + SIGNATURE)
     return True
 
 
+def remove_held_shards(root: Store) -> None:
+    """Remove the token shards whose tokens a version holds, unless a build may be reading them."""
+    if not stored_shards(root):
+        return
+    with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
+        if busy is None:
+            versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
+            held = {shard.key for version in versions for shard in read_index(root, version)}
+            gone = [_shard(key, 0, HELD) for key in stored_shards(root) if key in held]
+            list(pool.map(functools.partial(_remove, root), gone))
+            _tidy(root)
+
+
+def stored_shards(root: Store) -> list[str]:
+    """Keys of the token shards at an output, whole or not."""
+    return [key for key in names_of(root, paths.CACHE) if SHARD_KEY.fullmatch(key)]
+
+
+def _shard(key: str, byte_count: int, why: str) -> Garbage:
+    return Garbage(kind="shard", name=shard_key(key), byte_count=byte_count, why=why)
+
+
 def _is_wanted(root: Store, version: str) -> bool:
-    return read_pointer(root).version == version or root.exists(pin_key(version))
+    return read_pointer(root).version == version or root.exists(paths.pin_key(version))
 
 
-def _throw_away(root: Store, key: str) -> Path:
-    """Move a local directory out of sight in one step. Return its new place."""
-    source = Path(root.path(key))
-    trash = Path(root.path(STAGING), COLLECTED, f"{source.name}-{uuid.uuid4().hex[:8]}")
+def _throw_away(root: Store, key: str) -> str:
+    """Move a local directory out of sight in one step. Return its new key. No link is followed."""
+    parent, _, name = key.rpartition("/")
+    trash, bin_ = f"{name}-{uuid.uuid4().hex[:8]}", f"{STAGING}/{COLLECTED}"
     while True:
-        try:
-            make_directory(trash.parent)
-            os.rename(source, trash)
-        except FileNotFoundError:
-            if not source.exists():
-                raise
-            continue  # the directory above was empty, and swept in between
-        return trash
-
-
-def _remove_tree(directory: Path) -> None:
-    """Remove a directory that was thrown away. A build that begins at this moment may remove it too."""
-
-    def stop(_: Callable[..., Any], __: str, fault: Any) -> None:
-        if not isinstance(fault[1], FileNotFoundError):
-            raise fault[1]
-
-    shutil.rmtree(directory, onerror=stop)
+        with contextlib.suppress(FileNotFoundError):
+            make_directory(Path(root.path(bin_)))
+            named = named_errors(root.path(key))
+            with directory_below(root.root, bin_) as there, directory_below(root.root, parent) as here, named:
+                os.rename(name, trash, src_dir_fd=here, dst_dir_fd=there)
+            return f"{bin_}/{trash}"
+        if not root.exists(key):
+            raise FileNotFoundError(f"{root.path(key)}: has just gone")
+        # The directory above was empty, and swept in between.
 
 
 def _tidy(root: Store) -> None:
     """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
-        for directory in (f"{STAGING}/{COLLECTED}", STAGING, GROUPS):
-            with contextlib.suppress(OSError):  # something else is in it, or it never was there
-                os.rmdir(root.path(directory))
-
-
-def _remove_prefix(root: Store, key: str) -> None:
-    root.fs.invalidate_cache()
-    root.remove(key)
+        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS)
 
 
 def _remove(root: Store, item: Garbage) -> None:
     """Remove garbage other than a version. A shard's receipt goes first."""
     if not root.is_local:
         if item.kind == "shard":
-            root.remove(f"{item.name}/{RECEIPT}")
-        _remove_prefix(root, item.name)
-    elif os.path.isdir(root.path(item.name)):
+            root.remove(f"{item.name}/{paths.RECEIPT}")
+        root.fs.invalidate_cache()
+        root.remove(item.name)
+    elif kind_of(root.path(item.name)) == "directory":
         with contextlib.suppress(FileNotFoundError):
-            _remove_tree(_throw_away(root, item.name))
+            root.remove(_throw_away(root, item.name))
     else:
-        Path(root.path(item.name)).unlink(missing_ok=True)
+        root.remove(item.name)
 
 
 def dead_staging(root: Store) -> list[Garbage]:
@@ -236,8 +224,8 @@ def dead_staging(root: Store) -> list[Garbage]:
     if not root.is_local:
         return []
     found = []
-    for build in names_of(root, STAGING):
-        for name in names_of(root, f"{STAGING}/{build}"):
+    for build in entries(root.root, STAGING):
+        for name in entries(root.root, f"{STAGING}/{build}"):
             key = f"{STAGING}/{build}/{name}"
             path = Path(root.path(key))
             if path.suffix != ".lock" and not _is_held(path.with_suffix(".lock")):
@@ -247,26 +235,25 @@ def dead_staging(root: Store) -> list[Garbage]:
 
 def _is_held(lock: Path) -> bool:
     try:
-        with lock.open("r+b") as file:
+        with contextlib.suppress(FileNotFoundError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
     return False
 
 
 def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Policy) -> Iterator[Garbage]:
-    """Everything that no kept version needs, nor a resumed build of the last days, once the versions that are *going* have
-    gone. A running build may need it.
-    """
+    """All that no kept version needs, nor a resumed build of the last days, when those *going* are gone. A running build may."""
     limit = _limit(policy)
     needs = needs_of(root, kept)
     unfinished = (version_key(version) for version in names_of(root, VERSIONS) if not is_dataset(root, version))
     yield from _left(root, unfinished, limit, "unfinished version", "never finished")
-    yield from _unneeded_shards(root, needs, limit)
+    yield from _unneeded_shards(root, kept, limit)
     yield from _unneeded_files(root, needs, limit)
-    yield from _quarantined(root, limit)
+    damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
+    yield from _old(root, damaged, limit, "quarantine", "damaged, and built again")
+    probes = (name for name in names_of(root, "") if name.startswith(".probe-"))
+    yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
     yield from _left(root, groups, limit, "group", "its build died or was another one")
@@ -275,22 +262,22 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
 
 
 class Needs(NamedTuple):
-    """Digests of what kept versions were made of: ingredients of shards, files, and what ``datasets`` converted."""
+    """Digests of what kept versions were made of: files, and what ``datasets`` converted."""
 
-    shards: frozenset[str]
     files: frozenset[str]
     converted: frozenset[str]
 
 
 def needs_of(root: Store, kept: list[Version]) -> Needs:
-    shards, files, converted = set(), set(), set()
+    files, converted = set(), set()
     for version in kept:
-        made_of = read_manifest(version_store(root, version.version))["provenance"]
-        shards |= {ingredients.digest for ingredients in ingredients_needed(made_of)}
-        files |= {file["sha256"] for source in made_of.get("sources", ()) for file in source.get("files", ())}
+        if (manifest := if_there(root, version.version, read_manifest)) is None:
+            continue  # another collection has just removed it
+        made_of = manifest["provenance"]
+        files |= {file["sha256"] for source in made_of.get("sources") or () for file in source.get("files", ())}
         if origin := read_origin(root, version.version):
             converted |= {digest_of("converted", found.uri) for source in origin.pinned for found in source.files}
-    return Needs(frozenset(shards), frozenset(files), frozenset(converted))
+    return Needs(frozenset(files), frozenset(converted))
 
 
 def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
@@ -301,54 +288,48 @@ def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: s
             yield Garbage(kind=kind, name=name, byte_count=size, why=why)
 
 
-def _unneeded_shards(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
-    def judge(key: str) -> Garbage | None:
-        name = shard_key(key)
-        try:
-            data = root.read(receipt_key(key))
-            receipt = read_receipt(data)
-            if ingredients_of(receipt.inputs).digest in needs.shards or not _is_before(root, receipt_key(key), limit):
-                return None
-            return Garbage(kind="shard", name=name, byte_count=receipt.byte_count + len(data), why="no kept version needs it")
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, IndexError):
-            size, newest = _size(root, name)
-            if newest is not None and newest >= limit:
-                return None
-            return Garbage(kind="shard", name=name, byte_count=size, why="it has no receipt that can be read")
+def _old(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
+    """Those of *keys* that were last written before *limit*."""
+    for key in keys:
+        if _is_before(root, key, limit):
+            yield Garbage(kind=kind, name=key, byte_count=_size(root, key)[0], why=why)
 
-    keys = [key for key in names_of(root, CACHE) if SHARD_KEY.fullmatch(key)]
+
+def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
+    held = {shard.key for version in kept for shard in read_index(root, version.version)}
+
+    def judge(key: str) -> Garbage | None:
+        size, newest = _size(root, shard_key(key))
+        if key in held:
+            return _shard(key, size, HELD)
+        return _shard(key, size, "no build went on with it") if newest is None or newest < limit else None
+
     with ThreadPoolExecutor(READERS) as pool:
-        yield from filter(None, pool.map(judge, keys))
+        yield from filter(None, pool.map(judge, stored_shards(root)))
 
 
 def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
-    for name in names_of(root, FILES):
-        key = f"{FILES}/{name}"
+    for name in names_of(root, paths.FILES):
+        key, name = f"{paths.FILES}/{name}", name.removesuffix(SIGNATURE)  # a signature goes with its record
         stem = name.partition(".")[0]
         needed = name == ".lock" or stem in needs.files or (name.endswith(".parquet") and stem in needs.converted)
         if name.endswith(".json") and not needed:
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-                needed = json.loads(root.read(key))["sha256"] in needs.files
-        if not needed and _is_before(root, key, limit):
-            yield Garbage(kind="file", name=key, byte_count=_size(root, key)[0], why="no kept version was made of it")
-
-
-def _quarantined(root: Store, limit: datetime) -> Iterator[Garbage]:
-    for name in names_of(root, QUARANTINE):
-        key = f"{QUARANTINE}/{name}"
-        if name != ".lock" and _is_before(root, key, limit):
-            yield Garbage(kind="quarantine", name=key, byte_count=_size(root, key)[0], why="damaged, and built again")
+                needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in needs.files
+        if not needed:
+            yield from _old(root, [key], limit, "file", "no kept version was made of it")
 
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:
     """Records of versions that are gone. A version's origin goes with it."""
     there = set(names_of(root, VERSIONS))
-    for directory, kept in ((RUNS, there - going), (ORIGINS, there)):
+    # An origin is written when its version is there.
+    with_version = ((paths.RUNS, there - going, limit), (paths.ORIGINS, there, ALWAYS), (paths.INDEX, there, ALWAYS))
+    for directory, kept, before in with_version:
         for name in names_of(root, directory):
-            version = name.removesuffix(".json").rpartition("-")[2]
-            key = f"{directory}/{name}"
-            if version not in kept and _is_before(root, key, limit):
-                yield Garbage(kind="record", name=key, byte_count=_size(root, key)[0], why=f"version {version} is gone")
+            version = name.removesuffix(SIGNATURE).removesuffix(".json").rpartition("-")[2]
+            if version not in kept:
+                yield from _old(root, [f"{directory}/{name}"], before, "record", f"version {version} is gone")
 
 
 def _is_before(root: Store, key: str, limit: datetime) -> bool:
@@ -362,9 +343,9 @@ def _is_before(root: Store, key: str, limit: datetime) -> bool:
 
 def _size(root: Store, key: str) -> tuple[int, datetime | None]:
     """Bytes of an object, or of all below a prefix, and when the newest of them was written."""
-    root.fs.invalidate_cache()
     try:
-        infos = root.ask("find", key, detail=True).values()
+        is_file = root.is_local and kind_of(root.path(key)) == "file"
+        infos = [root.info(key)] if is_file else [info for _, info in (root / key).infos()]
     except FileNotFoundError:
         return 0, None
     times = [at for info in infos if (at := changed_at(info)) is not None]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
+from flat_tokens.stores import signing
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
-from tasks.cores import available_cores
+from tasks.config import available_cores
+from tasks.faults import faults_of
+from tasks.locations import Output
 from tasks.models import FORMAT_SEMANTICS, Model, digest_of
 from tasks.output.paths import GROUPS
 from tasks.output.pointer import read_pointer
@@ -21,7 +25,6 @@ from tasks.output.staging import Place
 from tasks.progress import Done, meter, repeating
 
 READERS = 16
-
 LASTING = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, ImportError, FileNotFoundError, PermissionError)
 """Errors that another try would meet again: bad input, faults of ours, files and packages that a machine does not have."""
 
@@ -34,19 +37,18 @@ class GroupStep(Model):
 
 
 class Group(Model):
-    """Items to take through some steps, for a process of its own: the same work, the same digest. ``keep_files``: fetched
-    files stay in the scratch directory, for others; without it they go with the group. ``labels``: the items, as people see
-    them.
+    """Items to take through some steps, for a process of its own: the same work, the same digest. ``keep_files``: fetched files
+    stay in the scratch directory, for others; without it they go with the group. ``labels``: the items, as people see them.
     """
 
-    output: str
+    output: Output
     scratch: str | None
     keep_files: bool
     workers: int | None
     report_seconds: float
     steps: tuple[GroupStep, ...] = Field(min_length=1)
     items: tuple[JsonValue, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = Field(min_length=1)
     semantics: str = FORMAT_SEMANTICS
 
     @property
@@ -60,7 +62,7 @@ class Group(Model):
 
     def place(self, attempt: Place) -> Place:
         """The place that an attempt at the group writes to."""
-        return attempt if self.keep_files else attempt.model_copy(update={"scratch": attempt.staging})
+        return attempt if self.keep_files else attempt._replace(scratch=attempt.staging)
 
     @property
     def label(self) -> str:
@@ -91,26 +93,30 @@ class Report(Model):
 def put_group(root: Store, group: Group) -> str:
     """Store a group under its digest, unless it is there. Return the digest."""
     digest = group.digest
-    key = f"{GROUPS}/{digest}/group.json"
-    if not root.exists(key):
-        root.put(key, group.model_dump_json().encode())
+    here = root / GROUPS / digest
+    if signing.keys() or not here.exists("group.json"):
+        here.put("group.json", group.model_dump_json().encode())
     return digest
 
 
 def read_group(root: Store, digest: str) -> Group:
-    """The group of that digest. FileNotFoundError where there is none (any more), ValueError where it is not what was stored,
-    or of another release of this program.
-    """
-    facts = json.loads(root.read(f"{GROUPS}/{digest}/group.json"))
-    if isinstance(facts, dict) and (theirs := facts.get("semantics")) != FORMAT_SEMANTICS:
+    """The group of that digest. FileNotFoundError where it is not there; ValueError where it is damaged or of another release."""
+    key = f"{GROUPS}/{digest}/group.json"
+    facts = read_json(root, key)
+    if not signing.keys() and root.exists(key + signing.SIGNATURE):
+        raise ValueError(f"the build signs, but {platform.node()} has no key. Set {signing.KEY_FILE} on every worker.")
+    if (theirs := facts.get("semantics")) != FORMAT_SEMANTICS:
         raise ValueError(
             f"the build stores tokens by semantics {theirs}, this worker by {FORMAT_SEMANTICS}. Update the older one."
         )
-    if isinstance(facts, dict) and "steps" not in facts:
+    if "steps" not in facts:
         raise ValueError("the build hands out groups in another form than this worker reads. Update the older one.")
-    group = Group.model_validate(facts)
+    try:
+        group = Group.model_validate(facts)
+    except ValidationError as error:
+        raise ValueError(f"{root.path(key)} is damaged: {faults_of(error, Group)[0]}. Run the build again.") from error
     if group.digest != digest:
-        raise ValueError(f"{root.path(f'{GROUPS}/{digest}/group.json')} does not have its own digest. Run the build again.")
+        raise ValueError(f"{root.path(key)} does not have its own digest. Run the build again.")
     return group
 
 
@@ -125,13 +131,13 @@ def check_seen(root: Store) -> None:
 
 def put_report(root: Store, digest: str, run: str, report: Report) -> None:
     facts = report.model_dump(mode="json")
-    root.put(f"{GROUPS}/{digest}/{run}.json", json.dumps({"sha256": digest_of(facts), **facts}).encode())
+    (root / GROUPS / digest).put(f"{run}.json", json.dumps({"sha256": digest_of(facts), **facts}).encode())
 
 
 def read_report(root: Store, digest: str, run: str) -> Report | None:
     """The last report of a run on a group; None where there is none yet, or none that can be trusted."""
     try:
-        facts: dict[str, Any] = json.loads(root.read(f"{GROUPS}/{digest}/{run}.json"))
+        facts = read_json(root, f"{GROUPS}/{digest}/{run}.json")
         return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -151,49 +157,37 @@ def forget(root: Store, digest: str) -> None:
             os.rmdir(root.path(GROUPS))
 
 
-class Reporter:
-    """Writes the reports of one run on a group."""
+@contextlib.contextmanager
+def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
+    """Report on a group every few seconds until the block ends, then how it ended. The block appends to the list the result of
+    each item, in the group's order.
+    """
+    results: list[JsonValue] = []
+    digest, numbers = group.digest, itertools.count(1)
 
-    def __init__(self, root: Store, group: Group, run: str) -> None:
-        self._root, self._group, self._run = root, group, run
-        self._results: list[JsonValue] = []
-        self._number = 0
-
-    def add(self, result: JsonValue) -> None:
-        """The next item, in the group's order, is done."""
-        self._results.append(result)
-
-    def report(self, fault: Fault | None = None, *, is_done: bool = False) -> None:
-        """Write how far the group has come; at the end, its results."""
-        self._number += 1
-        done = len(self._results)
-        report = Report(
+    def report(fault: Fault | None = None, *, is_done: bool = False) -> None:
+        done = len(results)
+        progress = Report(
             host=platform.node(),
             process=os.getpid(),
-            number=self._number,
+            number=next(numbers),
             done=meter.read().done,
-            under_way=self._group.labels[done : done + 2 * (self._group.workers or available_cores())],
+            under_way=group.labels[done : done + 2 * (group.workers or available_cores())],
             fault=fault,
-            results=tuple(self._results) if is_done else None,
+            results=tuple(results) if is_done else None,
         )
-        put_report(self._root, self._group.digest, self._run, report)
+        put_report(root, digest, run, progress)
 
-
-@contextlib.contextmanager
-def reporting(root: Store, group: Group, run: str) -> Iterator[Reporter]:
-    """Report on a group every few seconds until the block ends, then how it ended."""
-    reporter = Reporter(root, group, run)
-
-    def report() -> None:
+    def report_again() -> None:
         # A report that does not get through is missed by nobody if the next one does.
         with contextlib.suppress(Exception):
-            reporter.report()
+            report()
 
-    reporter.report()
+    report()
     try:
-        with repeating(group.report_seconds, report, "report"):
-            yield reporter
+        with repeating(group.report_seconds, report_again, "report"):
+            yield results
     except Exception as error:
-        reporter.report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
+        report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
         raise
-    reporter.report(is_done=True)
+    report(is_done=True)

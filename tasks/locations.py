@@ -1,96 +1,277 @@
-"""Locations: paths and URLs from outside, checked once, by one type."""
+"""Locations: paths and URLs from outside, checked once, by one type; and requests of them, checked at every hop.
+
+A location is stored as people wrote it. It is refused where two programs could read it in two ways: then what was checked is
+what is opened.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
-import posixpath
 import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-)
+import fsspec
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from flat_tokens.stores.local import real_path
 
 SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
-NEED_A_HOST = ("http", "https", "gs", "gcs", "s3", "s3a")
-SECRET_PARAMETERS = re.compile(r"token|secret|signature|password|credential|apikey|api_key|^sig$|^key$", re.I)
+LOCAL = ("file", "local")
+WEB = {"http": 80, "https": 443}
+SAME_STORE = {"gcs": "gs", "s3a": "s3"}
+HARMLESS = "alt|date|dl|download|file|format|lang|limit|name|offset|page|part|path|raw|ref|revision|type|version|versionId"
+"""Parameters that URLs may have. Any other one may be a secret."""
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*:"
+_USER = rf"(?:(?!hf://){_SCHEME}[/\\]*[^/\\?#]*@|{_SCHEME}[\s\S]*:[/\\]+[^/\\?#]*@|hf://[^/]*:[^/]*@)"
+_SIGNED = (
+    rf"(?:{_SCHEME}[\s\S]*(?:[?&;#]|%3[FBfb]|%2[36])(?!(?:{HARMLESS})=)[^=&;#/]*="
+    rf"|[Hh][Tt][Tt][Pp][Ss]?:[\s\S]*(?:#|\?(?!(?:{HARMLESS})=)|\?[\s\S]*[&;](?!(?:{HARMLESS})=)))"
+)
+WITHOUT_SECRETS = rf"^(?!\s*{_USER})(?!\s*{_SIGNED})"
+"""For JSON schemas: Prefect's server refuses secrets by it before it stores a run."""
+_UP = re.compile(r"(^|[/\\])\.\.?(;[^/\\]*)?([/\\]|$)")
+_SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?!0*$)\d{1,5})?")
+_HUB_REVISION = re.compile(r"^((?:(?:datasets|spaces)/|(?!datasets/|spaces/))[^/@]+/[^/@]+)@(?:refs/(?:convert|pr)/[^/]+|[^/]*)")
 
 
 def plain_location(location: str) -> str:
-    """Refuse a location that must not stand in a run's parameters, or cannot be one."""
-    if not location.strip() or "\0" in location:
+    """Refuse a location that must not stand in a run's parameters, or cannot be one. Secrets are not repeated."""
+    # A secret may stand anywhere: only a host that ends as a host does is shown, and only a name that is made of letters.
+    host = re.match(rf"\s*{_SCHEME}//(?:[^/?#\\]*@)?({_SERVER.pattern})(?=[/?#]|$)", location)
+    named, ambient = f"the URL of {host[1]}" if host else "a location", "ambient credentials (environment, instance role)"
+    if any(re.match(rf"\s*{_USER}", text) for text in _decoded(location)):
+        raise ValueError(f"{named} carries credentials. Parameters are shown in plain text: use {ambient} instead.")
+    if any(re.match(rf"\s*{_SIGNED}", text) for text in _decoded(location)):
+        name, *_ = re.findall(rf"[?&;#](?!(?:{HARMLESS})=)([A-Za-z_-]{{2,24}})=[^=&;#]", location) or ["more than a path"]
+        raise ValueError(f"{named} is signed ({name}). Use ambient credentials instead. Known as harmless: {HARMLESS}")
+    scheme, separator, rest = location.partition("://")
+    if not location.strip() or "\0" in location or (separator and not rest):
         raise ValueError(f"{location!r} is not a path or URL")
-    if "::" in location:
+    if "::" in re.sub(r"//\[[0-9A-Fa-f:.]+\]", "//", location, count=1):
         raise ValueError("chained URLs ('::') are not accepted; name the file itself")
-    if re.search(r"(^|/)(?!\.{1,2}/)[^/:]+/\.\.(/|$)", location):
+    if separator and scheme not in SCHEMES:
+        raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are")
+    if separator and scheme not in LOCAL:
+        return _plain_url(location, scheme, rest)
+    path = rest or location
+    if (start := re.match(_SCHEME, path)) and start[0][:-1].lower() in SCHEMES:
+        raise ValueError(f"{start[0]} begins no path, and a URL begins with one {start[0].lower()}//")
+    if re.search(r"(^|/)(?!\.{1,2}/)[^/]+/\.\.(/|$)", path):
         raise ValueError(f"{location} goes down and up again ('..'); write where it leads")
-    parts = urlsplit(location)
-    if "://" in location and parts.scheme not in SCHEMES:
-        raise ValueError(f"{location.partition('://')[0]}:// is not known here; {', '.join(SCHEMES)} are")
-    if parts.scheme in NEED_A_HOST and not parts.netloc:
-        raise ValueError(f"{location} names no {'server' if parts.scheme.startswith('http') else 'bucket'}")
-    if "@" in parts.netloc and parts.scheme not in ("", "hf"):
-        raise ValueError(
-            f"the URL of {parts.hostname} carries credentials. Parameters are shown in plain text: use ambient credentials "
-            "(environment, instance role) instead."
-        )
-    if secrets := [name for name, _ in parse_qsl(parts.query) if SECRET_PARAMETERS.search(name)]:
-        raise ValueError(f"the URL of {parts.hostname} is signed ({secrets[0]}). Use ambient credentials instead.")
     return location
+
+
+def _decoded(text: str) -> Iterator[str]:
+    """A text, and what it is each time that somebody on its way decodes it."""
+    yield text
+    while (further := unquote(text)) != text:
+        yield (text := further)
+
+
+def _plain_url(location: str, scheme: str, rest: str) -> str:
+    host = re.split(r"[/?#]", rest)[0]
+    if scheme not in ("hf", "memory") and not host:
+        raise ValueError(f"{location} names no {'server' if scheme in WEB else 'bucket'}")
+    if scheme in WEB and not _SERVER.fullmatch(host):
+        raise ValueError(f"{scheme}:// is not followed by a server: a name or an address in ASCII, and perhaps a port")
+    if re.search(r"[\x00-\x1f\x7f]|^\s|\s$", location) or (scheme not in WEB and "://" in rest):
+        raise ValueError(f"{location!r} is not one URL. Write it without line breaks, spaces around it, or a second scheme.")
+    if _goes_up(location):
+        raise ValueError(f"{location} goes up ('..', also encoded) or nowhere ('.'); write where it leads")
+    return location
+
+
+def _goes_up(url: str) -> bool:
+    path = re.split(r"[?#]", url)[0] if url.startswith("http") else url
+    return any(_UP.search(text) for text in _decoded(path))
 
 
 INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS"
 """Environment variables of the workers: paths and URLs, with commas between them, to which the reads and writes of
-all runs are bound. Writing includes reading. Without a variable there is no such bound.
-"""
+all runs are bound. Writing includes reading. Without a variable there is no such bound."""
+
+
+def unbound() -> str | None:
+    """A warning for people where the operator has bound reads or writes to no roots."""
+    missing = " and ".join(name for name in (INPUT_ROOTS, OUTPUT_ROOTS) if not os.environ.get(name))
+    return f"{missing} not set: whoever starts runs has them read or write all that this worker can" if missing else None
 
 
 def readable(location: str) -> str:
-    """Refuse a location outside of the roots for input, where the operator has set any."""
-    return _within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
+    """Refuse a location outside of the roots for input, where the operator has set any, and link-local addresses that no root
+    names: cloud machines are told their credentials there.
+    """
+    _check_within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
+    if location.startswith(("http://", "https://")):
+        check_hop(location, location)
+    return location
 
 
 def writable(location: str) -> str:
     """Refuse a location that cannot be written, or lies outside of the roots for output, where the operator has set any."""
     if location.startswith(("http://", "https://")):
         raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
-    return _within(location, "written", OUTPUT_ROOTS)
+    return _check_within(location, "written", OUTPUT_ROOTS)
 
 
-def _within(location: str, verb: str, variable: str, *more: str) -> str:
-    if not os.environ.get(variable):
+def _check_within(location: str, verb: str, *variables: str) -> str:
+    if not (roots := _roots(*variables)) or is_within(location, roots):
         return location
-    listed = ",".join(os.environ.get(name, "") for name in (variable, *more))
-    roots = [root.strip() for root in listed.split(",") if root.strip()]
+    allowed = f"{variables[0]} allows {', '.join(roots)}"
+    raise ValueError(f"{location} may not be {verb} here: {allowed}. Ask who runs the workers for more.")
+
+
+def _roots(first: str, *more: str) -> list[str]:
+    """The roots of several variables; none where the *first* has none."""
+    listed = ",".join(os.environ.get(name, "") for name in (first, *more)) if os.environ.get(first) else ""
+    return [root.strip() for root in listed.split(",") if root.strip()]
+
+
+def is_within(location: str, roots: Sequence[str]) -> bool:
+    """Whether a location lies within one of several roots."""
     store, path = place_of(location)
-    for root in map(place_of, roots):
-        if root[0] == store and os.path.commonpath([root[1], path]) == root[1]:
-            return location
-    raise ValueError(
-        f"{location} may not be {verb} here: {variable} allows {', '.join(roots)}. Ask who runs the workers for more."
-    )
+    if store and (_goes_up(location) or "::" in location.partition("://")[2].partition("/")[2]):
+        return False  # programs differ in where that leads
+    return any(root[0] == store and f"{path}/".startswith(f"{root[1].rstrip('/')}/") for root in map(place_of, roots))
 
 
 def _path(value: Any) -> Any:
     return plain_location(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
-Location = Annotated[str, BeforeValidator(_path), AfterValidator(readable)]
-Output = Annotated[str, BeforeValidator(_path), AfterValidator(writable)]
+Unsigned = Annotated[str, Field(json_schema_extra={"pattern": WITHOUT_SECRETS})]
+"""A parameter that may name a place among other things."""
+Location = Annotated[Unsigned, BeforeValidator(_path), AfterValidator(readable)]
+Output = Annotated[Unsigned, BeforeValidator(_path), AfterValidator(writable)]
 
 
 def local_path(location: str) -> str | None:
     """The path of a location on this machine; None where it is elsewhere."""
-    path = location.removeprefix("file://").removeprefix("local://")
-    return None if "://" in path else os.path.expanduser(path)
+    scheme, separator, rest = location.partition("://")
+    if separator and scheme not in LOCAL:
+        return None
+    return os.path.expanduser(rest if separator else location)
 
 
 def place_of(location: str) -> tuple[str, str]:
-    """The store of a location and its path there; links of a local one are resolved."""
-    path = local_path(location)
-    if path is not None:
-        return "", os.path.realpath(path)
+    """The store of a location - its scheme, and a server's name and port - and its path there. Links of a local one are
+    resolved; the path on a server has one spelling; a revision is no part of a path on the hub.
+    """
+    if (path := local_path(location)) is not None:
+        return "", real_path(path)
     scheme, _, rest = location.partition("://")
-    return {"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), posixpath.normpath("/" + rest.lstrip("/"))
+    if scheme in WEB:
+        parts = urlsplit(location)
+        spelled = (quote(unquote_to_bytes(part), safe="") for part in parts.path.rstrip("/").split("/"))
+        return f"{scheme}://{parts.hostname}:{parts.port or WEB[scheme]}", "/".join(spelled)
+    rest = _HUB_REVISION.sub(r"\1", rest) if scheme == "hf" else rest
+    return SAME_STORE.get(scheme, scheme), "/" + (rest.strip("/") if scheme == "memory" else rest.rstrip("/"))
+
+
+def check_hop(began: str, url: str, address: str = "") -> None:
+    """Refuse a request of *url*, to which one of *began* was led, perhaps by way of others. *address*: the server's, once it is
+    known. Within the roots all may be asked; what began at the hub may lead to its other pages and to public servers by https,
+    as the hub's own files do. Without roots, all but link-local addresses.
+    """
+    parts, roots = urlsplit(url), _roots(INPUT_ROOTS, OUTPUT_ROOTS)
+    if parts.scheme in WEB and roots and is_within(url, roots):
+        return
+    hub = _origin(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    of_hub, number = _origin(began) == hub, _number(address or parts.hostname or "")
+    if of_hub and _origin(url) == hub:
+        return
+    is_public = parts.scheme == "https" and (number is None or number.is_global)
+    told = f"{began} leads to {parts.scheme}://{parts.hostname}{f' ({address})' if address else ''}"
+    if parts.scheme not in WEB or (roots and not (of_hub and is_public)):
+        raise ValueError(f"{told}, which may not be read here: {INPUT_ROOTS} allows {', '.join(roots) or 'http and https'}")
+    if number is not None and number.is_link_local:
+        raise ValueError(f"{told}, a link-local address: cloud machines are told their credentials at such. No root names it.")
+
+
+def _origin(url: str) -> str:
+    return place_of(url)[0] if url.startswith(("http://", "https://")) else ""
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host's name is, in any way of writing it."""
+    with contextlib.suppress(OSError, ValueError):
+        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+    with contextlib.suppress(ValueError):
+        number = ipaddress.IPv6Address(host.strip("[]").partition("%")[0])
+        # IPv4 within IPv6: compatible, mapped, by way of a translator
+        is_inner = int(number) >> 32 in (0, 0xFFFF, 0x64FF9B << 64)
+        return ipaddress.IPv4Address(int(number) & 0xFFFFFFFF) if is_inner else number
+    return None
+
+
+def checked_session(began: str) -> Any:
+    """A session of ``requests`` for one request, of which each hop is checked. Behind a proxy, which looks names up by itself,
+    only its URL is.
+    """
+    import requests  # takes a while
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        def get_connection_with_tls_context(self, request: Any, *arguments: Any, **options: Any) -> Any:
+            check_hop(began, request.url)
+            pool: Any = super().get_connection_with_tls_context(request, *arguments, **options)
+            if pool.proxy is None:
+                pool.ConnectionCls = type("Checked", (_Peer, pool.ConnectionCls), {"asked": (began, request.url)})
+            return pool
+
+    session = requests.Session()
+    for scheme in WEB:
+        session.mount(f"{scheme}://", Adapter())
+    return session
+
+
+class _Peer:
+    """A connection of ``requests`` that is given up, before it is used, if the server may not be asked."""
+
+    asked = ("", "")
+
+    def _new_conn(self) -> Any:
+        connected: Any = super()._new_conn()  # type: ignore[misc]
+        with contextlib.ExitStack() as held:
+            held.callback(connected.close)
+            check_hop(*self.asked, connected.getpeername()[0])
+            held.pop_all()
+        return connected
+
+
+_began: ContextVar[str] = ContextVar("_began")
+
+
+async def checked_client(**options: Any) -> Any:
+    """The client of fsspec's stores at http: each hop is checked, and headers of ours go to the first server alone."""
+    import aiohttp  # takes a while
+
+    async def begin(session: Any, context: Any, request: Any) -> None:
+        _began.set(str(request.url))
+
+    class Connector(aiohttp.TCPConnector):
+        async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+            began, url = _began.get(), str(req.url)
+            check_hop(began, url)
+            for name in () if _origin(url) == _origin(began) else ("Authorization", "Cookie", *(options.get("headers") or ())):
+                req.headers.popall(name, None)
+            connection: Any = await super().connect(req, traces, timeout)
+            with contextlib.ExitStack() as held:
+                held.callback(connection.close)
+                if req.proxy is None:
+                    check_hop(began, url, connection.transport.get_extra_info("peername")[0])
+                held.pop_all()
+            return connection
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begin)
+    return aiohttp.ClientSession(connector=Connector(), trace_configs=[trace], **options)
+
+
+for _scheme in WEB:
+    fsspec.config.conf.setdefault(_scheme, {}).setdefault("get_client", checked_client)

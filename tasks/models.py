@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import StoredObject
@@ -21,6 +16,9 @@ FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
 
 Split = SplitName
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A name and never a path: what is below an output stays there."""
 
 
 def digest_of(*parts: Any) -> str:
@@ -46,10 +44,6 @@ class FoundFile(Model):
     content: str | None = Field(None, description="sha256:... or blob:..., where the store tells: the same under every name")
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
 
-    @property
-    def label(self) -> str:
-        return self.name
-
 
 class SourceFile(Model):
     """A file with a known content. It is readable at its location only where somebody has brought it there."""
@@ -58,7 +52,7 @@ class SourceFile(Model):
     name: str = Field(description="Name below its source, for people and the manifest")
     location: str = Field("", description="Local path, if it was brought to a machine; not part of its identity")
     size: int
-    sha256: str
+    sha256: Digest
     format: FileFormat
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
     stamp: tuple[int, ...] = Field((), description="Size, times and inode when the digest was taken")
@@ -84,10 +78,23 @@ class Slice(Model):
         return f"{self.file.name}[{self.start}:{self.stop}]" + (f"@{self.rows[0]}" if self.rows else "")
 
 
-class TokenShard(Model):
-    """The receipt of a slice's tokens. It is written last, so that its presence says that the shard is whole."""
+class Held(Model):
+    """Where a published version holds the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order
+    of their rows. ``first_row``: the row of the file at which the slice begins.
+    """
 
-    key: str
+    version: Name
+    first_row: int
+    train: tuple[int, int]
+    validation: tuple[int, int]
+
+
+class TokenShard(Model):
+    """The tokens of a slice: objects of its own, of which this is the receipt; it is written last, so that its presence says
+    that the shard is whole. Or a version holds them, and this stands in its index.
+    """
+
+    key: Name
     inputs: dict[str, Any] = Field(description="What the key is a digest of")
     objects: tuple[StoredObject, ...]
     text_bytes: int
@@ -98,9 +105,15 @@ class TokenShard(Model):
     replaced: dict[str, int]
     token_count: int
     max_token_id: int
+    segments: str = Field("", description="Digest and documents of each segment, base64; empty: not known")
+    text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
+    masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
+    held: Held | None = Field(None, description="The place in a version that holds the tokens, instead of objects")
 
     @model_validator(mode="after")
     def nothing_lost(self) -> Self:
+        if wrong := [stored.key for stored in self.objects if {"", ".", ".."} & set(stored.key.split("/"))]:
+            raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is no name of an object below it")
         if self.read != self.written + sum(self.skipped.values()):
             raise ValueError(f"shard {self.key[:12]}: read {self.read}, written {self.written}, skipped {self.skipped}")
         return self

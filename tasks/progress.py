@@ -5,22 +5,35 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+WINDOW_SECONDS = 60.0
+"""The rate of late is that of so many seconds."""
+MARK_SECONDS = 1.0
+SETTLING_SECONDS = 4.0
+"""No rate is told before work was under way for so long."""
+STEADY = 2.0
+"""Nor before the rates of the earlier and the later half of the time differ by less than this factor."""
+
 
 class Done(NamedTuple):
-    """Counts of a stage; bytes are those of text tokenized, of tokens written or of objects checked."""
+    """Counts of a stage; bytes are those of text tokenized, of tokens written or of objects checked. ``stored``: those bytes of
+    them that earlier work had stored, and that were only found to be there.
+    """
 
     bytes: int = 0
     documents: int = 0
     tokens: int = 0
     faults: int = 0
+    stored: int = 0
 
 
 class Progress(NamedTuple):
     """A stage at a moment: seconds since it began, the bytes that it will do in all (0: not known) and what it has done.
-    ``before``: bytes that were done when it began, during the stage before.
+    ``before``: bytes that were done when it began, during the stage before. ``stored``: bytes of the total that were stored when
+    it began. ``recent``: bytes of its own work a second of late; None until that is known.
     """
 
     stage: str
@@ -28,16 +41,50 @@ class Progress(NamedTuple):
     total: int
     done: Done
     before: int = 0
+    stored: int = 0
+    recent: float | None = None
+
+    @property
+    def work(self) -> int:
+        """Bytes of its own work."""
+        return max(self.done.bytes - self.done.stored - self.before, 0)
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
-        return (self.done.bytes - self.before) / max(self.seconds, 0.1)
+        """Bytes of its own work a second: of late, or else since it began."""
+        return self.recent or self.work / max(self.seconds, 0.1)
 
     @property
     def left(self) -> float | None:
-        """Seconds left at this rate; None where that is not known."""
-        return (self.total - self.done.bytes) / self.rate if self.total > self.done.bytes and self.rate else None
+        """Seconds left at the rate of late; None where that is not known."""
+        to_do = self.total - self.done.bytes - max(self.stored - self.done.stored, 0)
+        return max(to_do, 0) / self.recent if self.recent and self.total > self.done.bytes else None
+
+
+class Pace:
+    """How fast the work of a stage goes, from its first result on: what came before that was waiting."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+        self._is_known = False
+
+    def mark(self, at: float, work: int) -> None:
+        """Take note of the bytes that have been done."""
+        if work > 0 and (not self._marks or at >= self._marks[-1][0] + MARK_SECONDS):
+            self._marks.append((at, work))
+            while len(self._marks) > 2 and at - self._marks[1][0] >= WINDOW_SECONDS:
+                self._marks.popleft()
+
+    def rate(self, now: float, work: int) -> float | None:
+        """Bytes a second of late. None until work is under way, and steady."""
+        if not self._marks or now - self._marks[0][0] < SETTLING_SECONDS:
+            return None
+        began, first = self._marks[0]
+        middle, half = min(self._marks, key=lambda mark: abs(mark[0] - (began + now) / 2))
+        if not self._is_known and began < middle < now:
+            earlier, later = (half - first) / (middle - began), (work - half) / (now - middle)
+            self._is_known = 0 < earlier < STEADY * later and later < STEADY * earlier
+        return (work - first) / (now - began) if self._is_known and work > first else None
 
 
 class _Begun(NamedTuple):
@@ -45,6 +92,8 @@ class _Begun(NamedTuple):
     at: float
     total: int
     before: int
+    stored: int
+    pace: Pace
 
 
 class Meter:
@@ -56,11 +105,14 @@ class Meter:
         self._begun: dict[str, _Begun] = {}
         self.begin("start")
 
-    def begin(self, stage: str, total: int = 0) -> None:
-        """Begin a stage. Work that was counted for it during the stage before counts."""
+    def begin(self, stage: str, total: int = 0, stored: int = 0) -> None:
+        """Begin a stage. Work that was counted for it during the stage before counts. *stored*: bytes of the total for which
+        there is nothing left to do.
+        """
         with self._lock:
             self._begun.pop(stage, None)
-            self._begun[stage] = _Begun(stage, time.monotonic(), total, self._counts.get(stage, Done()).bytes)
+            before = self._counts.get(stage, Done()).bytes
+            self._begun[stage] = _Begun(stage, time.monotonic(), total, before, stored, Pace())
 
     def expect(self, more: int) -> None:
         """Add to the work of the stage that is under way."""
@@ -68,16 +120,21 @@ class Meter:
             now = next(reversed(self._begun.values()))
             self._begun[now.stage] = now._replace(total=now.total + more)
 
-    def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0, faults: int = 0) -> None:
+    def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0, faults: int = 0, stored: int = 0) -> None:
         with self._lock:
             before = self._counts.get(stage, Done())
-            self._counts[stage] = Done(*map(sum, zip(before, (done, documents, tokens, faults), strict=True)))
+            self._count(stage, Done(*map(sum, zip(before, (done, documents, tokens, faults, stored), strict=True))))
 
     def put(self, stage: str, total: int, done: Done) -> None:
         """Set the total and the counts of a stage that is counted elsewhere."""
         with self._lock:
             self._begun[stage] = self._begun[stage]._replace(total=total)
-            self._counts[stage] = done
+            self._count(stage, done)
+
+    def _count(self, stage: str, done: Done) -> None:
+        self._counts[stage] = done
+        if begun := self._begun.get(stage):
+            begun.pace.mark(time.monotonic(), done.bytes - done.stored - begun.before)
 
     def reset(self) -> None:
         with self._lock:
@@ -92,12 +149,13 @@ class Meter:
     def stages(self) -> list[Progress]:
         """The stages that have begun, in order. The last one is under way, the others are as they ended."""
         with self._lock:
-            begun = list(self._begun.values())
-            ends = [*(following.at for following in begun[1:]), time.monotonic()]
-            return [
-                Progress(stage, end - at, total, self._counts.get(stage, Done()), before)
-                for (stage, at, total, before), end in zip(begun, ends, strict=True)
+            begun, now = list(self._begun.values()), time.monotonic()
+            ends = [*(following.at for following in begun[1:]), now]
+            found = [
+                Progress(one.stage, end - one.at, one.total, self._counts.get(one.stage, Done()), one.before, one.stored)
+                for one, end in zip(begun, ends, strict=True)
             ]
+            return [*found[:-1], found[-1]._replace(recent=begun[-1].pace.rate(now, found[-1].work))]
 
 
 meter = Meter()

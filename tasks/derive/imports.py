@@ -7,6 +7,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
 from flat_tokens.keys import token_keys
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import LOSS_MASK, SPLITS
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import options_of
 from tasks.derive.request import ImportRequest
@@ -25,7 +26,7 @@ from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.shards.receipts import load_shard
+from tasks.shards.index import Indexed, load_or_held
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
 from tasks.text.documents import stamp
@@ -66,9 +67,8 @@ class ImportPart(Model):
 
 def open_import(path: str, format: str | None, options: dict[str, Any]) -> Opened:
     """Open the files at a path. ValueError where they are a dataset already."""
+    format = format or (open_any(path).format if options else None)
     opened = open_any(path, format, options_of(format, options) if format and options else None)
-    if options and format is None:
-        opened = open_any(path, opened.format, options_of(opened.format, options))
     if opened.format == FLAT_TOKENS and len(opened.splits) > 1:
         raise ValueError(
             f"{path}: is a flat-tokens dataset already. python -m flows relayout copies it, with its documents' keys."
@@ -89,26 +89,14 @@ def digest_file(key: str, url: str) -> StoredObject:
 
 def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
     """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each."""
-    content = imported_content(stored)
+    part: dict[str, Any] = {"path": request.path, "format": opened.format, "options": request.options, "tokenizer": tokenizer}
+    part["content"] = imported_content(stored)
     parts = []
-    for split in SPLITS:
-        if split not in opened.splits:
-            continue
+    for split in (split for split in SPLITS if split in opened.splits):
         count = opened.splits[split].seq_count
         cuts = min(max(1, -(-sum(one.size for one in of_split(split, opened, stored)) // PART_BYTES)), max(count, 1))
-        for i in range(cuts):
-            parts.append(
-                ImportPart(
-                    path=request.path,
-                    format=opened.format,
-                    options=request.options,
-                    content=content,
-                    tokenizer=tokenizer,
-                    split=split,
-                    start=count * i // cuts,
-                    stop=count * (i + 1) // cuts,
-                )
-            )
+        for start, stop in pairwise(count * i // cuts for i in range(cuts + 1)):
+            parts.append(ImportPart(**part, split=split, start=start, stop=stop))
     return parts
 
 
@@ -117,20 +105,25 @@ def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> li
     return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
 
 
-def import_part(part: ImportPart, place: Place) -> TokenShard:
-    """The token shard of a part: the stored one if it is whole, else written now."""
+def import_part(part: ImportPart, place: Place, indexed: Indexed = ()) -> TokenShard:
+    """The tokens of a part: those that are stored or that a version holds, if they are whole, else written now."""
     key = digest_of(part.inputs())
-    stored = load_shard(place.root, key)
+    stored = load_or_held(place.root, indexed, key)
     if stored is not None:
-        meter.add("import", 4 * stored.token_count, stored.read, stored.token_count)
+        meter.add("import", 4 * stored.token_count, stored.read, stored.token_count, stored=4 * stored.token_count)
         return stored
     opened = _opened(part.path, part.format, json.dumps(part.options, sort_keys=True), part.content)
     return write_shard(_make_shard(part, key, opened.splits[part.split], place), place)
 
 
+def has_loss_mask(split: Readable) -> bool:
+    """Whether a split in some format says which of its tokens count for the loss."""
+    return getattr(split, LOSS_MASK, None) is not None
+
+
 def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -> TokenShard:
     count = part.stop - part.start
-    with staging_shard(key, place) as writer:
+    with staging_shard(key, place, has_loss_mask(sequences)) as writer:
 
         def written() -> Iterator[TokenBatch]:
             for batch in ahead(sequences.batches(part.start, part.stop)):
@@ -144,41 +137,23 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -
             writer.row.append(np.arange(start, min(start + ROWS_AT_A_TIME, count), dtype=np.uint64))
     if writer.tokens.seq_count != count:
         raise ValueError(f"{part.path}: {part.split} has {writer.tokens.seq_count} sequences from {part.start} to {part.stop}")
-    return TokenShard(
-        key=key,
-        inputs=part.inputs(),
-        text_bytes=0,
-        rows=count,
-        read=count,
-        written=count,
-        skipped={},
-        replaced={},
-        **writer.stored,
-    )
+    counts = dict.fromkeys(("rows", "read", "written"), count)
+    return TokenShard(key=key, inputs=part.inputs(), text_bytes=0, **counts, skipped={}, replaced={}, **writer.stored)
 
 
 def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
-    """The provenance of an imported version. Each split is a file of its one source, and each sequence a row of that: the
-    format alone knows which real files hold a sequence.
-    """
-    files = []
+    """The provenance of an imported version. Each split is a file of its one source, and each sequence a row of that."""
+    files = []  # the format alone knows which real files hold a sequence
     for split in (split for split in SPLITS if split in opened.splits):
         mine = of_split(split, opened, stored)
         name, sha256 = (mine[0].key, mine[0].sha256) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
         parts = [one._asdict() for one in mine]
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
-    source = {
-        "name": name,
-        "from": f"{opened.format} files",
-        "revision": None,
-        "format": opened.format,
-        "options": request.options,
-        "files": files,
-    }
+    source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}
     return Provenance(
         name=name,
-        sources=(source,),
+        sources=({**source, "options": request.options, "files": files},),
         tokenizer=tokenizer_facts(tokenizer) if tokenizer else {"digest": None},
         documents={},
         split={"validation_fraction": request.validation_fraction or 0.0, "seed": request.split_seed},
@@ -187,6 +162,4 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
 
 def stamps(store: Store, keys: Sequence[str]) -> list[tuple[int, ...]]:
     """Values that change when somebody writes to local files; taken without reading them."""
-    if not store.is_local:
-        return [(store.size(key),) for key in keys]
-    return [stamp(store.path(key)) for key in keys]
+    return [stamp(store.path(key)) if store.is_local else (store.size(key),) for key in keys]

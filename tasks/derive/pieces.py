@@ -1,30 +1,37 @@
-"""Pieces of datasets: cutting inputs, reading the facts of their documents, choosing and counting documents."""
+"""Pieces of datasets: cutting inputs, the facts of their documents, choosing and counting documents, and lists of them."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
-from flat_tokens.formats.contract import bounded_batches, checked_entries, sequence_ranges
-from flat_tokens.keys import mix, token_keys
+from flat_tokens.formats.contract import bounded_batches, checked_entries, file_at, sequence_ranges
+from flat_tokens.keys import document_keys, mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.shuffle import derive_keys
+from flat_tokens.rows.views import Int64s
 from flat_tokens.stores.store import Store
 from tasks.derive.inputs import Input
 from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.split.write import DOCUMENT_ARRAYS, Reads, read_runs
+from tasks.shards.runs import Reads, read_runs
+from tasks.split.spans import Placed
+from tasks.split.write import DOCUMENT_ARRAYS
 
 PIECE_TOKENS = 1 << 25
 """Tokens of a piece, unless one document has more: a shuffle holds a piece in memory for each worker."""
@@ -35,12 +42,11 @@ BLOCK_TOKENS = 1 << 19
 SAMPLING = 0x5A3B1E
 """Samples and validation are drawn with different keys, or a sample of the same seed would begin with validation's documents."""
 RADIX_BITS = 16
+HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
 
 
-class Piece(Model):
-    """Sequences ``start:stop`` of one split of an input. Those that are taken land in the output's split of the same name, from
-    ``first_seq`` and ``first_token`` on.
-    """
+class Piece(Placed):
+    """Sequences ``start:stop`` of one split of an input. Those that are taken get a place in the output's split of that name."""
 
     location: str = Field(description="The input's")
     foreign: bool = Field(description="Written by somebody else: read as its writer cut it, and kept by caches")
@@ -54,10 +60,6 @@ class Piece(Model):
     wanted: tuple[int, ...] | None = Field(description="The sources that a filter lets through, by their index in the input")
     made_keys: str | None = Field(description="Below the staging: keys made of tokens, where the input has none")
     ties: int = 0
-    first_seq: int = 0
-    seq_count: int = 0
-    first_token: int = 0
-    token_count: int = 0
 
     @property
     def label(self) -> str:
@@ -95,9 +97,7 @@ class Facts(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Counts of what is taken of a piece. ``sources``: documents and tokens of each source of its input. ``skipped``: by
-    reason.
-    """
+    """Counts of what is taken of a piece. ``sources``: documents and tokens of each source of its input."""
 
     seq_count: int
     token_count: int
@@ -114,8 +114,7 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[Piece]:
             stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()
             through = None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
             ranges = sequence_ranges(open_split(Store.at(one.location) / split), PIECE_TOKENS)
-            firsts = ((first, stop) for start, stop in ranges for first in range(start, stop, PIECE_DOCUMENTS))
-            for start, stop in firsts:
+            for start, stop in ((start, end) for begin, end in ranges for start in range(begin, end, PIECE_DOCUMENTS)):
                 pieces.append(
                     Piece(
                         location=one.location,
@@ -143,19 +142,17 @@ def open_piece(piece: Piece) -> FlatTokens:
 
 def make_keys(piece: Piece, place: Place) -> Piece:
     """Make the keys of a piece from its documents' tokens, where its input has none. Return the piece."""
+
+    def counted() -> Iterator[TokenBatch]:
+        for batch in bounded_batches(open_piece(piece), piece.start, piece.stop):
+            yield batch
+            meter.add("count", batch.encoded_tokens.nbytes)
+
     if piece.made_keys is not None:
         path = Path(place.staging) / piece.made_keys
         path.parent.mkdir(exist_ok=True)
-        source = open_piece(piece)
-        keys = [*token_keys(_counted(bounded_batches(source, piece.start, piece.stop)))]
-        np.save(path, np.concatenate([*keys, np.empty(0, np.uint64)]))
+        np.save(path, np.concatenate([*token_keys(counted()), np.empty(0, np.uint64)]))
     return piece
-
-
-def _counted(batches: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
-    for batch in batches:
-        yield batch
-        meter.add("count", batch.encoded_tokens.nbytes)
 
 
 def facts_of(piece: Piece, source: FlatTokens, place: Place) -> Facts:
@@ -207,7 +204,7 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
     return keep, skipped
 
 
-def sources_of(piece: Piece, facts: Facts) -> npt.NDArray[np.int64]:
+def sources_of(piece: Piece, facts: Facts) -> Int64s:
     """The source of each sequence, by its index in the input: int64[n]."""
     return np.searchsorted(np.array(piece.source_stops, np.uint64), facts.file, side="right")
 
@@ -220,13 +217,8 @@ def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
     at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
     found = cast("npt.NDArray[np.bool_]", listed[at] == keys)
     # Threads write the same byte: that it was found.
-    np.memmap(found_beside(path), np.uint8, "r+")[at[found]] = 1
+    np.memmap(path.with_suffix(".found"), np.uint8, "r+")[at[found]] = 1
     return found
-
-
-def found_beside(path: Path) -> Path:
-    """The file that notes which keys of a list were found: a byte for each."""
-    return path.with_suffix(".found")
 
 
 def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
@@ -234,9 +226,7 @@ def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uin
     return mix(keys ^ derive_keys(seed, SAMPLING))
 
 
-def count_hashes(
-    piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
-) -> npt.NDArray[np.int64]:
+def count_hashes(piece: Piece, selection: Selection, place: Place, prefix: dict[Split, int], digits: int) -> Int64s:
     """How many documents have each value in the next 16 bits of their hash: int64[65536]. Counted are those that would be taken
     without a sample and whose hash begins with *prefix*, which has *digits* groups of 16 bits.
     """
@@ -267,12 +257,10 @@ def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
 
 
 class Taken(NamedTuple):
-    """The documents that are taken of a piece. Where each begins in the input and its length, int64[n]; its key, its file by
-    the output's numbers, and its row, uint64[n].
-    """
+    """Documents taken of a piece: where each begins in the input, its length, key, file (by the output's numbers) and row."""
 
-    begins: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    begins: Int64s
+    lengths: Int64s
     key: npt.NDArray[np.uint64]
     file: npt.NDArray[np.uint64]
     row: npt.NDArray[np.uint64]
@@ -286,13 +274,60 @@ def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Plac
     return Taken(begins, lengths, facts.key[keep], facts.file[keep] + np.uint64(piece.file), facts.row[keep])
 
 
-def read_documents(
-    source: FlatTokens, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[np.uint32]]:
-    """The tokens of many documents, in order. They must not overlap. An array is valid until the next one is asked for."""
+def read_documents(source: StoredArray, begins: Int64s, lengths: Int64s) -> Iterator[npt.NDArray[Any]]:
+    """The items of many documents, in order, of an array with one a token. The documents must not overlap. A part is valid
+    until the next one is asked for.
+    """
     some = lengths > 0
     if not some.any():
         return iter(())
     begins, ends = begins[some], (begins + lengths)[some]
     apart = begins[1:] > ends[:-1]  # those that touch are one run
     return read_runs(source, begins[np.append(True, apart)], ends[np.append(apart, True)], Reads(BLOCK_TOKENS, None, whole=True))
+
+
+class Listed(NamedTuple):
+    """The documents of a list: their sorted keys, each once: uint64[n]."""
+
+    keys: npt.NDArray[np.uint64]
+
+    def facts(self) -> dict[str, object]:
+        """The record of the list in a manifest."""
+        return {"count": len(self.keys), "sha256": hashlib.sha256(self.keys.astype("<u8").tobytes()).hexdigest()}
+
+    def save(self, path: Path) -> None:
+        """Save the keys for the tasks, and beside them a file that notes which ones were found: a byte for each."""
+        np.save(path, self.keys)
+        path.with_suffix(".found").write_bytes(bytes(len(self.keys)))
+
+    def count_unfound(self, path: Path) -> int:
+        """How many of the keys, saved at *path*, no task has found a document of."""
+        return len(self.keys) - int(np.fromfile(path.with_suffix(".found"), np.uint8).sum())
+
+
+def read_keys(path_or_url: str) -> Listed:
+    """Keys from a file: uint64 in an ``.npy``, or 16 hexadecimal digits a line. ValueError, naming the line, otherwise."""
+    store, name = file_at(path_or_url)
+    data = store.read(name)
+    if data.startswith(b"\x93NUMPY"):
+        keys = np.load(io.BytesIO(data), allow_pickle=False)
+        if keys.ndim != 1 or keys.dtype != np.uint64:
+            raise ValueError(f"{path_or_url}: holds {keys.dtype} of shape {keys.shape}, but keys are uint64 in one dimension")
+        return Listed(np.unique(keys))
+    lines = data.split()
+    for number, line in enumerate(lines, 1):
+        if not HEXADECIMAL.fullmatch(line):
+            raise ValueError(
+                f"{path_or_url}: item {number} is {line[:40].decode(errors='replace')!r}, but a key is 16 hexadecimal digits, as "
+                "flat-tokens trace shows it. For ids, use --ids."
+            )
+    together = b"".join(line[-16:] for line in lines)
+    return Listed(np.unique(np.frombuffer(bytes.fromhex(together.decode()), ">u8").astype(np.uint64)))
+
+
+def read_ids(path_or_url: str) -> Listed:
+    """The keys of the ids in a text file, one a line. Empty lines are skipped."""
+    store, name = file_at(path_or_url)
+    ids = [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
+    offsets = np.cumsum([0, *map(len, ids)])
+    return Listed(np.unique(document_keys(np.frombuffer(b"".join(ids), np.uint8), offsets)))

@@ -23,23 +23,13 @@ class Derived(Provenance):
 
 
 def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
-    """The provenance of a version made of *inputs*. Renamed sources are logged.
-
-    ValueError where tokenizers differ, or where a named source does not exist.
-    """
+    """The provenance of a version made of *inputs*. ValueError where tokenizers differ or a named source does not exist."""
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
     if isinstance(request.operation, Subset) and (unknown := sorted(set(request.operation.sources or ()) - set(names))):
         raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
-    sources = merged_sources(inputs)
-    of_inputs = [(one, source["name"]) for one in inputs for source in one.sources]
-    for (one, before), source in zip(of_inputs, sources, strict=True):
-        if source["name"] != before:
-            logger.warning(
-                "The source %r of %s is called %r here: another source has its name", before, one.label, source["name"]
-            )
     return Derived(
         name=request.name or inputs[0].name,
-        sources=tuple(sources),
+        sources=tuple(merged_sources(inputs)),
         tokenizer=common_tokenizer(inputs, request.operation),
         documents=_common([one.documents for one in inputs]),
         split=_common([one.split for one in inputs]),
@@ -54,9 +44,8 @@ def _common(several: list[dict[str, Any] | None]) -> dict[str, Any]:
 
 
 def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> dict[str, Any]:
-    """The tokenizer of all inputs; one without a name where none is recorded, or where they differ.
-
-    ValueError, naming two inputs, where they differ or some are not recorded, unless the operation allows it.
+    """The tokenizer of all inputs; one without a name where none is recorded, or where they differ. ValueError, naming two
+    inputs, where they differ or some are not recorded, unless the operation allows it.
     """
     digests = [one.tokenizer.get("digest") for one in inputs]
     if len(set(digests)) == 1:
@@ -79,20 +68,19 @@ def _tokenizer_of(one: Input) -> str:
 
 
 def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """The sources of all inputs, in order. A source whose name is taken gets the first free one of ``name-2``, ``name-3`` ...,
-    and ``renamed_from`` records its old name.
-    """
+    """All inputs' sources, in order. One whose name is taken gets the first free ``name-2`` ..., logged, and ``renamed_from``."""
     taken = {source["name"] for one in inputs for source in one.sources}
-    seen: set[str] = set()
-    sources = []
-    for source in (source for one in inputs for source in one.sources):
-        name, number = source["name"], 1
-        while name in seen or (number > 1 and name in taken):
+    sources: dict[str, dict[str, Any]] = {}
+    for of, source in ((one, source) for one in inputs for source in one.sources):
+        former, number = source["name"], 1
+        name = former
+        while name in sources or (number > 1 and name in taken):
             number += 1
-            name = f"{source['name']}-{number}"
-        seen.add(name)
-        sources.append(source if name == source["name"] else {**source, "name": name, "renamed_from": source["name"]})
-    return sources
+            name = f"{former}-{number}"
+        if name != former:
+            logger.warning("The source %r of %s is called %r here: another source has its name", former, of.label, name)
+        sources[name] = source if name == former else {**source, "name": name, "renamed_from": former}
+    return list(sources.values())
 
 
 def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: str) -> str:

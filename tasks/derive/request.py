@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
-from flat_tokens.manifest import SPLITS
 from flat_tokens.tools.corpus import options_of
-from tasks.config import TokenizerConfig, Whole, number
+from tasks.config import Share, TokenizerConfig, Whole
 from tasks.locations import Location, Output
 from tasks.models import Model, Split
 
@@ -33,8 +32,8 @@ class Subset(Model):
     max_tokens: Whole | None = Field(None, ge=0)
     key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
     id_list: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
-    fraction: Annotated[float | None, BeforeValidator(number)] = Field(
-        None, ge=0, le=1, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
+    fraction: Share | None = Field(
+        None, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
     )
     count: Whole | None = Field(None, ge=0, description="A sample of so many documents of each split")
     seed: Seed = Field(0, description="Another seed draws another sample")
@@ -56,10 +55,6 @@ class Subset(Model):
             raise ValueError(f"a subset needs a filter: {', '.join(sorted(filters))}")
         return self
 
-    @property
-    def filtered(self) -> tuple[Split, ...]:
-        return (self.split,) if self.split else SPLITS
-
 
 class Shuffle(Model):
     """The same documents in an order that the seed alone decides."""
@@ -67,10 +62,6 @@ class Shuffle(Model):
     operation: Literal["shuffle"] = "shuffle"
     seed: Seed = Field(0, description="Another seed gives another order")
     split: Split | None = Field(None, description="Shuffle this split alone; the other one stays as it is")
-
-    @property
-    def shuffled(self) -> tuple[Split, ...]:
-        return (self.split,) if self.split else SPLITS
 
 
 class Relayout(Model):
@@ -96,7 +87,7 @@ class DeriveRequest(Model):
         if len(self.inputs) > 1 and not isinstance(self.operation, Merge):
             raise ValueError(f"{self.operation.operation} takes one dataset, not {len(self.inputs)}. Merge them first.")
         if isinstance(self.operation, Relayout) and self.layout == "auto":
-            raise ValueError("relayout needs a layout: mmap, compact or zarr2")
+            raise ValueError(f"relayout needs a layout: {', '.join(LAYOUTS)}")
         return self
 
 
@@ -109,8 +100,8 @@ class ImportRequest(Model):
     format: str | None = Field(None, description="Told from the content where that is possible")
     options: dict[str, Any] = Field(default_factory=dict, description="Of the format, such as end_of_text")
     tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
-    validation_fraction: Annotated[float | None, BeforeValidator(number)] = Field(
-        None, ge=0, le=1, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
+    validation_fraction: Share | None = Field(
+        None, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
     )
     split_seed: Seed = Field(0, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")

@@ -10,27 +10,30 @@ one bucket for each worker.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import LOSS_MASK, SPLITS
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.views import Int64s
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import FlatTokensWriter
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, Taken, open_piece, read_documents, taken_of
 from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.read import SHARD_LAYOUT, document_spec
+from tasks.split.spans import Placed
+from tasks.split.write import DOCUMENT_ARRAYS
 
 BUCKET_TOKENS = 1 << 23
 MAX_BUCKET_TOKENS = 1 << 26
@@ -64,16 +67,12 @@ class Shuffling(Model):
         return np.array([self.seq_count * b // self.buckets for b in range(self.buckets + 1)], np.uint64)
 
 
-class Bucket(Model):
+class Bucket(Placed):
     """A range of places of a shuffled split. Its documents are in *pieces* stored pieces."""
 
     shuffling: Shuffling
     pieces: int
     number: int
-    first_seq: int
-    seq_count: int
-    first_token: int
-    token_count: int
 
 
 def shuffling_of(split: Split, seed: int, pieces: Sequence[Piece]) -> Shuffling:
@@ -91,35 +90,35 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
     taken = taken_of(piece, ALL, source, place)
     places = shuffling.places(np.arange(piece.first_seq, piece.first_seq + len(taken.key), dtype=np.uint64))
     order = np.argsort(places)
-    tokens = np.empty(piece.token_count, np.uint32)
-    at = 0
-    for block in read_documents(source, taken.begins, taken.lengths):
-        tokens[at : at + len(block)] = block
-        at += len(block)
+    tokens = _all_of(source.encoded_tokens, taken, piece.token_count)
+    mask = None if source.loss_mask is None else _all_of(source.loss_mask, taken, piece.token_count)
     begins = taken.begins - (taken.begins[0] if len(taken.begins) else 0)  # a piece is one run of the input
     bounds = np.searchsorted(places[order], shuffling.bounds())
-    columns = {
-        "place": places[order],
-        "key": taken.key[order],
-        "file": taken.file[order],
-        "row": taken.row[order],
-        "bucket": bounds.astype(np.uint64),
-    }
+    of_documents = [column[order] for column in (places, taken.key, taken.file, taken.row)]
     store = Store.at(place.staging) / f"{shuffling.directory}/{piece.number}"
-    with FlatTokensWriter(store, SHARD_LAYOUT) as writer:
-        for block, lengths in gather(tokens, begins[order], taken.lengths[order]):
-            writer.append(TokenBatch(block, np.append(0, np.cumsum(lengths)).astype(np.uint64), 0))
+    blocks = gather(tokens, begins[order], taken.lengths[order])
+    masks = itertools.repeat(None) if mask is None else (some for some, _ in gather(mask, begins[order], taken.lengths[order]))
+    with FlatTokensWriter(store, SHARD_LAYOUT, mask is not None) as writer:
+        for (block, lengths), of_block in zip(blocks, masks, strict=False):
+            writer.append(TokenBatch(block, np.append(0, np.cumsum(lengths)).astype(np.uint64), 0, of_block))
             meter.add("shuffle", block.nbytes, len(lengths), len(block))
-    for name, column in columns.items():
+    for name, column in zip(COLUMNS, [*of_documents, bounds.astype(np.uint64)], strict=True):
         with ArrayWriter(store / DOCUMENTS, name, spec) as column_writer:
             column_writer.append(column)
     sums = np.append(0, np.cumsum(taken.lengths[order]))
     return tuple(np.diff(sums[bounds]).tolist())
 
 
-def gather(
-    tokens: npt.NDArray[np.uint32], begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]:
+def _all_of(source: StoredArray, taken: Taken, count: int) -> npt.NDArray[Any]:
+    """The items of the documents that are taken, one behind the other: dtype[count]."""
+    items, at = np.empty(count, source.numpy_dtype), 0
+    for block in read_documents(source, taken.begins, taken.lengths):
+        items[at : at + len(block)] = block
+        at += len(block)
+    return items
+
+
+def gather(tokens: npt.NDArray[Any], begins: Int64s, lengths: Int64s) -> Iterator[tuple[npt.NDArray[Any], Int64s]]:
     """Runs of *tokens*, one behind the other, in blocks of whole runs, each with the lengths of its runs."""
     ends = np.cumsum(lengths)
     first, done = 0, 0
@@ -136,63 +135,56 @@ def gather(
         first, done = last, int(ends[last - 1])
 
 
-class Scattered(NamedTuple):
-    """A stored piece: its documents in the order of their places, and where those of each bucket begin."""
-
-    tokens: FlatTokens
-    place: StoredArray
-    key: StoredArray
-    file: StoredArray
-    row: StoredArray
-    bucket: StoredArray
+COLUMNS = ("place", "key", "file", "row", "bucket")
+"""The arrays beside a stored piece's tokens: facts of its documents in the order of their places; where each bucket's begin."""
 
 
 @functools.lru_cache(OPEN_PIECES)
-def _open_scattered(path: str) -> Scattered:
+def _open_scattered(path: str) -> tuple[FlatTokens, dict[str, StoredArray]]:
     """Open a stored piece once: the staging has a new name in each attempt, so what lies there never changes."""
     store = Store.at(path, read_once=True)
-    columns = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in Scattered._fields[1:])
-    return Scattered(open_split(store), *columns)
+    return open_split(store), {name: open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in COLUMNS}
 
 
 class _Share(NamedTuple):
     """A bucket's documents in one stored piece: ``first:last``, and where each starts."""
 
-    piece: Scattered
+    tokens: FlatTokens
+    columns: dict[str, StoredArray]
     first: int
     last: int
-    starts: npt.NDArray[np.int64]
+    starts: Int64s
 
 
 def _shares_of(bucket: Bucket, place: Place) -> Iterator[_Share]:
     for number in range(bucket.pieces):
-        piece = _open_scattered(f"{place.staging}/{bucket.shuffling.directory}/{number}")
-        first, last = map(int, piece.bucket.read(bucket.number, bucket.number + 2))
+        tokens, columns = _open_scattered(f"{place.staging}/{bucket.shuffling.directory}/{number}")
+        first, last = map(int, columns["bucket"].read(bucket.number, bucket.number + 2))
         if first < last:
-            yield _Share(piece, first, last, piece.tokens.seq_starts.read(first, last + 1).astype(np.int64))
+            yield _Share(tokens, columns, first, last, tokens.seq_starts.read(first, last + 1).astype(np.int64))
 
 
 def documents_of(bucket: Bucket, place: Place) -> Taken:
     """A bucket's documents in the order of their places. They begin in the tokens of its shares, one behind the other."""
     shares = list(_shares_of(bucket, place))
+
+    def column(name: str) -> npt.NDArray[np.uint64]:
+        return np.concatenate([share.columns[name].read(share.first, share.last) for share in shares])
+
     lengths = np.concatenate([np.diff(share.starts) for share in shares])
-    order = np.argsort(_column("place", shares))
+    order = np.argsort(column("place"))
     begins = np.cumsum(lengths) - lengths
-    return Taken(begins[order], lengths[order], *(_column(name, shares)[order] for name in ("key", "file", "row")))
+    return Taken(begins[order], lengths[order], *(column(name)[order] for name in DOCUMENT_ARRAYS))
 
 
-def _column(name: str, shares: list[_Share]) -> npt.NDArray[np.uint64]:
-    return np.concatenate([getattr(share.piece, name).read(share.first, share.last) for share in shares])
-
-
-def tokens_of(bucket: Bucket, documents: Taken, low: int, high: int, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
-    """Tokens ``low:high`` of a bucket whose documents are in their places."""
-    tokens = np.empty(bucket.token_count, np.uint32)
-    at = 0
+def items_of(bucket: Bucket, documents: Taken, low: int, high: int, place: Place, name: str) -> Iterator[npt.NDArray[Any]]:
+    """Items ``low:high`` of the array *name*, with one a token, of a bucket whose documents are in their places."""
+    tokens, at = np.empty(bucket.token_count, np.uint8 if name == LOSS_MASK else np.uint32), 0
     for share in _shares_of(bucket, place):
+        array = getattr(share.tokens, name)
         for start in range(int(share.starts[0]), int(share.starts[-1]), BLOCK_TOKENS):
             stop = min(start + BLOCK_TOKENS, int(share.starts[-1]))
-            share.piece.tokens.encoded_tokens.read(start, stop, tokens[at : at + stop - start])
+            array.read(start, stop, tokens[at : at + stop - start])
             at += stop - start
     ends = np.cumsum(documents.lengths)
     first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends - documents.lengths, high))

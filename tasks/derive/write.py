@@ -2,78 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import LOSS_MASK, SPLITS
 from tasks.derive import shuffle as shuffling
-from tasks.derive.pieces import Piece, Selection, open_piece, read_documents, taken_of
+from tasks.derive.pieces import BLOCK_TOKENS, Piece, Selection, open_piece, read_documents, taken_of
 from tasks.derive.shuffle import Bucket
 from tasks.models import Split
 from tasks.output.staging import Place
-from tasks.split.spans import Span, items_a_task
+from tasks.split.spans import Line, Span
 from tasks.split.write import Entries, Written, store_documents, store_tokens
 
 
 class PieceSpan(Span):
     """A span whose items come from pieces and buckets."""
 
-    parts: tuple[Piece | Bucket, ...]
+    places: tuple[Piece | Bucket, ...]
 
 
-def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName) -> list[PieceSpan]:
-    """The spans of both splits. The parts of a split are placed one behind the other."""
-    spans = []
+def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName, masked: bool = False) -> list[PieceSpan]:
+    """The spans of both splits. The parts of a split are placed one behind the other. *masked*: the dataset has a loss mask."""
+    spans: list[PieceSpan] = []
+    kind = functools.partial(PieceSpan, masked=masked)
     for split in SPLITS:
-        mine = parts[split]
         for of_tokens in (True, False):
-            counts = [part.token_count if of_tokens else part.seq_count for part in mine]
-            ends = np.cumsum([0, *counts])
-            length, step = int(ends[-1]), items_a_task(of_tokens, LAYOUTS[layout])
-            # The documents' last span may have none, but it ends seq_starts.
-            for start in range(0, length if of_tokens else length + 1, step):
-                stop = min(start + step, length)
-                # Parts that hold some of it: (part, item) -> (split, item) is ends[part] + item.
-                first, last = np.searchsorted(ends[1:], start, "right"), np.searchsorted(ends[:-1], stop, "left")
-                is_last = not of_tokens and stop == length and start + step > length
-                spans.append(
-                    PieceSpan(
-                        split=split,
-                        of_tokens=of_tokens,
-                        start=start,
-                        stop=stop,
-                        last_entry=sum(part.token_count for part in mine) if is_last else None,
-                        parts=tuple(part for part, count in zip(mine[first:last], counts[first:last], strict=True) if count),
-                    )
-                )
+            line = Line(kind, split, of_tokens, LAYOUTS[layout])
+            for part in parts[split]:
+                spans += line.add(part)
+            spans += line.rest(sum(part.token_count for part in parts[split]))
     return spans
 
 
 def write_pieces(span: PieceSpan, selection: Selection, layout: LayoutName, place: Place, version: str) -> Written:
     """Write a span's objects below ``versions/<version>``, each once and whole."""
     if span.of_tokens:
-        tokens = (some for part in span.parts for some in _tokens_of(span, part, selection, place))
-        return store_tokens(span, tokens, layout, place, version)
-    entries = (_entries_of(span, part, selection, place) for part in span.parts)
+        tokens = (some for part in span.places for some in _items_of(span, part, selection, place, "encoded_tokens"))
+        masks = (some for part in span.places for some in _items_of(span, part, selection, place, LOSS_MASK))
+        return store_tokens(span, tokens, masks, layout, place, version)
+    entries = (_entries_of(span, part, selection, place) for part in span.places)
     return store_documents(span, entries, layout, place, version)
 
 
-def _tokens_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place) -> Iterator[npt.NDArray[np.uint32]]:
-    """The span's tokens that come from one part, in order."""
+def _items_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place, name: str) -> Iterator[npt.NDArray[Any]]:
+    """The span's tokens that come from one part, in order, or, by the array's *name*, their loss mask. All tokens of an input
+    without a mask count: in a merge with one that has a mask they count as they did before.
+    """
     low, high = max(span.start - part.first_token, 0), min(span.stop - part.first_token, part.token_count)
     if isinstance(part, Bucket):
-        yield from shuffling.tokens_of(part, shuffling.documents_of(part, place), low, high, place)
+        yield from shuffling.items_of(part, shuffling.documents_of(part, place), low, high, place, name)
         return
     source = open_piece(part)
+    array = getattr(source, name)
+    if array is None:
+        yield from (np.ones(min(BLOCK_TOKENS, high - start), np.uint8) for start in range(low, high, BLOCK_TOKENS))
+        return
     taken = taken_of(part, selection, source, place)
     # (split, token) -> (piece, token): the first and last documents are cut at the span's borders
     ends = np.cumsum(taken.lengths)
     starts = ends - taken.lengths
     cut_low, cut_high = np.clip(low, starts, ends) - starts, np.clip(high, starts, ends) - starts
-    yield from read_documents(source, taken.begins + cut_low, cut_high - cut_low)
+    yield from read_documents(array, taken.begins + cut_low, cut_high - cut_low)
 
 
 def _entries_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place) -> Entries:

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+from flat_tokens.stores.local import kind_of, named_errors, real_path
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import Range
 from tasks.config import Source
 from tasks.download.fetch import fetch_file, glimpsed
 from tasks.download.sources import naming
+from tasks.locations import is_within, readable
 from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, SourceFile, digest_of
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
@@ -53,9 +56,7 @@ class Record(Model):
 
 def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
     """Fetch a file and cut it into slices of about *slice_bytes* of text. The result is recorded where the store would tell if
-    the file changed.
-
-    ValueError, naming the file, where it is damaged or not as its source says.
+    the file changed. ValueError, naming the file, where it is damaged or not as its source says.
     """
     cut = look_into(found, sources, slice_bytes, place)
     if found.immutable:
@@ -68,10 +69,8 @@ def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, pl
 
 
 def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
-    """Cut a file into slices, writing nothing to the output. The file is fetched, unless its store tells its digest and its end
-    tells where to cut it.
-    """
-    with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source):
+    """Cut a file into slices, writing nothing to the output. A file is fetched unless its store and its end tell enough."""
+    with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
         file = glimpse or _fetch(found, sources, place)
         cuts = tuple(range_of(part) for part in plan_slices(file, sources[found.source], slice_bytes))
     return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
@@ -94,10 +93,7 @@ def recorded(
     """The files that have a record at one of the outputs. They need not be fetched to be cut."""
 
     def look_up(file: FoundFile) -> CutFile | None:
-        for root in roots:
-            if cut := _recorded(file, sources[file.source], slice_bytes, root):
-                return cut
-        return None
+        return next(filter(None, (_recorded(file, sources[file.source], slice_bytes, root) for root in roots)), None)
 
     named = [file for file in found if file.immutable]
     with ThreadPoolExecutor(READERS) as readers:
@@ -106,10 +102,10 @@ def recorded(
 
 def _recorded(found: FoundFile, source: Source, slice_bytes: int, root: Store) -> CutFile | None:
     try:
-        facts = json.loads(root.read(_key(found, source)))
+        facts = read_json(root, _key(found, source))
         digest = facts.pop("digest")
         record = Record.model_validate(facts)
-    except (*NO_OBJECT, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (*NO_OBJECT, ValueError, KeyError, TypeError):
         return None
     if digest != record.digest or record.slice_bytes != slice_bytes:
         return None
@@ -130,22 +126,21 @@ _fetched: dict[tuple[str, ...], SourceFile] = {}
 
 
 def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
-    """A slice whose file this machine can read. The file is fetched where it is not here, once for all threads.
-
-    ValueError where it cannot be had here, or has changed.
+    """A slice whose file this machine can read. The file is fetched where it is not here, once for all threads. ValueError where
+    it cannot be had here, or has changed.
     """
     file = slice_.file
-    if _is_here(file):
-        return slice_
+    if real := _place_here(file, place):
+        return slice_ if real == file.location else slice_.model_copy(update={"file": file.model_copy(update={"location": real})})
     found = file.found
-    if found is None or ("://" not in found.uri and not os.path.exists(found.uri)):
-        raise ValueError(
-            f"{platform.node()} cannot read {file.location or file.name}. Put sources where every worker sees them: a shared "
-            "file system or an object store."
-        )
+    if found is None or ("://" not in found.uri and kind_of(found.uri) is None):
+        where, everywhere = file.location or file.name, "where every worker sees them: a shared file system or an object store"
+        if found is not None and kind_of(os.path.dirname(found.uri)) == "directory":
+            raise ValueError(f"{where} was removed while the build ran. Put it back, or run the build again without it.")
+        raise ValueError(f"{platform.node()} cannot read {where}. Put sources {everywhere}.")
     key = (found.uri, file.sha256, place.scratch)
     with _fetching[key]:
-        if key not in _fetched or not _is_here(_fetched[key]):
+        if key not in _fetched or not _place_here(_fetched[key], place):
             here = _fetch(found, sources, place)
             if here.sha256 != file.sha256:
                 place.root.remove(_key(found, sources[file.source]))
@@ -158,7 +153,7 @@ def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
 @contextlib.contextmanager
 def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
     """Fetch the files of slices, in order, while the first ones are worked on. A failure is raised where the file is needed."""
-    first = {(one.file.source, one.file.name): one for one in reversed(list(slices)) if not _is_here(one.file)}
+    first = {(one.file.source, one.file.name): one for one in reversed(list(slices)) if not _place_here(one.file, place)}
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
         for slice_ in reversed(first.values()):
             fetchers.submit(at_hand, slice_, sources, place)
@@ -168,8 +163,14 @@ def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], place: P
             fetchers.shutdown(cancel_futures=True)
 
 
-def _is_here(file: SourceFile) -> bool:
-    try:
-        return file.stamp in ((), stamp(file.location))
-    except OSError:
-        return False
+def _place_here(file: SourceFile, place: Place) -> str | None:
+    """Where the file stands unchanged on this machine, links resolved; None where it does not. Another process may have said
+    where: only the roots and the directories of fetched files are looked into.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        real = real_path(file.location)
+        if file.stamp in ((), stamp(file.location)) and kind_of(real) == "file":
+            from huggingface_hub.constants import HF_HUB_CACHE  # takes a while
+
+            return real if is_within(real, [*filter(None, place[1:]), HF_HUB_CACHE]) else readable(real)
+    return None

@@ -1,75 +1,67 @@
-"""Bringing source files to this machine, with their digests: remote ones are fetched, compressed ones unpacked, others read in
-place.
-"""
+"""Bringing source files to this machine, with their digests: remote ones fetched, compressed ones unpacked, others in place."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from flat_tokens.stores.local import kind_of, make_directory, real_path
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
-from flat_tokens.text.compression import compression_of, unpacked
-from flat_tokens.text.formats import HEAD_BYTES, detect_format
+from flat_tokens.text import limits
+from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
 from tasks.config import Source
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming, version_of
+from tasks.locations import checked_session, readable
 from tasks.models import FoundFile, SourceFile, digest_of
+from tasks.output.staging import attempt
 from tasks.text.documents import stamp
 
 logger = logging.getLogger(__name__)
 
 RECEIVED_BYTES = 1 << 18
 """At most so many received bytes are lost when a connection breaks."""
-
 UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
-
 PARQUET = b"PAR1"
 END_BYTES = 1 << 20
 """In most cases, all of a Parquet file that stands behind its data."""
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
-    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache.
-
-    ValueError where it is damaged or of no known format; OSError where a server did not give it in several tries.
+    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache. ValueError where it
+    is damaged or of no known format; OSError where a server did not give it in several tries.
     """
     with naming(sources, found.source):
         return _fetched(found, sources[found.source], scratch / "files", hub_cache)
 
 
 def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
-    path = Path(found.uri) if "://" not in found.uri else _bring(found, files, hub_cache)
-    if not os.access(path, os.R_OK):
-        raise ValueError(f"{found.name} cannot be read: {os.strerror(errno.EACCES)}. Get the right to read {path}.")
+    path = Path(readable(real_path(found.uri))) if "://" not in found.uri else _bring(found, files, hub_cache)
     before = stamp(os.fspath(path))
     sha256 = Store.at(path.parent).digest(path.name).sha256
     here, ending = path, compression_of(_head(path))
     if ending:
-        here = _unpack(path, found.name, ending, files / sha256)
-    if stamp(os.fspath(path)) != before:
+        here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
+    # A file that became a link meanwhile is another one, too.
+    if stamp(os.fspath(path)) != before or ("://" not in found.uri and real_path(path) != os.fspath(path)):
         raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
-    kind = detect_format(_head(here), found.name, source.format)
-    return SourceFile(
-        source=found.source,
-        name=found.name,
-        location=os.fspath(here.absolute()),
-        size=here.stat().st_size,
-        sha256=sha256,
-        format=kind,
-        split=found.split,
-        stamp=before if here == path else stamp(os.fspath(here)),
-        found=found,
-    )
+    now = before if here == path else stamp(os.fspath(here))
+    return _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+
+
+def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: tuple[int, ...] = ()) -> SourceFile:
+    facts = found.model_dump(include={"source", "name", "split"})
+    location, size = os.fspath(path), path.stat().st_size
+    return SourceFile(**facts, location=location, size=size, sha256=sha256, format=kind, stamp=stamped, found=found)
 
 
 def bytes_to_cut(found: FoundFile) -> int:
@@ -92,11 +84,10 @@ def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
     if not (digest := _told_digest(found)) or found.size is None:
         yield None
         return
-    path = scratch / "files" / f".{uuid.uuid4().hex}.part"
-    try:
+    with _halves(scratch / "files") as halves:
+        path = halves / "end"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            end = _end_of_parquet(Store.at(found.uri), found.size)
+            end = _end_of_parquet(Store.at(readable(found.uri)), found.size)
             with path.open("wb") as file:
                 file.write(PARQUET)
                 file.seek(found.size - len(end))
@@ -105,18 +96,15 @@ def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
             logger.info("%s is fetched as a whole: its end cannot be read alone (%s)", found.uri, brief(error))
             yield None
             return
-        yield SourceFile(
-            source=found.source,
-            name=found.name,
-            location=os.fspath(path),
-            size=found.size,
-            sha256=digest,
-            format="parquet",
-            split=found.split,
-            found=found,
-        )
-    finally:
-        path.unlink(missing_ok=True)
+        yield _as_file(found, path, digest, "parquet")
+
+
+@contextlib.contextmanager
+def _halves(files: Path) -> Iterator[Path]:
+    """A directory among fetched files for what is not whole yet. If this process dies, another one sweeps it."""
+    make_directory(files)
+    with attempt(Store.at(files), files, "fetch") as place:
+        yield Path(place.staging)
 
 
 def _end_of_parquet(store: Store, size: int) -> bytes:
@@ -129,31 +117,23 @@ def _end_of_parquet(store: Store, size: int) -> bytes:
 
 
 def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
-    """Fetch a remote file, under the name of its content. A whole copy is used again where the server still has the same
-    version.
-    """
-    files.mkdir(parents=True, exist_ok=True)
+    """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
+    readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
     if found.uri.startswith(("hf://", "datasets://")):
         return fetch_hub(found, files, hub_cache)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
-    with _alone(files / f".{note.stem}.lock"):
-        if found.immutable and (known := _fetched_before(note, files)):
+    with _halves(files) as halves, _alone(files / f".{note.stem}.lock"):
+        if found.immutable and (known := _noted(note)):
             return known
-        temporary = files / f".{note.stem}.{uuid.uuid4().hex}.part"
-        try:
-            sha256 = _fetch(found, temporary)
-            path = _settle(temporary, files / f"{sha256}.raw", sha256)
-        finally:
-            temporary.unlink(missing_ok=True)
-        Store.at(files).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
+        sha256 = _fetch(found, halves / "raw")
+        path = _settle(halves / "raw", files / f"{sha256}.raw", sha256)
+        Store.at(files, staging=os.fspath(halves)).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
     return path
 
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Let one of several processes fetch a file; the others find it then. The lock is removed with the first, so that a late
-    process may fetch the file again: that costs only time.
-    """
+    """Let one of several processes fetch a file, which the others find then. It removes the lock: a late one may fetch again."""
     with open(lock, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -166,20 +146,21 @@ def _settle(temporary: Path, target: Path, sha256: str) -> Path:
     """Give a file its name. An equal one of that name stays, as somebody may be reading it."""
     with open(target.parent / ".lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists() and Store.at(target.parent).digest(target.name).sha256 == sha256:
+        if kind_of(target) is not None and Store.at(target.parent).digest(target.name).sha256 == sha256:
             temporary.unlink()
         else:
             os.replace(temporary, target)
     return target
 
 
-def _fetched_before(note: Path, files: Path) -> Path | None:
+def _noted(note: Path, target: Path | None = None) -> Path | None:
+    """*target*, or a file named by its digest, if it is whole: it has the digest that is in *note*. None otherwise."""
     try:
-        sha256 = json.loads(note.read_bytes())["sha256"]
-        whole = Store.at(files).digest(f"{sha256}.raw").sha256 == sha256
+        sha256 = read_json(Store.at(note.parent), note.name)["sha256"]
+        path = target or note.with_name(f"{sha256}.raw")
+        return path if Store.at(path.parent).digest(path.name).sha256 == sha256 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return files / f"{sha256}.raw" if whole else None
 
 
 def _fetch(found: FoundFile, target: Path) -> str:
@@ -219,14 +200,12 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
     if not found.uri.startswith(("http://", "https://")):
         yield from _stored_blocks(found, start)
         return
-    import requests
-
     etag = (found.immutable or "").partition("ETag:")[2]
     same = etag or state.get("Last-Modified", "")
     headers = {"Accept-Encoding": "identity"}
     if start and same:
         headers |= {"Range": f"bytes={start}-", "If-Range": same}
-    with requests.get(found.uri, headers=headers, stream=True, timeout=TIMEOUT) as response:
+    with checked_session(found.uri) as session, session.get(found.uri, headers=headers, stream=True, timeout=TIMEOUT) as response:
         response.raise_for_status()
         if etag and response.headers.get("ETag", etag) != etag:
             raise ValueError("it changed after the build had found it. Run the build again.")
@@ -244,9 +223,7 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
 
 
 def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of an object from *start* on. They come by several requests, so the object is checked before the first and
-    after the last.
-    """
+    """The bytes of an object from *start* on, by several requests; it is checked before the first and after the last."""
     store = Store.at(found.uri)
     for last in (False, True):
         if found.immutable and version_of(store.info("")) != found.immutable:
@@ -262,19 +239,15 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-def _unpack(path: Path, name: str, ending: str, target: Path) -> Path:
+def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int) -> Path:
     """Unpack a file, so that it can be cut into slices. Damage is found before any of it is used."""
     note = target.with_suffix(".json")
-    try:
-        known = json.loads(note.read_bytes())
-        if Store.at(target.parent).digest(target.name).sha256 == known["sha256"]:
+    with _halves(target.parent) as halves:
+        if _noted(note, target):
             return target
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    store, temporary = Store.at(target.parent), target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    with path.open("rb") as file, store.create(temporary.name) as writer:
-        for block in unpacked(file, ending, name):
-            writer.write(block)
-    _settle(temporary, target, writer.stored.sha256)
-    store.put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
+        with path.open("rb") as file, Store.at(halves).create("unpacked") as writer:
+            for block in unpacked(file, ending, name, max_expansion):
+                writer.write(block)
+        _settle(halves / "unpacked", target, writer.stored.sha256)
+        Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
     return target

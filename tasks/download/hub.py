@@ -5,6 +5,7 @@ The libraries are imported where they are used, because that takes seconds. No c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -20,28 +21,24 @@ from urllib.parse import parse_qs, urlencode
 
 import pyarrow as pa
 
-from flat_tokens.stores.local import sync_directory
+from flat_tokens.stores.local import make_directory, sync_directory
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
-from tasks.config import HubDataset, Source
+from tasks.config import Source
+from tasks.locations import check_hop
 from tasks.models import FoundFile, PinnedSource, Split, digest_of
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 READ_AS_FILES = ("parquet", "json", "text", "csv", "arrow")
 """Modules of ``datasets`` whose files this service reads itself."""
-
 PACKED = (".zip", ".tar", ".tgz", ".bz2", ".xz", ".lz4", ".7z", ".rar")
 """Archives and compressions that ``datasets`` unpacks and this service does not."""
-
 INDIFFERENT = ("name", "version", "data_dir", "data_files", "description", "features", "columns", "batch_size", "chunksize")
 """Settings of a configuration that change nothing about the texts in its files."""
-
 PATHS_AT_ONCE = 500
 ROWS_AT_ONCE = 1000
 BYTES_AT_ONCE = 32 << 20
-
 ATTEMPTS = 6
 LONGEST_WAIT = 300.0
 """The hub counts requests in windows of five minutes."""
@@ -64,23 +61,28 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     assert hub is not None
     if source.validation_split == hub.split:
         raise ValueError(f"source {source.name!r}: validation_split is {hub.split!r}, which is the split that is read")
-    what = f"dataset {hub.path}"
-    call = partial(_api().dataset_info, hub.path, revision=hub.revision, timeout=TIMEOUT)
-    info = _ask(what, call, hub.revision)
+    what, validation = f"dataset {hub.path}", source.validation_split
+    info = ask(what, partial(api().dataset_info, hub.path, revision=hub.revision, timeout=TIMEOUT), hub.revision)
     repo, commit = str(info.id), str(info.sha)
     builder = _configuration(repo, commit, hub.name)
     found = builder.config.data_files or {}
     splits = {str(split): list(dict.fromkeys(map(str, uris))) for split, uris in found.items() if uris}
-    roles: dict[str, Split | None] = {hub.split: "train" if source.validation_split else None}
-    if source.validation_split:
-        roles[source.validation_split] = "validation"
-    for split, setting in ((hub.split, "hub.split"), (source.validation_split, "validation_split")):
-        if split is not None and split not in splits:
+    roles: dict[str, Split | None] = {hub.split: "train", validation: "validation"} if validation else {hub.split: None}
+    for split in roles:
+        if split not in splits:
+            setting = "hub.split" if split == hub.split else "validation_split"
             raise ValueError(f"{what} has no split {split!r}; it has {_listing(splits)}. Set source.{setting}.")
-    if builder.name in READ_AS_FILES and _as_they_are(builder.config, [uri for split in roles for uri in splits[split]]):
+    uris = [uri for split in roles for uri in splits[split]]
+    _check_of_commit(repo, commit, uris)
+    if builder.name in READ_AS_FILES and _as_they_are(builder.config, uris):
         files = [file for split, role in roles.items() for file in _repository_files(repo, commit, splits[split], index, role)]
+    elif source.masked:
+        raise ValueError(
+            f"{what} is not stored as Parquet or JSON lines, where alone prompts or messages are read. Save it as "
+            "one of them and name the files in source.path."
+        )
     else:
-        files = [_converted_file(repo, commit, hub, split, source, index, role) for split, role in roles.items()]
+        files = [_converted_file(repo, commit, split, source, index, role) for split, role in roles.items()]
     files.sort(key=lambda file: file.name)
     for one, other in pairwise(files):
         if one.name == other.name:
@@ -91,7 +93,6 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
 
 def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> Path:
     """Fetch a file of the hub into the user's cache or another *cache*, or convert it below *directory*. Return its local path.
-
     ValueError where it cannot be had, OSError where the hub did not give it in several tries.
     """
     if found.uri.startswith("datasets://"):
@@ -101,28 +102,23 @@ def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> P
     place = parse_hf_uri(found.uri)
     if place.type == "bucket":
         raise ValueError(f"{found.uri}: buckets are not read here; name a dataset or model repository")
-    download = partial(
-        hf_hub_download,
-        place.id,
-        place.path_in_repo,
-        repo_type=place.type,
-        revision=place.revision,
-        endpoint=os.environ.get("HF_ENDPOINT"),
-        cache_dir=cache,
-    )
+    hub: dict[str, Any] = {"repo_type": place.type, "endpoint": os.environ.get("HF_ENDPOINT"), "cache_dir": cache}
+    download = partial(hf_hub_download, place.id, place.path_in_repo, revision=place.revision, **hub)
     for force in (False, True):  # a copy in the cache may have been cut short
         call = partial(download, force_download=force)
         # RuntimeError: the library for large files raises it for faults of the network
-        path = Path(_ask(f"{place.type} {place.id}", call, place.revision, worn_out=OSError, passing=(RuntimeError,)))
+        path = Path(ask(f"{place.type} {place.id}", call, place.revision, worn_out=OSError, passing=(RuntimeError,)))
         if found.size is None or path.stat().st_size == found.size:
             return path
     raise OSError(f"{found.uri} has {path.stat().st_size} bytes instead of {found.size}: it changed while it was fetched")
 
 
-def _api() -> Any:
+def api() -> Any:
+    """The hub's interface, with the token of this process's credentials where they have one, else that of the environment."""
+    from fsspec.config import conf
     from huggingface_hub import HfApi
 
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=conf.get("hf", {}).get("token"))
 
 
 def _datasets() -> Any:
@@ -149,7 +145,7 @@ def _configuration(repo: str, commit: str, name: str | None) -> Any:
                 _check_configuration(datasets, repo, commit, name)
                 raise
 
-    return _ask(f"dataset {repo}", find, commit)
+    return ask(f"dataset {repo}", find, commit)
 
 
 def _check_configuration(datasets: Any, repo: str, commit: str, name: str | None) -> None:
@@ -185,38 +181,33 @@ def _as_they_are(config: Any, uris: list[str]) -> bool:
 
 
 def _repository_files(repo: str, commit: str, uris: list[str], index: int, role: Split | None) -> Iterator[FoundFile]:
-    """The files of *uris* with their sizes. ValueError where one is of another revision, and could change."""
+    """The files of *uris* with their sizes."""
     prefix = f"hf://datasets/{repo}@{commit}/"
-    for uri in uris:
-        if not uri.startswith(prefix):
-            raise ValueError(
-                f"dataset {repo} takes {uri} from another revision, which may move. Set source.hub.revision to that revision."
-            )
     names = [uri.removeprefix(prefix) for uri in uris]
+    pinned = partial(FoundFile, source=index, immutable=commit, split=role)
     for start in range(0, len(names), PATHS_AT_ONCE):
         part = names[start : start + PATHS_AT_ONCE]
-        call = partial(_api().get_paths_info, repo, part, revision=commit, repo_type="dataset")
-        infos = {info.path: info for info in _ask(f"dataset {repo}", call, commit)}
+        call = partial(api().get_paths_info, repo, part, revision=commit, repo_type="dataset")
+        infos = {info.path: info for info in ask(f"dataset {repo}", call, commit)}
         for name in part:
             info = infos.get(name)
             # the digest of a large file, git's name of others
             content = info and (f"sha256:{info.lfs.sha256}" if info.lfs else f"blob:{info.blob_id}")
-            yield FoundFile(
-                source=index,
-                name=name,
-                uri=prefix + name,
-                size=info.size if info else None,
-                immutable=commit,
-                content=content,
-                split=role,
+            yield pinned(name=name, uri=prefix + name, size=info.size if info else None, content=content)
+
+
+def _check_of_commit(repo: str, commit: str, uris: Iterable[str]) -> None:
+    """ValueError where a file is of another place or revision, which its dataset's settings may name, and could change."""
+    for uri in uris:
+        if not uri.startswith(f"hf://datasets/{repo}@{commit}/"):
+            raise UnsuitableError(
+                f"dataset {repo} takes {uri} from another revision, which may move. Set source.hub.revision to that revision."
             )
 
 
-def _converted_file(
-    repo: str, commit: str, hub: HubDataset, split: str, source: Source, index: int, role: Split | None
-) -> FoundFile:
+def _converted_file(repo: str, commit: str, split: str, source: Source, index: int, role: Split | None) -> FoundFile:
     """A split as one Parquet file that is yet to be written. Its URI has everything that its content depends on."""
-    settings = {"name": hub.name, "split": split, "text": source.text_column, "id": source.id_column}
+    settings = {"name": source.hub and source.hub.name, "split": split, "text": source.text_column, "id": source.id_column}
     query = urlencode({key: value for key, value in settings.items() if value is not None})
     uri = f"datasets://{repo}@{commit}?{query}"
     return FoundFile(source=index, name=f"{split}.parquet", uri=uri, size=None, immutable=commit, split=role)
@@ -224,9 +215,10 @@ def _converted_file(
 
 def _converted(uri: str, directory: Path) -> Path:
     """Write the Parquet file of a ``datasets://`` URI below *directory*, unless it is there. Equal input gives equal bytes.
-
     ValueError where the dataset has no such column, or no text in it.
     """
+    import pyarrow.parquet as pq
+
     match = re.fullmatch(r"datasets://([^@]+)@([0-9a-f]{40})\?(.*)", uri)
     if match is None:
         raise ValueError(f"{uri} is not datasets://REPOSITORY@COMMIT?split=...&text=...")
@@ -234,45 +226,29 @@ def _converted(uri: str, directory: Path) -> Path:
     settings = {key: values[0] for key, values in parse_qs(query, keep_blank_values=True).items()}
     columns = [settings["text"], *([settings["id"]] if "id" in settings else [])]
     path = directory / f"{digest_of('converted', uri)}.parquet"
-    if _is_parquet(path):
+    with contextlib.suppress(OSError, pa.ArrowException):
+        pq.read_metadata(path)  # it is there with its end, which is written last
         return path
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     datasets = _datasets()
 
     def write() -> None:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".hub-") as scratch:
             temporary = Path(scratch, path.name)
-            rows = datasets.load_dataset(
-                f"hf://datasets/{repo}",
-                name=settings.get("name"),
-                split=settings["split"],
-                revision=commit,
-                streaming=True,
-                cache_dir=scratch,
-            )
+            named = {"name": settings.get("name"), "split": settings["split"], "revision": commit}
+            data_files = _configuration(repo, commit, settings.get("name")).config.data_files or {}
+            _check_of_commit(repo, commit, map(str, data_files.get(settings["split"], ())))
+            rows = datasets.load_dataset(f"hf://datasets/{repo}", **named, streaming=True, cache_dir=scratch)
             _write_parquet(rows, columns, f"dataset {repo}, split {settings['split']!r}", temporary)
             os.replace(temporary, path)
             sync_directory(directory)
 
-    _ask(f"dataset {repo}", write, commit, worn_out=OSError)
+    ask(f"dataset {repo}", write, commit, worn_out=OSError)
     return path
 
 
-def _is_parquet(path: Path) -> bool:
-    """Whether a Parquet file is there with its end, which is written last."""
-    import pyarrow.parquet as pq
-
-    try:
-        pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
-        return False
-    return True
-
-
 def _write_parquet(rows: Any, columns: list[str], what: str, path: Path) -> None:
-    """Write *columns* of an iterable dataset as bytes, a row group for some 1000 rows. Text that is not Unicode so reaches the
-    policy for documents.
-    """
+    """Write *columns* of an iterable dataset as bytes: text that is not Unicode so reaches the policy for documents."""
     import pyarrow.parquet as pq
 
     names = list(dict.fromkeys(columns))
@@ -327,23 +303,27 @@ def _as_bytes(value: Any, column: str, setting: str, where: str) -> bytes | None
     return value.encode("utf-8", "surrogatepass")
 
 
-def _ask(
+def ask(
     what: str,
     call: Callable[[], T],
     revision: str | None,
     *,
     worn_out: type[Exception] = ValueError,
     passing: tuple[type[Exception], ...] = (),
+    then: str = "",
 ) -> T:
     """Call *call* and return its result. Retry errors of the network, and those of *passing*.
 
-    Other errors become one sentence with the next step: *worn_out* where the hub did not answer in ATTEMPTS tries, ValueError
-    where it never will. Errors of the local disk are raised as they are.
+    Other errors become one sentence with the next step, which is *then* if that is given: *worn_out* where the hub did not answer
+    in ATTEMPTS tries, ValueError where it never will. Errors of the local disk are raised as they are.
     """
 
     def passes(error: Exception) -> bool:
         return not isinstance(error, UnsuitableError) and (_may_pass(error) or isinstance(error, passing))
 
+    client = _utilities().get_session()  # one of all threads
+    if _check_request not in client.event_hooks["request"]:
+        client.event_hooks = {**client.event_hooks, "request": [*client.event_hooks["request"], _check_request]}
     tell = teller(logger, what, lambda error: _brief(_telling(error)))
     try:
         return retry(call, TRIES, tell, passes=passes, asked_wait=_asked_wait)
@@ -354,8 +334,13 @@ def _ask(
         if not may_pass and isinstance(error, OSError) and error.errno is not None:
             raise
         logger.debug("%s", what, exc_info=error)
-        fault = (worn_out if may_pass else ValueError)(_explained(error, what, revision, may_pass))
+        told = f"{what}: {_brief(_telling(error))}. {then}" if then else _explained(error, what, revision, may_pass)
+        fault = (worn_out if may_pass else ValueError)(told)
     raise fault  # outside of the handler: the libraries' long traces are for the debug log
+
+
+def _check_request(request: Any) -> None:
+    check_hop(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", str(request.url))
 
 
 def _utilities() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import posixpath
@@ -15,21 +16,21 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
+from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.hub import resolve_hub
-from tasks.locations import local_path
+from tasks.locations import checked_session, local_path, readable
 from tasks.models import FoundFile, PinnedSource
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 HIDDEN = re.compile(r"(^|/)[._]")
+MAGIC = frozenset("*?[")
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters of a file's name that no list of files can show."""
-
 ATTEMPTS = 8
 TRIES = Tries(first_wait=1.0, longest_wait=60.0, attempts=ATTEMPTS)
 TIMEOUT = (10, 60)
@@ -42,11 +43,12 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
         return resolve_hub(source, index)
     assert source.path is not None
     here = local_path(source.path)
-    pinned = _remote(source, index, source.path) if here is None else _local(source, index, here)
-    files = assign_splits(source, pinned.files)
+    found = _remote(source, index, source.path) if here is None else _local(source, index, here)
+    files = assign_splits(source, tuple(sorted(found, key=lambda file: file.name)))
     if not files:
         raise ValueError(f"source {source.name!r}: there are no files at {source.path}")
-    return pinned.model_copy(update={"files": files})
+    origin = source.path if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
+    return PinnedSource(origin=origin, revision=None, files=files)
 
 
 @contextlib.contextmanager
@@ -92,50 +94,38 @@ def names_split(name: str, split: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name) is not None
 
 
-def _local(source: Source, index: int, path: str) -> PinnedSource:
+def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     location = Path(path)
     hidden_too = False
-    if not os.path.lexists(location) and any(character in str(location) for character in "*?["):
-        base = _glob_base(location)
+    if kind_of(location) == "directory":
+        base, paths = location, list(_walk(location, source))
+    elif kind_of(location, follow_links=False) is not None:
+        base, paths, hidden_too = location.parent, [location], True
+    elif MAGIC & set(path):
+        base = Path(*itertools.takewhile(lambda part: not MAGIC & set(part), location.parts))
         pattern = location.relative_to(base)
         _check_listed(base, pattern.parts[:-1], source)
-        paths = [p for p in sorted(base.glob(str(pattern))) if not p.is_dir()]
+        paths = [p for p in sorted(base.glob(str(pattern))) if kind_of(p) != "directory"]
         hidden_too = HIDDEN.search(pattern.as_posix()) is not None
-    elif location.is_dir():
-        base, paths = location, list(_walk(location, source))
-    elif os.path.lexists(location):
-        base, paths, hidden_too = location.parent, [location], True
     else:
         raise ValueError(f"source {source.name!r}: there is nothing at {path}")
-    files = []
     for file in paths:
         name = file.relative_to(base).as_posix()
         if HIDDEN.search(name) and not hidden_too:
             continue
-        _refuse_special(file, source)
+        real = _refuse_special(file, source)
         if UNFIT.search(name):
             raise ValueError(
                 f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
             )
-        files.append(FoundFile(source=index, name=name, uri=os.fspath(file.absolute()), size=file.stat().st_size))
-    files.sort(key=lambda file: file.name)
-    return PinnedSource(origin=f"local files ({PurePosixPath(path).name or 'directory'})", revision=None, files=tuple(files))
-
-
-def _glob_base(location: Path) -> Path:
-    base = Path(location.anchor)
-    for part in location.parts[len(base.parts) :]:
-        if any(character in part for character in "*?["):
-            return base
-        base /= part
-    return base
+        yield FoundFile(source=index, name=name, uri=real, size=os.path.getsize(real))
 
 
 def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
     """Refuse a directory on a pattern's way that cannot be listed: its files would be lost silently."""
     for depth in range(len(parts) + 1):
         for directory in base.glob("/".join(parts[:depth])) if depth else (base,):
-            if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+            if kind_of(directory) == "directory" and not os.access(readable(os.fspath(directory)), os.R_OK | os.X_OK):
                 _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(directory)), source)
 
 
@@ -151,36 +141,36 @@ def _walk(directory: Path, source: Source) -> Iterator[Path]:
     for parent, directories, names in os.walk(directory, onerror=lambda error: _not_listed(error, source), followlinks=False):
         directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
         for name in directories:
-            if (link := Path(parent, name)).is_symlink():
+            if kind_of(link := Path(parent, name), follow_links=False) == "link":
                 raise ValueError(
                     f"source {source.name!r}: {link} is a link to a directory, which is not followed. Remove it, or make "
-                    f"{os.path.realpath(link)} a source of its own."
+                    f"{real_path(link)} a source of its own."
                 )
         yield from (Path(parent, name) for name in sorted(names))
 
 
-def _refuse_special(file: Path, source: Source) -> None:
-    """Refuse what is not a plain file, and links that lead nowhere or in a circle."""
-    try:
-        real = file.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"source {source.name!r}: {file} is a link that leads nowhere or in a circle") from error
-    if not real.is_file():
-        raise ValueError(f"source {source.name!r}: {file} is not a plain file")
+def _refuse_special(file: Path, source: Source) -> str:
+    """Path of a file without links. Refuse what is not a plain file, and links that lead nowhere, in a circle or out of the
+    roots.
+    """
+    if (kind := kind_of(file)) != "file":
+        told = "a link that leads nowhere or in a circle" if kind is None else "not a plain file"
+        raise ValueError(f"source {source.name!r}: {file} is {told}")
+    return readable(real_path(file))
 
 
-def _remote(source: Source, index: int, url: str) -> PinnedSource:
+def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     if http and urlsplit(url).path.endswith("/"):
         raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
-    magic = "*[" if http else "*?["  # behind a question mark stands a query
+    magic = MAGIC - set("?" if http else "")  # behind a question mark stands a query
     store = Store.at(url)
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
     hidden_too = False
     try:
-        if any(character in path for character in magic):
-            base = path[: min(path.index(c) for c in magic if c in path)].rpartition("/")[0]
+        if found := magic & set(path):
+            base = path[: min(map(path.index, found))].rpartition("/")[0]
             infos = [info for info in store.ask("glob", detail=True).values() if info["type"] == "file"]
             hidden_too = HIDDEN.search(path[len(base) :]) is not None
         elif http:
@@ -198,23 +188,16 @@ def _remote(source: Source, index: int, url: str) -> PinnedSource:
             raise  # it names the file, what the server said, and how often it was asked
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
-    files = []
     for info in infos:
-        uri = store.fs.unstrip_protocol(info["name"])
+        uri = readable(store.fs.unstrip_protocol(info["name"]))
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
         if HIDDEN.search(name) and not hidden_too:
             continue
-        files.append(FoundFile(source=index, name=name, uri=uri, size=info.get("size"), **_known_of(info)))
-    files.sort(key=lambda file: file.name)
-    return PinnedSource(origin=url, revision=None, files=tuple(files))
-
-
-def _known_of(info: dict[str, Any]) -> dict[str, str | None]:
-    """Facts from a store's listing of an object: its version, and its content where the hub tells it."""
-    content = f"blob:{info['blob_id']}" if info.get("blob_id") else None
-    if large := info.get("lfs"):
-        content = f"sha256:{large['sha256']}"
-    return {"immutable": version_of(info), "content": content}
+        content = f"blob:{info['blob_id']}" if info.get("blob_id") else None
+        if large := info.get("lfs"):
+            content = f"sha256:{large['sha256']}"
+        immutable = version_of(info)
+        yield FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=immutable, content=content)
 
 
 def version_of(info: dict[str, Any]) -> str | None:
@@ -227,16 +210,14 @@ def version_of(info: dict[str, Any]) -> str | None:
 
 def _http_info(url: str) -> dict[str, Any]:
     """Name, size and strong ETag of a file, as far as its server tells them."""
-    import requests
+    options: dict[str, Any] = {"headers": {"Accept-Encoding": "identity"}, "stream": True, "timeout": TIMEOUT}
+    method = "HEAD"
 
-    headers = {"Accept-Encoding": "identity"}
-    ask = requests.head
-
-    def look() -> requests.Response:
-        nonlocal ask
-        with ask(url, headers=headers, stream=True, allow_redirects=True, timeout=TIMEOUT) as response:
-            if response.status_code in (403, 405, 501) and ask is requests.head:  # not every server answers HEAD
-                ask = requests.get
+    def look() -> Any:
+        nonlocal method
+        with checked_session(url) as session, session.request(method, url, **options) as response:
+            if response.status_code in (403, 405, 501) and method == "HEAD":  # not every server answers HEAD
+                method = "GET"
                 return look()
             if response.status_code not in (404, 410):
                 response.raise_for_status()
@@ -253,9 +234,7 @@ def _http_info(url: str) -> dict[str, Any]:
 
 def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int) -> T:
     """Call *call*, which asks a server for *what*, and return its result. Retry transient errors, no sooner than the server
-    wants; *progress* gives it new tries.
-
-    OSError where another try would not help, and after enough of them.
+    wants; *progress* gives it new tries. OSError where another try would not help, and after enough of them.
     """
 
     def give_up(error: Exception, failures: int) -> Exception:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import SPLITS
 from tasks.config import BuildConfig
 from tasks.models import FORMAT_SEMANTICS, Model, PinnedSource, SourceFile, digest_of
+from tasks.tokenize.chat import Chat
 from tasks.tokenize.engines import Tokenizer
 
 
@@ -25,25 +27,30 @@ class Provenance(Model):
 
 
 def provenance(
-    config: BuildConfig, pinned: tuple[PinnedSource, ...], files: list[SourceFile], tokenizer: Tokenizer
+    config: BuildConfig,
+    pinned: tuple[PinnedSource, ...],
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    chats: tuple[Chat | None, ...],
 ) -> Provenance:
-    sources = []
-    for i, (source, pin) in enumerate(zip(config.sources, pinned, strict=True)):
-        sources.append(
-            {
-                **source.model_dump(exclude={"path", "hub"}, exclude_none=True),
-                "from": pin.origin,
-                "revision": pin.revision,
-                "files": [file.model_dump(include={"name", "size", "sha256", "split"}) for file in files if file.source == i],
-            }
-        )
+    without_fast_engine = config.tokenizer.engine == "reference" and tokenizer.make_fast is not None
+    sources = [
+        {
+            **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
+            **({"chat": chat.model_dump(mode="json", exclude_none=True)} if (chat := chats[i]) else {}),
+            "from": pin.origin,
+            "revision": pin.revision,
+            "files": [file.model_dump(include={"name", "size", "sha256", "split"}) for file in files if file.source == i],
+        }
+        for i, (source, pin) in enumerate(zip(config.sources, pinned, strict=True))
+    ]
     return Provenance(
         name=config.name,
         sources=tuple(sources),
         tokenizer={
             **tokenizer_facts(tokenizer),
             # It changes nothing, unless documents that it does not take are left out: then it may decide which.
-            **({"engine": "reference"} if without_fast_engine(config, tokenizer) else {}),
+            **({"engine": "reference"} if without_fast_engine and config.documents.on_bad != "error" else {}),
         },
         documents=config.documents.model_dump(),
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
@@ -61,14 +68,9 @@ def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def without_fast_engine(config: BuildConfig, tokenizer: Tokenizer) -> bool:
-    """Whether the fast engine is forbidden, and that may decide which documents are left out."""
-    return config.tokenizer.engine == "reference" and tokenizer.make_fast is not None and config.documents.on_bad != "error"
-
-
 def build_id(made_of: Provenance, layout: LayoutName) -> str:
     """The version's name: a digest of everything that its bytes depend on."""
-    return digest_of(made_of.model_dump(), layout)[:16]
+    return digest_of(made_of.model_dump(), LAYOUTS[layout].edition)[:16]
 
 
 CARD = "README.md"
@@ -76,7 +78,8 @@ CARD = "README.md"
 
 def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
     """The dataset card."""
-    documents = totals["documents"]
+    documents, fraction = totals["documents"], made_of.split["validation_fraction"]
+    by_keys = f"a share of {fraction:g} of the documents, by their keys and seed {made_of.split['seed']}"
     lines = [
         *card_head(made_of.name, layout, totals, version),
         *card_tokenizer(made_of.tokenizer),
@@ -87,7 +90,7 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
         + f"{documents['repeated_keys']:,} with the key of another.",
         f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
         *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
-        _split_sentence(made_of.split),
+        f"Validation: {by_keys if fraction else 'what the sources name as such'}.",
         "",
         *card_sources(made_of.sources),
     ]
@@ -129,31 +132,22 @@ def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
         "## Tokenizer",
         "",
         f"`{tokenizer['name']}`, ids 0 to {tokenizer['highest_id']:,}, digest `{tokenizer['digest']}`"
-        + (f", revision `{tokenizer['revision']}`." if tokenizer["revision"] else "."),
+        + (f", revision `{tokenizer['revision']}`." if tokenizer.get("revision") else "."),
         "",
     ]
 
 
 def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
     """The lines of a card that list the sources and their files, with the file numbers of ``documents/``."""
-    lines = ["## Sources"]
-    number = 0
+    lines, numbers = ["## Sources"], itertools.count()
     for source in sources:
-        lines += ["", f"### {source['name']}", "", f"From {source['from']}"]
-        lines[-1] += f", revision `{source['revision']}`." if source["revision"] else "."
+        revision = f", revision `{source['revision']}`" if source.get("revision") else ""
+        lines += ["", f"### {source['name']}", "", f"From {source['from']}{revision}."]
         lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
         for file in source["files"]:
-            name = file["name"].replace("|", "\\|")
-            lines.append(f"| {number} | {name} | {file['size']:,} | `{file['sha256']}` |")
-            number += 1
+            lines.append(f"| {next(numbers)} | {file['name']} | {file['size']:,} | `{file['sha256']}` |")
     return lines
 
 
 def counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
-
-
-def _split_sentence(split: dict[str, Any]) -> str:
-    if not split["validation_fraction"]:
-        return "Validation: what the sources name as such."
-    return f"Validation: a share of {split['validation_fraction']:g} of the documents, by their keys and seed {split['seed']}."

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
-from flat_tokens.arrays.writing import put_metadata
+from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
-from flat_tokens.manifest import MANIFEST, SPLITS, manifest_bytes
+from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.writer import commit
+from flat_tokens.tools.terminal import markdown
+from flat_tokens.writer import commit, put_metadata
 from tasks.finalize.provenance import CARD, Provenance
-from tasks.finalize.totals import repeated_keys, split_totals
+from tasks.models import Name, TokenShard
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
+from tasks.shards.index import Placing, write_index
 from tasks.shards.read import document_spec
-from tasks.split.spans import Span
+from tasks.split.spans import CountedPlace, ShardPlace, Span
 from tasks.split.write import DOCUMENT_ARRAYS, Written
+
+KEYS_AT_ONCE = 1 << 25
 
 
 def is_published(root: Store, version: str, layout: LayoutName) -> bool:
@@ -31,10 +42,9 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
 
 
 class Contents(NamedTuple):
-    """All that a version is made of, its objects of tokens and documents written.
-
-    ``documents``: totals of its documents, given how many have the key of another. ``card``: the dataset card, given
-    ``made_of``, ``layout``, the totals and the version.
+    """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
+    how many have the key of another. ``card``: the dataset card, given ``made_of``, ``layout``, the totals and the version.
+    ``counted``: the slices that it holds, for its index.
     """
 
     made_of: Provenance
@@ -43,31 +53,37 @@ class Contents(NamedTuple):
     written: Sequence[Written]
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
+    counted: Sequence[CountedPlace] = ()
 
 
-def finalize(version: str, contents: Contents, place: Place, verify_level: str) -> str:
+def finalize(version: Name, contents: Contents, place: Place, verify_level: str) -> str:
     """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
     store, layout = version_store(place.root, version), contents.layout
     totals = split_totals(contents.spans, contents.written)
     totals["documents"] = contents.documents(repeated_keys(store, layout, totals, Path(place.staging)))
     objects = [stored for part in contents.written for stored in part.objects]
     for split in SPLITS:
-        objects += _split_metadata(store, split, LAYOUTS[layout], totals[split])
-    objects.append(store.put(CARD, contents.card(contents.made_of, layout, totals, version).encode()))
+        objects += _split_metadata(store, split, LAYOUTS[layout], totals[split], any(span.masked for span in contents.spans))
+    if contents.counted:
+        held = ((at.shard, at.first_row, (counts.train_seqs, counts.validation_seqs)) for at, counts in contents.counted)
+        write_index(place.root, version, (Placing(*one) for one in held))
+    made_of = contents.made_of.model_copy(update=markdown(contents.made_of.model_dump()))
+    objects.append(store.put(CARD, contents.card(made_of, layout, markdown(totals), version).encode()))
     store.put(MANIFEST, manifest_bytes(objects, totals, layout, contents.made_of.model_dump()))
     check_version(store, objects, totals, verify_level)
     commit(store, LAYOUTS[layout])
     return version
 
 
-def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int]) -> list[StoredObject]:
+def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int], masked: bool) -> list[StoredObject]:
     arrays = {
         f"{split}/encoded_tokens": (layout.encoded_tokens, totals["token_count"]),
         f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
+        **({f"{split}/{LOSS_MASK}": (layout.loss_mask, totals["token_count"])} if masked else {}),
         **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in DOCUMENT_ARRAYS},
     }
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
-    attributes = {"max_token_id": totals["max_token_id"]}
+    attributes = split_attributes(totals["max_token_id"], masked)
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
 
 
@@ -75,16 +91,104 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
     """Check a version before it is published. ValueError names every fault, up to ten."""
     # The marker may be there: another process that builds the same may have been faster.
     besides = {MANIFEST, *group_metadata(2, {}), *group_metadata(3, {})}
-    seen = None
-    if level == "full":
+    seen = functools.partial(meter.add, "verify") if level == "full" else None
+    if seen:
         meter.begin("verify", bytes_to_check(store))
-        seen = functools.partial(meter.add, "verify")
-    faults = list(check_objects(store, sorted(objects), besides, "full" if level == "full" else "quick", 2, seen))
+    faults = list(check_objects(store, sorted(objects), besides, "full" if seen else "quick", 2, seen))
     for name in SPLITS:
         split = open_split(store / name)
         if (split.token_count, split.seq_count) != (totals[name]["token_count"], totals[name]["seq_count"]):
             faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
-        if level == "full":
+        if seen:
             faults += check_split(split, seen)
     if faults:
         raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
+
+
+def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str, Any]:
+    """Counts of each split, from its written spans."""
+    totals: dict[str, Any] = {}
+    for split in SPLITS:
+        mine = [(at, part) for at, part in zip(spans, written, strict=True) if at.split == split]
+        totals[split] = {
+            "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
+            "seq_count": max(at.stop for at, _ in mine if not at.of_tokens),
+            "max_token_id": max(part.max_token_id for _, part in mine),
+        }
+    return totals
+
+
+def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
+    shards = [at.shard for at in places]
+    skipped, replaced = _added(shard.skipped for shard in shards), _added(shard.replaced for shard in shards)
+    read, written = sum(shard.read for shard in shards), sum(shard.written for shard in shards)
+    if read != written + sum(skipped.values()):
+        raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
+    return {
+        "read": read,
+        "written": written,
+        "skipped": skipped,
+        "replaced": replaced,
+        "repeated_keys": repeated,
+        "text_bytes": sum(shard.text_bytes for shard in shards),
+    }
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Sums of counts by their names, in the names' order."""
+    sums: Counter[str] = Counter()
+    for some in counts:
+        sums.update(some)
+    return dict(sorted(sums.items()))
+
+
+def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[str, Any]]:
+    """Documents, text and tokens of each source, in the order of the sources."""
+    of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
+    shards: list[list[TokenShard]] = [[] for _ in made_of.sources]
+    for at in places:
+        shards[of_file[at.file]].append(at.shard)
+    return [
+        {
+            "name": source["name"],
+            **{name: sum(getattr(shard, name) for shard in mine) for name in ("read", "written", "text_bytes", "token_count")},
+            "skipped": _added(shard.skipped for shard in mine),
+        }
+        for source, mine in zip(made_of.sources, shards, strict=True)
+    ]
+
+
+def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], staging: Path) -> int:
+    """Count the documents whose key an earlier document has: equal ids, or, without ids, equal texts. The version's own arrays
+    are read, as they have larger and fewer objects than the shards.
+    """
+    spec = document_spec(LAYOUTS[layout])
+    columns = [StoredArray(store / f"{DOCUMENTS}/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
+    keys = (
+        column.read(start, min(start + spec.object_length, column.length))
+        for column in columns
+        for start in range(0, column.length, spec.object_length)
+    )
+    return count_repeated(keys, sum(column.length for column in columns), staging)
+
+
+def count_repeated(keys: Iterable[npt.NDArray[np.uint64]], count: int, staging: Path) -> int:
+    """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are divided, equal ones into one file."""
+    parts = -(-count // KEYS_AT_ONCE)
+    if parts <= 1:
+        return _repeated(np.concatenate([*keys, np.empty(0, np.uint64)]))
+    with tempfile.TemporaryDirectory(dir=staging, prefix="keys-") as directory, contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(Path(directory, str(part)), "w+b")) for part in range(parts)]
+        for some in keys:
+            part_of = some % np.uint64(parts)
+            order = np.argsort(part_of, kind="stable")
+            bounds = np.searchsorted(part_of[order], np.arange(parts + 1, dtype=np.uint64)).tolist()
+            for file, (start, stop) in zip(files, pairwise(bounds), strict=True):
+                file.write(some[order[start:stop]].tobytes())
+        for file in files:
+            file.seek(0)
+        return sum(_repeated(np.frombuffer(file.read(), np.uint64)) for file in files)
+
+
+def _repeated(keys: npt.NDArray[np.uint64]) -> int:
+    return len(keys) - len(np.unique(keys))

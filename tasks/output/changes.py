@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, get_args
 
 from flat_tokens.manifest import compare_files
+from flat_tokens.tools.terminal import markdown
 from tasks.models import Model
 
 SHOWN_FILES = 20
@@ -42,17 +44,14 @@ class Changes(Model):
     sources: tuple[SourceChange, ...]
     settings: tuple[str, ...]
 
-    def count(self, kind: str) -> int:
-        return sum(file.kind == kind for file in self.files)
-
     @property
     def headline(self) -> str:
         """Such as ``2 files came, 1 went, 1 changed``."""
-        counts = [(self.count(kind), kind) for kind in ("came", "went", "changed", "moved")]
-        parts = [f"{count:,} {kind}" for count, kind in counts if count]
+        counts = Counter(file.kind for file in self.files)
+        parts = [f"{counts[kind]:,} {kind}" for kind in get_args(Kind) if counts[kind]]
         if parts:
-            first = parts[0].partition(" ")
-            parts[0] = f"{first[0]} {'file' if first[0] == '1' else 'files'} {first[2]}"
+            count, _, kind = parts[0].partition(" ")
+            parts[0] = f"{count} {'file' if count == '1' else 'files'} {kind}"
         return ", ".join([*parts, *self.settings]) or "nothing changed"
 
 
@@ -60,26 +59,18 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
     """Compare two manifests; *old* is None where there was no version."""
     then = {source["name"]: source for source in old["provenance"]["sources"]} if old else {}
     now = {source["name"]: source for source in new["provenance"]["sources"]}
-    names = list(dict.fromkeys([*now, *then]))
     counted_then, counted_now = _counted(old), _counted(new)
-    sources, files = [], []
-    for name in names:
-        files += list(file_changes(name, digests_of(then.get(name)), digests_of(now.get(name))))
-        sources.append(
-            SourceChange(
-                name=name,
-                files=(len(digests_of(then.get(name))), len(digests_of(now.get(name)))),
-                documents=_pair("written", counted_then, counted_now, name),
-                tokens=_pair("token_count", counted_then, counted_now, name),
-            )
+    sources: list[SourceChange] = []
+    files: list[FileChange] = []
+    for name in dict.fromkeys([*now, *then]):
+        were, are = digests_of(then.get(name)), digests_of(now.get(name))
+        files += file_changes(name, were, are)
+        documents, tokens = (
+            (counted_then.get(name, {}).get(count), counted_now.get(name, {}).get(count)) for count in ("written", "token_count")
         )
-    return Changes(
-        before=before,
-        after=after,
-        files=tuple(files),
-        sources=tuple(sources),
-        settings=tuple(_settings(old, new)) if old else (),
-    )
+        sources.append(SourceChange(name=name, files=(len(were), len(are)), documents=documents, tokens=tokens))
+    settings = tuple(_settings(old, new)) if old else ()
+    return Changes(before=before, after=after, files=tuple(files), sources=tuple(sources), settings=settings)
 
 
 def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
@@ -88,27 +79,16 @@ def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _counted(manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    by_source = manifest["totals"].get("documents", {}).get("by_source", []) if manifest else []
+    by_source = (manifest["totals"].get("documents") or {}).get("by_source") or [] if manifest else []
     return {counts["name"]: counts for counts in by_source}
-
-
-def _pair(
-    count: str, then: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], name: str
-) -> tuple[int | None, int | None]:
-    return (then.get(name, {}).get(count), now.get(name, {}).get(count))
 
 
 def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iterator[FileChange]:
     """Changes of one source's files, name -> content, in the order of their names."""
     files = compare_files(then, now)
     former = {new: old for old, new in files.renamed}
-    of_kind: tuple[tuple[Kind, list[str]], ...] = (
-        ("came", files.came),
-        ("went", files.went),
-        ("changed", files.changed),
-        ("moved", list(former)),
-    )
-    for name, kind in sorted((name, kind) for kind, names in of_kind for name in names):
+    of_kind: dict[Kind, Iterable[str]] = {"came": files.came, "went": files.went, "changed": files.changed, "moved": former}
+    for name, kind in sorted((name, kind) for kind, names in of_kind.items() for name in names):
         sha256, before = now.get(name, then.get(name, "")), then[name] if kind == "changed" else None
         yield FileChange(source=source, name=name, kind=kind, sha256=sha256, former_sha256=before, former_name=former.get(name))
 
@@ -149,11 +129,10 @@ def as_text(changes: Changes) -> list[str]:
     if len(changes.files) > SHOWN_FILES:
         lines.append(f"  ...        and {len(changes.files) - SHOWN_FILES:,} more files")
     lines += [f"  setting    {sentence}" for sentence in changes.settings]
-    for source in changes.sources:
-        lines.append(
-            f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
-        )
-    return lines
+    return lines + [
+        f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
+        for source in changes.sources
+    ]
 
 
 def _named(change: FileChange) -> str:
@@ -163,15 +142,15 @@ def _named(change: FileChange) -> str:
 
 
 def _step(pair: tuple[int | None, int | None]) -> str:
-    was, now = pair
-    if was is None and now is None:
+    if pair == (None, None):
         return "unknown"
-    difference = (now or 0) - (was or 0)
-    return f"{now or 0:,} ({difference:+,})" if difference else f"{now or 0:,}"
+    was, now = (count or 0 for count in pair)
+    return f"{now:,} ({now - was:+,})" if now != was else f"{now:,}"
 
 
 def as_markdown(changes: Changes) -> str:
     """Text for a Prefect artifact."""
+    changes = Changes.model_validate(markdown(changes.model_dump()))
     lines = [changes.headline[0].upper() + changes.headline[1:] + ".", ""]
     lines += ["| source | documents | tokens | files |", "|---|---:|---:|---:|"]
     lines += [

@@ -16,7 +16,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flat_tokens.stores.local import make_directory
+from flat_tokens.stores.local import kind_of, make_directory
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from tasks.output.paths import CACHE, RUNNING
 from tasks.progress import repeating
@@ -90,7 +92,7 @@ def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
     # The cache has a lock of its own: builds of other outputs may take their downloads from it.
     for directory in (Path(root.root), Path(root.root, CACHE)):
         try:
-            if directory.is_dir():
+            if kind_of(directory) == "directory":
                 held.enter_context(_locked(directory, fcntl.LOCK_EX))
         except BlockingIOError:
             return "a build is running, or another collection"
@@ -101,9 +103,7 @@ def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[None]:
-    """Hold a lock on a directory. A shared lock is waited for, and left out where the file system has none. An exclusive lock
-    is taken at once, or BlockingIOError.
-    """
+    """Lock a directory: shared, which is waited for, where the file system has locks; or exclusive, else BlockingIOError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -128,13 +128,13 @@ def _lease(root: Store, what: str) -> Iterator[None]:
 
     def renew() -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        root.put(key, json.dumps({"at": now, "host": platform.node(), "process": os.getpid()}).encode())
+        root.put(key, json.dumps({"at": now, "host": platform.node(), "process": os.getpid(), "among": _processes()}).encode())
 
     def keep_alive() -> None:
         try:
             renew()
         except Exception as error:  # noqa: BLE001  # every store has errors of its own, and there is another time
-            logger.warning("The lease %s could not be renewed: %s", root.path(key), error)
+            logger.warning("The lease %s could not be renewed: %s", root.path(key), brief(error))
 
     renew()
     try:
@@ -144,25 +144,34 @@ def _lease(root: Store, what: str) -> Iterator[None]:
         try:
             replace(root, patience=LEAVING_SECONDS).remove(key)
         except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told
-            logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), error)
+            logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), brief(error))
+
+
+def _processes() -> str:
+    """A name for the processes that this one can see, of one start of one machine; empty where the system has none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _is_live(root: Store, key: str) -> bool:
     try:
-        at = datetime.fromisoformat(json.loads(root.read(key))["at"])
+        lease = read_json(root, key)
+        if lease.get("among") == _processes() != "" and kind_of(f"/proc/{int(lease['process'])}") is None:
+            return False
+        age = datetime.now(UTC) - datetime.fromisoformat(lease["at"])  # TypeError where it has no zone
     except FileNotFoundError:
         return False
     except (ValueError, KeyError, TypeError):
         return True  # whatever it is, nobody is hurt by leaving things where they are
-    return abs((datetime.now(UTC) - at).total_seconds()) < EXPIRY_SECONDS
+    return abs(age.total_seconds()) < EXPIRY_SECONDS
 
 
 def _leases(root: Store) -> list[tuple[str, int]]:
     """Names and sizes of all leases."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return list((root / RUNNING).listing())
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _live(root: Store, what: str) -> list[str]:

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from flat_tokens.manifest import CACHE as CACHE
+from flat_tokens.manifest import LINK, POINTER
 from flat_tokens.manifest import RECEIPT as RECEIPT
 from flat_tokens.manifest import RUNS as RUNS
 from flat_tokens.manifest import VERSIONS as VERSIONS
+from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 
 DOCUMENTS = "documents"
 """Below a token shard or a version: the arrays with an entry a document."""
 
 FILES = f"{CACHE}/files"
+INDEX = f"{CACHE}/index"
+"""Below it, what each version holds of slices and segments."""
 STAGING = "_staging"
 QUARANTINE = "_quarantine"
 RUNNING = "_running"
 GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
+LOCK = ".latest.lock"
+
+DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
+KINDS = {
+    **dict.fromkeys(DIRECTORIES, "directory"),
+    **dict.fromkeys((POINTER, LOCK), "file"),
+    LINK: "link",
+}
+
+
+def check_places(root: Store) -> None:
+    """Refuse a local output where something else stands in place of what it consists of, such as a link of a directory."""
+    for name, kind in KINDS.items() if root.is_local else ():
+        if (found := kind_of(root.path(name), follow_links=False)) not in (None, kind):
+            raise ValueError(f"{root.path(name)}: is a {found} instead of a {kind}. Move it away and run again.")
 
 
 def version_key(version: str) -> str:
@@ -38,6 +57,11 @@ def shard_key(key: str) -> str:
 def receipt_key(key: str) -> str:
     """Key of a token shard's receipt."""
     return f"{CACHE}/{key}/{RECEIPT}"
+
+
+def index_key(version: str) -> str:
+    """Key of the index of a version's slices and segments."""
+    return f"{INDEX}/{version}.json"
 
 
 def origin_key(version: str) -> str:

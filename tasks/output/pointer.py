@@ -8,24 +8,30 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flat_tokens.arrays.layouts import group_metadata
-from flat_tokens.manifest import MANIFEST, POINTER
+from flat_tokens.manifest import LINK, MANIFEST, POINTER, check_pointer
+from flat_tokens.stores import signing
+from flat_tokens.stores.local import kind_of, sync_directory
+from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.store import Store
-from tasks.output.paths import STAGING, version_key, version_store
-from tasks.output.staging import sweep
+from tasks.output.paths import LOCK, ORIGINS, PINS, RUNS, check_places, version_key, version_store
+from tasks.output.staging import entries
 
 FORMER_KEPT = 100
 """Former versions that a pointer remembers."""
 
 MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
 """The object that is written last and makes a directory a dataset, in either version of zarr."""
+
+HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.json(\.hmac)?\.\w+\.part)")
 
 
 class Former(NamedTuple):
@@ -47,25 +53,14 @@ class Pointer(NamedTuple):
     withdrawn: tuple[Former, ...] = ()
 
     def json(self) -> bytes:
-        value: dict[str, Any] = {
-            "version": self.version,
-            "manifest_sha256": self.manifest_sha256,
-            "sequence": self.sequence,
-            "former": [one._asdict() for one in self.former],
-            "withdrawn": [one._asdict() for one in self.withdrawn],
-        }
+        lists = {name: [one._asdict() for one in getattr(self, name)] for name in ("former", "withdrawn")}
+        value = {**self._asdict(), **lists}
         return (json.dumps({key: item for key, item in value.items() if item != []}, indent=2) + "\n").encode()
 
     def moved(self, version: str, manifest_sha256: str, *, is_there: bool) -> Pointer:
         """The next pointer, at *version*. This one's version is remembered if it is there."""
-        former = (*self.former, *([self._until_now()] if is_there else []))
-        return Pointer(
-            version,
-            manifest_sha256,
-            self.sequence + 1,
-            _without(version, former)[-FORMER_KEPT:],
-            _without(version, self.withdrawn),
-        )
+        former = _without(version, (*self.former, *([self._until_now()] if is_there else [])))[-FORMER_KEPT:]
+        return Pointer(version, manifest_sha256, self.sequence + 1, former, _without(version, self.withdrawn))
 
     def moved_back(self, version: str, manifest_sha256: str) -> Pointer:
         """The next pointer, at *version*, after this one's version was withdrawn."""
@@ -92,40 +87,18 @@ def _parse(root: Store, data: bytes | None) -> Pointer:
     if data is None:
         return Pointer(None, None, 0)
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{root.path(POINTER)}: is not JSON ({error}). Restore it or remove it, and run again.") from error
-    kinds = {"version": str, "manifest_sha256": str, "sequence": int}
-    try:
-        if any(type(value[name]) is not kind for name, kind in kinds.items()) or not is_name(value["version"]):
-            raise TypeError
-        former, withdrawn = (tuple(_former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{root.path(POINTER)}: is not a pointer to a version. Restore it or remove it, and run again."
-        ) from error
+        value = json_object(data, root.path(POINTER))
+    except ValueError as error:
+        raise ValueError(f"{error}. Restore it or remove it, and run again.") from error
+    check_pointer(value, root.path(POINTER))
+    former, withdrawn = (tuple(Former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
     return Pointer(value["version"], value["manifest_sha256"], value["sequence"], former, withdrawn)
 
 
-def _former(version: str, until: str) -> Former:
-    if not is_name(version) or datetime.fromisoformat(until).tzinfo is None:
-        raise ValueError
-    return Former(version, until)
-
-
-def is_name(version: str) -> bool:
-    """Whether *version* can be the name of a version: a path would lead out of the output."""
-    return not {"/", "\0"} & set(version) and version not in ("", ".", "..")
-
-
 def publish(root: Store, version: str, since: int) -> int:
-    """Let ``latest`` point at a version. Return the pointer's sequence number.
-
-    *since* is the sequence number when this build began: where another build has moved the pointer meanwhile, it is left alone,
-    and a ValueError says so.
+    """Let ``latest`` point at a version. Return the pointer's sequence number. *since* is the sequence number when this build
+    began: where another build has moved the pointer meanwhile, it is left alone, and a ValueError says so.
     """
-    if root.is_local:
-        sweep(Path(root.path(STAGING)))  # of an attempt that died behind the commit, there is no other to clear up
 
     def after(pointer: Pointer) -> Pointer:
         digest = manifest_digest(root, version)
@@ -147,7 +120,7 @@ def publish(root: Store, version: str, since: int) -> int:
 
 
 def manifest_digest(root: Store, version: str) -> str:
-    return hashlib.sha256(version_store(root, version).read(MANIFEST)).hexdigest()
+    return hashlib.sha256(read_record(version_store(root, version), MANIFEST)).hexdigest()
 
 
 def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
@@ -180,14 +153,19 @@ def is_dataset(root: Store, version: str) -> bool:
 
 @contextlib.contextmanager
 def pointer_lock(root: Store) -> Iterator[None]:
-    """Let the processes of this machine swap the pointer one after the other."""
+    """Let this machine's processes move the pointer and write records one after the other. What dead ones left is mended."""
     if not root.is_local:
         yield
         return
-    with open(root.path(".latest.lock"), "ab") as lock:
+    check_places(root)
+    with open(root.path(LOCK), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for half_written in Path(root.root).glob(f".{POINTER}.*.part"):  # whose process is dead, for it had the lock
-            half_written.unlink()
+        for directory in ("", PINS, ORIGINS, RUNS):
+            for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, directory)):  # its process is dead, for it had the lock
+                root.remove(f"{directory}/{name}".lstrip("/"))
+        with contextlib.suppress(ValueError):  # who needs the pointer tells what is wrong with it
+            if (version := read_pointer(root).version) and is_dataset(root, version):
+                _link_latest(root, version)
         yield
 
 
@@ -204,7 +182,7 @@ def look(root: Store, key: str) -> Seen:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
         info = {} if root.is_local else root.info(key)
         state = next((str(info[name]) for name in ("generation", "ETag") if info.get(name)), None)
-        return Seen(root.read(key), state)
+        return Seen(read_record(root, key), state)
     except FileNotFoundError:
         return Seen(None, None)
 
@@ -224,6 +202,10 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     if root.is_local:
         root.put(key, data)
         return True
+    if place := signing.place_of(root.path(key)):  # signed first, beside what other processes are about to write
+        beside = key + signing.SIGNATURE
+        while not swap(root, beside, there := look(root, beside), signing.with_signature(there.data or b"", place, data)):
+            pass
     tried = False
 
     def try_once() -> bool:
@@ -246,18 +228,17 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
         return look(root, key).data == data
 
     with _swapping:
-        return persist(try_once, root.path(key), root.patience)
+        return persist(try_once, (root / key).url, root.patience)
 
 
 def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     """Write an object. Return whether the store checked in the same step that the object was as it was seen."""
     fs, path = root.fs, root.path(key)
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-    if seen.data is None and {"s3", "gs", "memory"} & set(protocols):
+    if seen.data is None and {"s3", "gs", "memory"} & root.protocols:
         fs.pipe_file(path, data, mode="create")
-    elif seen.state and "s3" in protocols:
+    elif seen.state and "s3" in root.protocols:
         fs.pipe_file(path, data, IfMatch=seen.state)
-    elif seen.state and "gs" in protocols:
+    elif seen.state and "gs" in root.protocols:
         bucket, name, _ = fs.split_path(path)
         # As gcsfs uploads small objects, but for the condition, for which it has no parameter.
         fs.call(
@@ -280,10 +261,10 @@ def _link_latest(root: Store, version: str) -> None:
     """Make a symbolic link on a local disk, for people and for readers that do not know the pointer."""
     if not root.is_local:
         return
-    link, target = Path(root.path("latest")), version_key(version)
-    if link.is_symlink() and os.readlink(link) == target:
+    link, target = Path(root.path(LINK)), version_key(version)
+    if kind_of(link, follow_links=False) == "link" and os.readlink(link) == target:
         return
-    fresh = link.with_name(".latest.fresh")
-    fresh.unlink(missing_ok=True)
+    fresh = link.with_name(f".{LINK}.fresh")
     fresh.symlink_to(target)
     os.replace(fresh, link)
+    sync_directory(link.parent)

@@ -5,96 +5,95 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, refuse_links, remove, remove_empty
 from flat_tokens.stores.store import Store
-from tasks.models import Model
 from tasks.output.paths import STAGING
 
 
-class Place(Model):
-    """Where a build writes: the output, the local directory of this attempt alone, and the one for fetched files."""
+class Place(NamedTuple):
+    """Where a process writes: the output, opened once; the local directory of this attempt alone; that of fetched files."""
 
-    output: str
+    root: Store
     staging: str
     scratch: str = ""
 
-    @property
-    def root(self) -> Store:
-        return Store.at(self.output, self.staging, read_once=True)
-
 
 @contextlib.contextmanager
-def attempt(output: str, scratch: Path, build_id: str) -> Iterator[Place]:
+def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Place]:
     """Make a staging directory for this process alone, and remove it at the end. Those of dead processes are swept first.
 
     A live process holds a lock, which the system releases however the process dies.
     """
-    root = Store.at(output)
-    staging = Path(root.root) / STAGING if root.is_local else scratch / STAGING
-    sweep(staging)
-    lock, descriptor = _lock_in(staging / build_id)
-    directory = lock.with_suffix("")
+    home = root.root if root.is_local else os.fspath(scratch)
+    sweep(home)
+    with named_errors(home):
+        lock, descriptor = _lock_in(Path(home, STAGING, build_id), home)
+    directory, key = lock.with_suffix(""), f"{STAGING}/{build_id}/{lock.stem}"
     try:
         directory.mkdir()
-        yield Place(output=output, staging=os.fspath(directory), scratch=os.fspath(scratch))
+        here = os.fspath(directory)
+        yield Place(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        lock.unlink(missing_ok=True)
+        _try_to_remove(home, key)
+        _try_to_remove(home, f"{key}.lock")
         os.close(descriptor)
-        _remove_empty(directory.parent, staging)
+        remove_empty(home, f"{STAGING}/{build_id}", STAGING)
 
 
-def _lock_in(parent: Path) -> tuple[Path, int]:
+def _lock_in(parent: Path, home: str) -> tuple[Path, int]:
     """Make a new file in *parent* and lock it. Return it and its descriptor. It is there before the directory that it guards:
     without a lock, the process is dead.
     """
     while True:
         try:
-            parent.mkdir(parents=True, exist_ok=True)
+            refuse_links(parent, home)
+            make_directory(parent)  # and with it, perhaps, the output
             lock = parent / f"{uuid.uuid4().hex[:12]}.lock"
             descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
         except (FileNotFoundError, FileExistsError):
-            if parent.exists() and not parent.is_dir():
+            if kind_of(parent) not in (None, "directory"):
                 raise
             continue  # it was empty, and swept between the two lines
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if lock.exists():
+        if kind_of(lock) is not None:
             return lock, descriptor
         os.close(descriptor)  # it was not locked yet, and swept
 
 
-def sweep(staging: Path) -> None:
-    """Remove the staging of attempts whose process is gone."""
-    builds = _entries(staging)
+def sweep(home: str) -> None:
+    """Remove the staging in *home* of attempts whose process is gone."""
+    builds = [f"{STAGING}/{name}" for name in entries(home, STAGING)]
     # Listed before the locks are looked for: a directory that is here by now had its lock before.
-    directories = [path for build in builds for path in _entries(build) if path.suffix != ".lock"]
-    locks = [path for build in builds for path in _entries(build) if path.suffix == ".lock"]
+    keys = [f"{build}/{name}" for build in builds for name in entries(home, build)]
+    locks = [f"{build}/{name}" for build in builds for name in entries(home, build) if name.endswith(".lock")]
     for lock in locks:
-        with contextlib.suppress(FileNotFoundError), lock.open("r+b") as file:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(home, lock), "r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    for directory in directories:
-        if not directory.with_suffix(".lock").exists():
-            shutil.rmtree(directory, ignore_errors=True)
-    _remove_empty(*builds, staging)
+            _try_to_remove(home, lock.removesuffix(".lock"))
+            remove(home, lock)
+    for key in keys:
+        if not key.endswith(".lock") and kind_of(Path(home, key).with_suffix(".lock")) is None:
+            _try_to_remove(home, key)
+    remove_empty(home, *builds, STAGING)
 
 
-def _entries(directory: Path) -> list[Path]:
-    """The entries of a directory; none where it has just gone."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return list(directory.iterdir())
+def _try_to_remove(home: str, key: str) -> None:
+    with contextlib.suppress(OSError):  # the next attempt tries again
+        remove(home, key)
+
+
+def entries(home: str, key: str) -> list[str]:
+    """Names in a directory; none where it has just gone, or is a link."""
+    gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with gone, named_errors(os.path.join(home, key)), directory_below(home, key) as directory:
+        return os.listdir(directory)
     return []
-
-
-def _remove_empty(*directories: Path) -> None:
-    for directory in directories:
-        with contextlib.suppress(OSError):  # another attempt is in it, or it is gone
-            directory.rmdir()

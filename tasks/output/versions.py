@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
+from flat_tokens.manifest import MANIFEST, SPLITS, check_name, read_manifest
+from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.models import Model, PinnedSource, SourceFile
-from tasks.output.paths import PINS, VERSIONS, origin_key, pin_key, version_store
-from tasks.output.pointer import MARKERS, Pointer, is_dataset, is_name, manifest_digest, move, pointer_lock, read_pointer
+from tasks.output.paths import CACHE, PINS, VERSIONS, origin_key, pin_key, version_store
+from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
+
+T = TypeVar("T")
 
 
 class Version(Model):
@@ -43,20 +47,60 @@ class Version(Model):
 
 class Origin(Model):
     """The origin of a version: settings, sources as they were last looked up when they gave this version, and their files in
-    that order. It lies beside the version, whose bytes know of no place or time.
+    that order. It lies beside the version, whose bytes know of no place or time. ``at``: when they first gave it; ``looked_up``:
+    when they last did.
     """
 
     at: datetime
+    looked_up: datetime | None = None
     config: dict[str, Any]
     pinned: tuple[PinnedSource, ...]
     files: tuple[SourceFile, ...]
 
 
+class Status(Model):
+    """An output: its versions, the latest first; when its sources were last looked up; the bytes in its ``_cache``."""
+
+    output: str
+    versions: tuple[Version, ...]
+    last_refresh: datetime | None
+    cache_bytes: int
+
+    @property
+    def latest(self) -> Version | None:
+        return next((one for one in self.versions if one.state == "latest"), None)
+
+
+def status_of(root: Store) -> Status:
+    """The state of an output. It lists ``_cache``."""
+    versions = list_versions(root)
+    latest = next((one for one in versions if one.state == "latest"), None)
+    origin = read_origin(root, latest.version) if latest else None
+    return Status(
+        output=root.url,
+        versions=tuple(versions),
+        last_refresh=(origin.looked_up or origin.at) if origin else None,
+        cache_bytes=sum(stored for _, stored in (root / CACHE).listing()) if root.exists(CACHE) else 0,
+    )
+
+
 def list_versions(root: Store) -> list[Version]:
     """Every published version: the latest first, then those that were the latest most recently."""
     pointer = read_pointer(root)
-    found = [describe(root, version, pointer) for version in names_of(root, VERSIONS) if is_dataset(root, version)]
-    return sorted(found, key=lambda one: one.last_used, reverse=True)
+    described = (if_there(root, name, lambda store: describe(root, store, pointer)) for name in names_of(root, VERSIONS))
+    return sorted(filter(None, described), key=lambda one: one.last_used, reverse=True)
+
+
+def if_there(root: Store, version: str | None, look: Callable[[Store], T]) -> T | None:
+    """The value that *look* gives of a version; None where there is none, or another process has just removed it."""
+    if version is None or not is_dataset(root, version):
+        return None
+    try:
+        return look(version_store(root, version))
+    except FileNotFoundError:
+        if is_dataset(root, version):
+            raise
+        return None
 
 
 def names_of(root: Store, directory: str) -> Iterator[str]:
@@ -69,33 +113,26 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
 
 
-def describe(root: Store, version: str, pointer: Pointer) -> Version:
-    manifest = read_manifest(version_store(root, version))
+def describe(root: Store, store: Store, pointer: Pointer) -> Version:
+    version = PurePosixPath(store.root).name
+    manifest = read_manifest(store)
     totals = manifest["totals"]
     until = {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
     state, since = ("latest", None) if version == pointer.version else until.get(version, ("other", None))
     origin = read_origin(root, version)
+    committed = (changed_at(store.info(marker)) for marker in MARKERS if store.exists(marker))
     return Version(
         version=version,
-        at=origin.at if origin else made_at(root, version),
+        at=origin.at if origin else next(committed, None),
         until=datetime.fromisoformat(since) if since else None,
         state=state,
         pinned=pin_note(root, version),
         documents=sum(totals[split]["seq_count"] for split in SPLITS),
         tokens=sum(totals[split]["token_count"] for split in SPLITS),
-        tokenizer=manifest["provenance"].get("tokenizer", {}).get("name") or "",
+        tokenizer=(manifest["provenance"].get("tokenizer") or {}).get("name") or "",
         layout=manifest["layout"],
         byte_count=sum(stored["size"] for stored in manifest["objects"]),
     )
-
-
-def made_at(root: Store, version: str) -> datetime | None:
-    """When a version was committed, by the store's clock."""
-    store = version_store(root, version)
-    for marker in MARKERS:
-        if store.exists(marker):
-            return changed_at(store.info(marker))
-    return None
 
 
 def changed_at(info: dict[str, Any]) -> datetime | None:
@@ -113,7 +150,7 @@ def changed_at(info: dict[str, Any]) -> datetime | None:
 
 def find_version(root: Store, name: str) -> str:
     """The published version of that name, or the only one whose name begins with it. ValueError where there is none."""
-    _check_name(name)
+    check_name(name)
     if is_dataset(root, name):
         return name
     there = [version for version in names_of(root, VERSIONS) if is_dataset(root, version)]
@@ -124,20 +161,16 @@ def find_version(root: Store, name: str) -> str:
     return matching[0]
 
 
-def _check_name(name: str) -> None:
-    if not is_name(name):
-        raise ValueError(f"{name!r} is not the name of a version")
-
-
 def roll_back(root: Store, name: str | None = None) -> Pointer:
     """Let ``latest`` point at the version before, or at the named one. Return the pointer as it is then.
 
     The version before the move is withdrawn: a refresh that gives it again does not publish it. Going back to a withdrawn
     version by its name ends that. ValueError where there is nothing to go back to, or where it is damaged.
     """
-    seen = read_pointer(root)
-    if seen.version is None:
+    if (seen := read_pointer(root)).version is None:
         raise ValueError(f"{root.url}: nothing was ever published here, so there is nothing to go back to")
+    with pointer_lock(root):  # which mends what a rollback before left undone
+        seen = read_pointer(root)
     before = [one.version for one in seen.former if is_dataset(root, one.version)]
     if name is None and not before:
         raise ValueError(
@@ -174,8 +207,8 @@ def pin(root: Store, name: str, note: str = "") -> str:
 
 def unpin(root: Store, name: str) -> str:
     """Let the policy decide over a version again. Return its whole name. ValueError where it was not pinned."""
-    _check_name(name)
-    pinned = [name_of.removesuffix(".json") for name_of in names_of(root, PINS)]
+    check_name(name)
+    pinned = [key.removesuffix(".json") for key in names_of(root, PINS) if not key.startswith(".")]
     matching = [version for version in pinned if version.startswith(name)]
     if len(matching) != 1:
         raise ValueError(f"{root.url}: {name!r} is not pinned; pinned are: {', '.join(pinned) or 'none'}")
@@ -186,10 +219,10 @@ def unpin(root: Store, name: str) -> str:
 def pin_note(root: Store, version: str) -> str | None:
     """The note of a version's pin; None where it has none. A pin that cannot be read is a pin."""
     try:
-        note = json.loads(root.read(pin_key(version))).get("note")
+        note = read_json(root, pin_key(version)).get("note")
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError):
+    except ValueError:
         return ""
     return str(note or "")
 
@@ -199,32 +232,31 @@ def remember_origin(
 ) -> None:
     """Record the origin of a version, with paths that mean the same in any working directory."""
     known = read_origin(root, version)
+    now = datetime.now(UTC).replace(microsecond=0)
     origin = Origin(
-        at=known.at if known else datetime.now(UTC).replace(microsecond=0),
+        at=known.at if known else now,
+        looked_up=now,
         config=absolute(config).model_dump(mode="json", exclude_unset=True),
         pinned=pinned,
         files=tuple(file.model_copy(update={"found": None}) for file in files),
     )
-    if origin != known:
+    with pointer_lock(root):
         root.put(origin_key(version), (origin.model_dump_json() + "\n").encode())
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
     """The origin of a version; None where it is not known, which costs time at most."""
     try:
-        return Origin.model_validate_json(root.read(origin_key(version)))
+        return Origin.model_validate_json(read_record(root, origin_key(version)))
     except (FileNotFoundError, ValueError):
         return None
 
 
 def absolute(config: BuildConfig) -> BuildConfig:
     """The same settings with absolute paths."""
-    sources = [
-        source.model_copy(update={"path": _absolute(source.path)}) if source.path is not None else source
-        for source in config.sources
-    ]
+    sources = [one.model_copy(update={"path": _absolute(one.path)}) if one.path else one for one in config.sources]
     tokenizer = config.tokenizer
-    if tokenizer.name != "bytes" and (tokenizer.name.endswith((".json", ".tiktoken")) or Path(tokenizer.name).is_dir()):
+    if tokenizer.name != "bytes" and (tokenizer.name.endswith((".json", ".tiktoken")) or kind_of(tokenizer.name) == "directory"):
         tokenizer = tokenizer.model_copy(update={"name": _absolute(tokenizer.name)})
     paths = {"output": _absolute(config.output), **({"scratch": _absolute(config.scratch)} if config.scratch else {})}
     return config.model_copy(update={**paths, "sources": tuple(sources), "tokenizer": tokenizer})
@@ -240,7 +272,7 @@ def check_distinct(outputs: Sequence[str]) -> None:
     named: dict[str, str] = {}
     for output in outputs:
         root = Store.at(output)
-        place = os.path.realpath(root.root) if root.is_local else root.url.rstrip("/")
+        place = real_path(root.root) if root.is_local else root.url.rstrip("/")
         if place in named:
             raise ValueError(f"{named[place]} and {output} are one place. Give each dataset an output of its own.")
         named[place] = output
@@ -248,13 +280,12 @@ def check_distinct(outputs: Sequence[str]) -> None:
 
 def at_dataset(path_or_url: str) -> tuple[Store, str]:
     """The output and the version that a path means. It names an output (its latest version), a version, or the link ``latest``.
-
     ValueError where no published version of an output is there.
     """
     store = Store.at(path_or_url)
     if store.is_local:
-        store = Store.at(os.path.realpath(store.root))
-        if os.path.isfile(store.root):
+        store = Store.at(real_path(store.root))
+        if kind_of(store.root) == "file":
             raise ValueError(
                 f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."
             )

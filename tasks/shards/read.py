@@ -1,22 +1,144 @@
-"""Reading a token shard: a small flat-tokens array with a key and a row for every sequence."""
+"""Reading token shards: small flat-tokens arrays with a key and a row for every sequence.
+
+A request of a remote store takes tens of milliseconds and costs money, however little it reads; and a shard is read three times:
+counted, then read for the tokens and for the documents of two splits. So small objects that receipts list are read whole by one
+request, checked, and kept for the next reader. Kept bytes are found by their sha256, which was checked when they came: every
+receipt with that digest means these bytes, whatever becomes of the store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, StoredObject
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
-from tasks.shards.known_objects import KnownStore
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
+
+WHOLE_BYTES = 4 << 20
+"""Larger objects are read in the ranges that are asked for, and are not kept."""
+KEPT_BYTES = 128 << 20
+"""Small objects of some hundred shards of the usual size."""
+TURNS = 64
+
+
+class Kept:
+    """Bytes by their hexadecimal sha256, the most recently used up to *limit* bytes. Threads may share it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size, self._lock = limit, 0, threading.Lock()
+        self._data: OrderedDict[str, bytes] = OrderedDict()
+
+    def find(self, sha256: str) -> bytes | None:
+        with self._lock:
+            if (data := self._data.get(sha256)) is not None:
+                self._data.move_to_end(sha256)
+            return data
+
+    def keep(self, data: bytes) -> str:
+        """Keep *data*. Return its sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            if sha256 not in self._data:
+                self._data[sha256] = data
+                self._size += len(data)
+            self._data.move_to_end(sha256)
+            while self._size > self._limit:
+                self._size -= len(self._data.popitem(last=False)[1])
+        return sha256
+
+
+_kept = Kept(KEPT_BYTES)
+_turns = [threading.Lock() for _ in range(TURNS)]
+
+
+def _begin_anew() -> None:
+    """Replace the locks in a forked child: it has none of the threads that hold its parent's."""
+    global _kept, _turns
+    _kept, _turns = Kept(KEPT_BYTES), [threading.Lock() for _ in range(TURNS)]
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@dataclass(frozen=True)
+class KnownStore(Store):
+    """A remote store with known sizes and digests of some objects, by their paths. ``read_ranges`` reads small ones whole, all
+    at once, and not again while they are kept. ValueError where one has changed.
+    """
+
+    known: Mapping[str, StoredObject] = field(default_factory=dict, repr=False)
+    turn: int = 0
+    """Threads that read the same objects do so in turn: the first one asks for all of them."""
+
+    @classmethod
+    def of(cls, root: Store, directory: str, objects: Iterable[StoredObject], likely: Iterable[bytes]) -> KnownStore:
+        """The store at *root*, with known *objects* below *directory*; those whose digest one of *likely* has are not read."""
+        for data in likely:
+            _kept.keep(data)
+        known = {root.path(f"{directory}/{stored.key}"): stored for stored in objects}
+        turn = hash(root.path(directory)) % TURNS
+        return cls(root.root, root.fs, root.staging, root.read_once, root.patience, root.top, known, turn)
+
+    def read_ranges(
+        self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
+    ) -> list[bytes | FileNotFoundError]:
+        whole = self.fetch(keys)
+        rest = [k for k, key in enumerate(keys) if key not in whole]
+        asked = [keys[k] for k in rest], [starts[k] for k in rest], [stops[k] for k in rest]
+        others = dict(zip(rest, super().read_ranges(*asked) if rest else [], strict=True))
+        return [others[k] if k in others else _cut(whole[key], starts[k], stops[k]) for k, key in enumerate(keys)]
+
+    def fetch(self, keys: Iterable[str]) -> dict[str, bytes | FileNotFoundError]:
+        """The contents of the known small objects among *keys*. Those that are not kept are read together."""
+        wanted = {key: stored for key in keys if (stored := self.known.get(self.path(key))) is not None and _is_small(stored)}
+        found: dict[str, bytes | FileNotFoundError]
+        with _turns[self.turn]:
+            found = {key: kept for key, stored in wanted.items() if (kept := _kept.find(stored.sha256)) is not None}
+            missing = {key: stored for key, stored in wanted.items() if key not in found}
+            for (key, stored), data in zip(missing.items(), _ask(super().read_ranges, missing), strict=True):
+                if isinstance(data, bytes) and _kept.keep(data) != stored.sha256:
+                    raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is made anew.")
+                found[key] = data
+        return found
+
+
+def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[StoredObject]:
+    """Size and digest of *objects* as they are now. The small ones of a remote store are read together, and kept."""
+    small = {} if store.is_local else {stored.key: stored for stored in objects if _is_small(stored)}
+    found = dict(zip(small, _ask(store.read_ranges, small), strict=True))
+    for stored in objects:
+        data = found.get(stored.key)
+        whole = isinstance(data, bytes) and _kept.keep(data) == stored.sha256
+        yield stored if whole else store.digest(stored.key)
+
+
+def _cut(data: bytes | FileNotFoundError, start: int, stop: int | None) -> bytes | FileNotFoundError:
+    return data[start:stop] if isinstance(data, bytes) else data
+
+
+def _is_small(stored: StoredObject) -> bool:
+    return 0 < stored.size <= WHOLE_BYTES
+
+
+def _ask(
+    read_ranges: Callable[..., list[bytes | FileNotFoundError]], objects: Mapping[str, StoredObject]
+) -> list[bytes | FileNotFoundError]:
+    """Read objects, each with a byte more than it should have."""
+    return read_ranges(list(objects), [0] * len(objects), [stored.size + 1 for stored in objects.values()]) if objects else []
 
 
 def document_spec(layout: Layout) -> ArraySpec:
@@ -26,9 +148,7 @@ def document_spec(layout: Layout) -> ArraySpec:
 
 
 class DocumentArrays(NamedTuple):
-    """Arrays beside a shard's tokens, with an entry for each sequence: its document's key, and its row counted from the slice's
-    first row.
-    """
+    """Arrays beside a shard's tokens, with an entry for each sequence: its document's key, and its row within the slice."""
 
     key: StoredArray
     row: StoredArray
@@ -52,11 +172,9 @@ def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     """The metadata that this code writes for a shard."""
-    column = document_spec(SHARD_LAYOUT)
-    for spec, length in (
-        (SHARD_LAYOUT.encoded_tokens, shard.token_count),
-        (SHARD_LAYOUT.seq_starts, shard.written + 1),
-        (column, shard.written),
-    ):
-        yield from spec.metadata(length).values()
-    yield from group_metadata(SHARD_LAYOUT.zarr_format, {"max_token_id": shard.max_token_id}).values()
+    yield from SHARD_LAYOUT.encoded_tokens.metadata(shard.token_count).values()
+    yield from SHARD_LAYOUT.seq_starts.metadata(shard.written + 1).values()
+    yield from document_spec(SHARD_LAYOUT).metadata(shard.written).values()
+    if shard.masked:
+        yield from SHARD_LAYOUT.loss_mask.metadata(shard.token_count).values()
+    yield from group_metadata(SHARD_LAYOUT.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()

@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from flat_tokens.stores.local import make_directory
+from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.models import TokenShard, digest_of
 from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
-from tasks.shards.known_objects import digest_all
+from tasks.shards.read import digest_all
 
 logger = logging.getLogger(__name__)
 RECEIPTS_AT_ONCE = 1000
@@ -37,35 +39,27 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    facts = shard.model_dump(mode="json")
+    facts = shard.model_dump(mode="json", exclude=None if shard.masked else {"masked"})
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_receipt(data: bytes) -> TokenShard:
     """The shard of a receipt. ValueError where the receipt is damaged."""
-    try:
-        facts = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("the receipt is JSON nested too deep") from error
-    if not isinstance(facts, dict) or facts.pop("sha256", None) != digest_of(facts):
+    facts = json_object(data, RECEIPT)
+    if facts.pop("sha256", None) != digest_of(facts):
         raise ValueError("the receipt does not have its own digest")
     return TokenShard.model_validate(facts)
 
 
 def load_shard(root: Store, key: str) -> TokenShard | None:
-    """The stored shard of *key*, after every byte was checked against its receipt. A damaged one is moved aside.
-
-    The receipt is our own JSON: a forged one can only make the check fail.
-    """
-    try:
+    """The stored shard of *key*, after every byte was checked against its receipt. One damaged or not signed is moved aside."""
+    with contextlib.suppress(ValueError):
         return _read_shard(root, key)
-    except ValueError:
-        pass
     with repairing(root):
         try:
             return _read_shard(root, key)  # another process may have mended it meanwhile
         except ValueError as problem:
-            logger.warning("Token shard %s is damaged and is built again: %s", key[:12], problem)
+            logger.warning("Token shard %s is not trusted and is built again: %s", key[:12], problem)
             put_aside(root, key)
     return None
 
@@ -74,7 +68,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
     """The stored shard of *key*; None where it has no receipt. ValueError where it is damaged."""
     store = root / shard_key(key)
     try:
-        receipt = store.read(RECEIPT)
+        receipt = read_record(store, RECEIPT)
     except FileNotFoundError:
         return None
     except NO_OBJECT as error:
@@ -83,9 +77,6 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
         shard = read_receipt(receipt)
         if shard.key != key or digest_of(shard.inputs) != key:
             raise ValueError("it has the receipt of another shard")
-        for stored in shard.objects:
-            if ".." in stored.key.split("/") or stored.key.startswith("/"):
-                raise ValueError(f"{stored.key!r} is not the name of an object")
         for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
             if now != stored:
                 raise ValueError(f"{stored.key} has {now.size} bytes, sha256 {now.sha256[:12]}; not what was written")
@@ -98,23 +89,19 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
 
 @contextlib.contextmanager
 def repairing(root: Store) -> Iterator[None]:
-    """Let the processes of this machine judge damaged shards and move them aside one after the other: none takes away a shard
-    that another has just mended.
-    """
+    """Let processes of this machine move damaged shards aside one after the other: none takes one that another just mended."""
     if not root.is_local:
         yield
         return
     quarantine = Path(root.path(QUARANTINE))
-    quarantine.mkdir(parents=True, exist_ok=True)
+    make_directory(quarantine)
     with open(quarantine / ".lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def put_aside(root: Store, key: str) -> None:
-    """Move a damaged shard out of the way, the receipt first, so that no half of it is ever trusted. The caller holds
-    ``repairing``.
-    """
+    """Move a damaged shard aside, the receipt first: no half of it is ever trusted. The caller holds ``repairing``."""
     if root.is_local:
         with contextlib.suppress(FileNotFoundError):
             os.replace(root.path(shard_key(key)), root.path(f"{QUARANTINE}/{key}-{uuid.uuid4().hex[:8]}"))

@@ -11,22 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flat_tokens.arrays.writing import ArrayWriter
-from flat_tokens.stores.local import make_directory, sync_directory
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.stores.local import kind_of, make_directory, named_errors, sync_directory
 from flat_tokens.stores.store import NO_OBJECT, Store
-from flat_tokens.writer import FlatTokensWriter
+from flat_tokens.text.rows import text_buffers
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
+from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
-from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
+from tasks.shards.receipts import put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Tally
-from tasks.tokenize.engines import engine_of
-from tasks.tokenize.tokenize_slice import token_batches
+from tasks.text.documents import Documents, Tally, read_documents
+from tasks.tokenize.engines import engine_of, tokens_of
+from tasks.tokenize.masks import encoder_of
+from tasks.tokenize.segments import DIGEST_BYTES, cut
 from tasks.tokenize.tokenizers import load_tokenizer
 
 UPLOADERS = 4
@@ -38,15 +43,15 @@ class Staged(NamedTuple):
     shard: TokenShard
 
 
-def tokenize_or_load(slice_: Slice, recipe: Recipe) -> Staged | TokenShard:
-    """The token shard of a slice: the one that is stored, if it is whole, else tokenized now. Only then is its file fetched,
-    where it is not here.
+def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> Staged | TokenShard:
+    """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
+    file fetched.
     """
-    stored = load_shard(recipe.place.root, recipe.key(slice_))
+    stored = load_or_held(place.root, indexed, recipe.key(slice_))
     if stored is not None:
-        meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count)
+        meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
-    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, recipe.place), recipe))
+    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed))
 
 
 def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
@@ -55,25 +60,20 @@ def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
 
 
 @contextlib.contextmanager
-def fetching_ahead(slices: Sequence[Slice], recipe: Recipe) -> Iterator[None]:
+def fetching_ahead(slices: Sequence[Slice], recipe: Recipe, place: Place, indexed: Indexed) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
     the block ends. ValueError where this machine's tokenizer is not the build's.
     """
-    check_tokenizer(recipe)
-    by_key = {recipe.key(slice_): slice_ for slice_ in slices}
-    missing = [by_key[key] for key in without_receipt(recipe.place.root, by_key)]
-    with fetched_ahead(missing, recipe.sources, recipe.place):
-        yield
-
-
-def check_tokenizer(recipe: Recipe) -> None:
-    """ValueError where this machine's tokenizer is not the one that the shards are to be named after."""
     digest = load_tokenizer(recipe.tokenizer).digest
     if digest != recipe.tokenizer_digest:
         raise ValueError(
             f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
             f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
         )
+    by_key = {recipe.key(slice_): slice_ for slice_ in slices}
+    missing = [by_key[key] for key in without_tokens(place.root, indexed, without_receipt(place.root, by_key))]
+    with fetched_ahead(missing, recipe.sources, place):
+        yield
 
 
 class ShardWriter(NamedTuple):
@@ -87,30 +87,55 @@ class ShardWriter(NamedTuple):
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
         objects = tuple(sorted([*self.tokens.objects, *self.key.objects, *self.row.objects]))
-        return {"objects": objects, "token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
+        counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
+        return {"objects": objects, "masked": self.tokens.masked, **counts}
 
 
 @contextlib.contextmanager
-def staging_shard(key: str, place: Place) -> Iterator[ShardWriter]:
-    """Write a token shard into this attempt's staging directory. The block appends to its arrays."""
+def staging_shard(key: str, place: Place, masked: bool = False) -> Iterator[ShardWriter]:
+    """Write a token shard into this attempt's staging directory, *masked* with a loss mask. The block appends to its arrays."""
     store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
     keys, rows = (ArrayWriter(store, f"{DOCUMENTS}/{name}", spec) for name in DocumentArrays._fields)
-    with FlatTokensWriter(store, SHARD_LAYOUT) as tokens, keys, rows:
+    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, keys, rows:
         yield ShardWriter(tokens, keys, rows)
 
 
-def tokenize_slice(slice_: Slice, recipe: Recipe) -> TokenShard:
-    """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document."""
-    key = recipe.key(slice_)
-    engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    tally, before = Tally(), 0
-    with naming(recipe.sources, slice_.file.source), staging_shard(key, recipe.place) as writer:
-        for batch, beside in token_batches(slice_, recipe.source(slice_), recipe.documents, engine, tally):
-            writer.tokens.append(batch)
-            writer.key.append(beside.keys)
-            writer.row.append(beside.rows)
-            meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
-            before = tally.text_bytes
+def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> TokenShard:
+    """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document. Segments
+    whose tokens the output has are not tokenized again.
+    """
+    key, source = recipe.key(slice_), recipe.source(slice_)
+    engine = encoder_of(engine_of(load_tokenizer(recipe.tokenizer), recipe.fast), source, recipe.chat(slice_), recipe.tokenizer)
+    known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
+    tally, before, taken = Tally(), 0, 0
+    digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
+    file = slice_.file
+    with (
+        naming(recipe.sources, file.source),
+        named_errors(file.location or file.name),
+        staging_shard(key, place, source.masked) as writer,
+    ):
+        for segments in cut(read_documents(slice_, source, recipe.documents, tally)):
+            names, numbers = known.find(segments, known_by)
+            borders = np.concatenate([[0], segments.ends])
+            counts = np.diff(borders)
+            for first, last in known.stretches(numbers):
+                part = segments.documents.part(int(borders[first]), int(borders[last]))
+                batch = known.take(numbers[first:last]) if numbers[first] >= 0 else None
+                if batch is not None:
+                    taken += text_length(part)
+                else:
+                    last_rows = part.rows[borders[first + 1 : last + 1] - borders[first] - 1]
+                    batch, part = tokens_of(part, slice_, source, recipe.documents, engine, tally)
+                    counts[first:last] = np.diff(np.searchsorted(part.rows, last_rows, "right"), prepend=0)
+                writer.tokens.append(batch)
+                writer.key.append(part.keys)
+                writer.row.append(part.rows)
+                meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
+                before = tally.text_bytes
+            names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
+            digests.append(names)
+            documents.append(counts)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
     return TokenShard(
@@ -122,8 +147,16 @@ def tokenize_slice(slice_: Slice, recipe: Recipe) -> TokenShard:
         written=tally.written,
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
+        segments=segments_as_text(digests, documents),
+        text_bytes_taken=taken,
         **writer.stored,
     )
+
+
+def text_length(documents: Documents) -> int:
+    """Bytes of text."""
+    _, offsets = text_buffers(documents.texts)
+    return int(offsets[-1] - offsets[0])
 
 
 def write_shard(draft: TokenShard, place: Place) -> TokenShard:
@@ -146,7 +179,7 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
         try:
             os.rename(staged, target)
         except OSError:
-            if not target.exists():
+            if kind_of(target) is None:
                 raise
         else:
             sync_directory(target.parent)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,7 @@ from flat_tokens.keys import A, mix
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Split, TokenShard
-from tasks.output.paths import DOCUMENTS
-from tasks.shards.read import open_arrays
+from tasks.shards.contents import open_contents
 
 SPAN_TOKENS = 1 << 26
 """Tokens that one task writes, at least one stored object."""
@@ -46,22 +46,27 @@ def chosen(split: Split, all_in: Split | None, rule: SplitRule, keys: npt.NDArra
     return drawn if split == "validation" else ~drawn
 
 
-class ShardPlace(Model):
-    """A shard's place in a split: its sequences and tokens of that split start at ``first_seq`` and ``first_token``."""
+class Placed(Model):
+    """Documents with a place in a split: their sequences and tokens start there at ``first_seq`` and ``first_token``."""
 
-    shard: TokenShard
-    file: int
-    first_row: int
-    all_in: Split | None
     first_seq: int = 0
     seq_count: int = 0
     first_token: int = 0
     token_count: int = 0
 
 
+class ShardPlace(Placed):
+    """A token shard, and the place of its documents of one split."""
+
+    shard: TokenShard
+    file: int
+    first_row: int
+    all_in: Split | None
+
+
 class Span(Model):
-    """A range of the output that one task writes: items ``start:stop`` of one split's tokens, or of its arrays with an entry a
-    document. It ends where stored objects end.
+    """A range of the output that one task writes, as whole stored objects: items ``start:stop`` of one split's tokens, or of its
+    arrays with an entry a document. Kinds of it have ``places``: where the items come from.
     """
 
     split: Split
@@ -69,11 +74,17 @@ class Span(Model):
     start: int
     stop: int
     last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
-    places: tuple[ShardPlace, ...] = Field((), description="The token shards that its items come from")
+    masked: bool = Field(False, description="Whether the dataset has a loss mask, which is written with the tokens")
 
     @property
     def label(self) -> str:
         return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
+
+
+class ShardSpan(Span):
+    """A span whose items come from token shards."""
+
+    places: tuple[ShardPlace, ...]
 
 
 class Counts(NamedTuple):
@@ -85,82 +96,69 @@ class Counts(NamedTuple):
     validation_tokens: int
 
 
+CountedPlace = tuple[ShardPlace, Counts]
+
+
 def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
     """Count a shard's sequences and tokens of each split, from its keys and starts."""
-    tokens, documents = open_arrays(root, at.shard, "seq_starts", f"{DOCUMENTS}/key")
-    here = (tokens.seq_count, tokens.token_count)
+    here = (at.shard.written, at.shard.token_count)
     if at.all_in is not None or rule.fraction == 0:
         return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)
-    lengths = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1))
-    drawn = rule.draws(documents.key.read(0, tokens.seq_count))
-    seqs, count = int(drawn.sum()), int(lengths[drawn].sum())
-    return Counts(tokens.seq_count - seqs, tokens.token_count - count, seqs, count)
+    contents = open_contents(root, at.shard)
+    drawn = rule.draws(contents.keys)
+    seqs, count = int(drawn.sum()), int(contents.lengths[drawn].sum())
+    return Counts(here[0] - seqs, here[1] - count, seqs, count)
 
 
-def lay_out(counted: Iterable[tuple[ShardPlace, Counts]], layout: LayoutName) -> Iterator[Span]:
+def lay_out(counted: Iterable[CountedPlace], layout: LayoutName, masked: bool = False) -> Iterator[ShardSpan]:
     """The spans of both splits, by prefix sums over the shards' counts. Each is yielded as soon as its last shard is known, so
-    that objects can be written while later slices are still tokenized.
+    that objects can be written while later slices are still tokenized. *masked*: the dataset has a loss mask.
     """
-    lines = [_Line(split, of_tokens, LAYOUTS[layout]) for split in SPLITS for of_tokens in (True, False)]
+    kind, chosen_layout = functools.partial(ShardSpan, masked=masked), LAYOUTS[layout]
+    lines = [(Line(kind, split, True, chosen_layout), Line(kind, split, False, chosen_layout)) for split in SPLITS]
     for at, counts in counted:
-        for line in lines:
-            yield from line.add(at, counts)
-    ends = {line.split: line.end for line in lines if line.of_tokens}
-    for line in lines:
-        yield from line.rest(ends[line.split])
+        for (tokens, documents), (seq_count, token_count) in zip(lines, (counts[:2], counts[2:]), strict=True):
+            place = {"first_seq": documents.end, "seq_count": seq_count, "first_token": tokens.end, "token_count": token_count}
+            here = at.model_copy(update=place)
+            yield from tokens.add(here)
+            yield from documents.add(here)
+    for tokens, documents in lines:
+        yield from tokens.rest(tokens.end)
+        yield from documents.rest(tokens.end)
 
 
-def items_a_task(of_tokens: bool, layout: Layout) -> int:
-    """How many items of an array one task writes: those of whole objects."""
-    length = layout.encoded_tokens.object_length if of_tokens else layout.seq_starts.object_length
-    return length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+S = TypeVar("S", bound=Span)
 
 
-class _Line:
-    """The items of one array, cut into spans as they come. (shard, item) -> (split, item): a shard's items begin where those of
-    the shards before it end.
-    """
+class Line(Generic[S]):
+    """The items of one array, cut into spans of a *kind*. (part, item) -> (split, item): parts lie one behind the other."""
 
-    def __init__(self, split: Split, of_tokens: bool, layout: Layout) -> None:
-        self.split, self.of_tokens = split, of_tokens
-        self._step = items_a_task(of_tokens, layout)
-        self._start = self._seqs = self._tokens = 0
-        self._open: list[ShardPlace] = []
+    def __init__(self, kind: Callable[..., S], split: Split, of_tokens: bool, layout: Layout) -> None:
+        self.end = 0
+        self._kind, self._of_tokens = functools.partial(kind, split=split, of_tokens=of_tokens), of_tokens
+        length = (layout.encoded_tokens if of_tokens else layout.seq_starts).object_length
+        self._step = length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+        self._start = 0
+        self._open: list[Placed] = []
 
-    @property
-    def end(self) -> int:
-        return self._tokens if self.of_tokens else self._seqs
-
-    def add(self, at: ShardPlace, counts: Counts) -> Iterator[Span]:
-        seqs, tokens = counts[:2] if self.split == "train" else counts[2:]
-        if seqs == 0:
-            return
-        place = {"first_seq": self._seqs, "seq_count": seqs, "first_token": self._tokens, "token_count": tokens}
-        self._open.append(at.model_copy(update=place))
-        self._seqs += seqs
-        self._tokens += tokens
+    def add(self, part: Placed) -> Iterator[S]:
+        """The spans that end within the next part."""
+        if part.token_count if self._of_tokens else part.seq_count:
+            self._open.append(part)
+            self.end = self._end_of(part)
         while self.end >= self._start + self._step:
             yield self._span(self._start + self._step, None)
 
-    def rest(self, token_count: int) -> Iterator[Span]:
+    def rest(self, token_count: int) -> Iterator[S]:
         """The last span, where items are left. That of the documents always comes, as it ends seq_starts."""
-        if not self.of_tokens:
-            yield self._span(self.end, token_count)
-        elif self.end > self._start:
-            yield self._span(self.end, None)
+        if not self._of_tokens or self.end > self._start:
+            yield self._span(self.end, None if self._of_tokens else token_count)
 
-    def _span(self, stop: int, last_entry: int | None) -> Span:
-        span = Span(
-            split=self.split,
-            of_tokens=self.of_tokens,
-            start=self._start,
-            stop=stop,
-            places=tuple(self._open),
-            last_entry=last_entry,
-        )
+    def _span(self, stop: int, last_entry: int | None) -> S:
+        span = self._kind(start=self._start, stop=stop, last_entry=last_entry, places=tuple(self._open))
         self._start = stop
         self._open = [at for at in self._open if self._end_of(at) > stop]
         return span
 
-    def _end_of(self, at: ShardPlace) -> int:
-        return at.first_token + at.token_count if self.of_tokens else at.first_seq + at.seq_count
+    def _end_of(self, at: Placed) -> int:
+        return at.first_token + at.token_count if self._of_tokens else at.first_seq + at.seq_count

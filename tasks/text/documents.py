@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.stores.local import named_errors
+from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Range, Rows, TextFile, as_unicode, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
@@ -19,14 +21,14 @@ from tasks.models import Slice, SourceFile
 
 
 def plan_slices(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
-    """The slices of a file, in order, each of about *slice_bytes* of text.
-
-    ValueError, naming the file and what it has, where it cannot be read or has no such column.
+    """The slices of a file, in order, each of about *slice_bytes* of text. ValueError, naming the file and what it has, where it
+    cannot be read or has no such column.
     """
     try:
-        ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), slice_bytes)
-        return [Slice(file=file, **part._asdict()) for part in ranges]
-    except (pa.ArrowException, OSError) as error:
+        with named_errors(file.location):
+            ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), slice_bytes)
+            return [Slice(file=file, **part._asdict()) for part in ranges]
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
 
 
@@ -36,10 +38,13 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         path=file.location,
         name=file.name,
         size=file.size,
-        text_column=source.text_column,
+        text_column=source.messages_column or source.prompt_column or source.text_column,
         id_column=source.id_column,
         separator=(source.document_separator or "").encode(),
         max_bytes=policy.max_bytes,
+        max_expansion=source.max_expansion or limits.MAX_EXPANSION,
+        completion_column=source.completion_column,
+        has_messages=source.messages_column is not None,
     )
 
 
@@ -53,6 +58,10 @@ class Documents(NamedTuple):
     texts: pa.LargeStringArray
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint64]
+
+    def part(self, start: int, stop: int) -> Documents:
+        """Documents ``start:stop``. No copy."""
+        return Documents(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop])
 
 
 @dataclass
@@ -68,16 +77,20 @@ class Tally:
     replaced: Counter[str] = field(default_factory=Counter)
 
 
-def read_documents(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Iterator[Documents]:
-    """The documents of a slice in batches of about 8 MB of text, in order; *tally* counts along.
-
-    ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
+def read_documents(
+    part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
+) -> Iterator[Documents]:
+    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order; *tally* counts along. ValueError
+    names file and row of a bad document where the policy says so, and a file that changes meanwhile.
     """
     check_unchanged(part.file)
     try:
-        for rows in FORMATS[part.file.format].read(text_file(part.file, source, policy), range_of(part)):
-            tally.rows, tally.seen = rows.end, rows.seen
-            yield _clean(rows, part, source, policy, tally)
+        with named_errors(part.file.location):
+            for rows in FORMATS[part.file.format].read(
+                text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes), range_of(part)
+            ):
+                tally.rows, tally.seen = rows.end, rows.seen
+                yield _clean(rows, part, source, policy, tally)
     except (pa.ArrowException, OSError) as error:
         check_unchanged(part.file)
         raise ValueError(f"{part.label} cannot be read to its end: {error}") from error

@@ -1,21 +1,28 @@
-"""Engines: Arrow texts in, flat token ids out; a fast one must agree with the reference."""
+"""Engines: Arrow texts in, flat token ids out, a fast one like the reference; and a slice to token batches."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.models import Slice
+from tasks.text.documents import Documents, Tally, bad_document, read_documents
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +32,38 @@ class Tokens(NamedTuple):
 
     ids: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.int64]
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8] | None:
+        """1 where a token counts for the loss, else 0: uint8[n]; None: all count."""
+        return None
+
+
+class MaskedTokens(Tokens):
+    """Token ids of texts that say which of them count."""
+
+    _mask: npt.NDArray[np.uint8]
+
+    def __new__(cls, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64], mask: npt.NDArray[np.uint8]) -> Self:
+        made = super().__new__(cls, ids, offsets)
+        made._mask = mask
+        return made
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8]:
+        return self._mask
+
+
+class Encoder(Protocol):
+    """Texts to tokens, those of a text that cannot be encoded apart from the others."""
+
+    def __call__(self, texts: pa.LargeStringArray) -> Tokens:
+        """Tokens of all texts together. UnencodableError where one of them cannot be encoded."""
+        ...
+
+    def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
+        """Of each text alone its tokens, or why there are none."""
+        ...
 
 
 Encode = Callable[[pa.LargeStringArray], Tokens]
@@ -41,6 +80,7 @@ class Tokenizer:
     make_fast: Callable[[], Encode] | None
     decode: Callable[[list[int]], str]
     revision: str | None = None
+    limits: tuple[bool, int] | None = None
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:
@@ -53,9 +93,15 @@ def large_string_array(*texts: str) -> pa.LargeStringArray:
 def concatenate(arrays: Iterable[npt.NDArray[np.uint32]]) -> Tokens:
     """Flat ids and offsets of one array a text."""
     parts = list(arrays)
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return Tokens(np.concatenate([*parts, np.empty(0, np.uint32)]).astype(np.uint32, copy=False), offsets)
+
+
+def joined(parts: Sequence[Tokens]) -> Tokens:
+    """The tokens of texts that were encoded one by one."""
+    together = concatenate(part.ids for part in parts)
+    masks = [part.mask for part in parts if part.mask is not None]
+    return MaskedTokens(*together, np.concatenate(masks)) if masks else together
 
 
 def gigatoken_encode(tokenizer: Any) -> Encode:
@@ -78,19 +124,8 @@ def gigatoken_encode(tokenizer: Any) -> Encode:
 
 def awkward_texts() -> Iterator[str]:
     """Texts on which tokenizers have been seen to differ."""
-    yield from (
-        "",
-        " ",
-        "\ufeff",
-        "\0",
-        "a\0b",
-        "\r\n",
-        "a\r\nb\r\n\r\nc",
-        "\t's",
-        "'S 'LL 'Ve 'rE don't DON'T i'M",
-        "  lead",
-        "trail  ",
-    )
+    yield from ("", " ", "\ufeff", "\0", "a\0b", "\r\n", "a\r\nb\r\n\r\nc", "\t's")
+    yield from ("'S 'LL 'Ve 'rE don't DON'T i'M", "  lead", "trail  ")
     for unit in (" ", "\n", "\t", "\r\n", "a", "A", "7", "-", "😀", "中", "あ", "é", "e\u0301", "\u200d", "'s", " \n"):
         yield unit * (10_000 // len(unit))
     yield " ".join("1234567890123456789012"[:n] for n in range(1, 21))
@@ -120,15 +155,58 @@ class UnencodableError(ValueError):
     """An engine does not take some of the texts."""
 
 
-def sheltered(encode: Encode) -> Encode:
-    """The same engine, whose every failure is an UnencodableError: libraries raise bare exceptions, and in Rust they panic,
-    which is no Exception at all.
+class TooSlowError(ValueError):
+    """An engine does not come to an end."""
+
+
+def is_visible(character: str) -> bool:
+    """Whether it has a letter, a number, a punctuation mark or a symbol that does not look like a space. Accents are none: many
+    tokenizers take them off, with the space that some stand on.
     """
+    parts = unicodedata.normalize("NFKD", character)
+    return character not in LIKE_A_SPACE and any(unicodedata.category(part)[0] in "LNPS" for part in parts)
+
+
+LIKE_A_SPACE = "\u115f\u1160\u2581\u2800\u3164\uffa0\ufffd"
+
+
+def watched(encode: Encode, config: TokenizerConfig) -> Encode:
+    """The engine of a tokenizer that a file defines. TooSlowError where it takes too long, in a thread that nobody can end but
+    that keeps no process from ending. UnencodableError where a text that people can see has no tokens.
+    """
+
+    def encode_and_watch(texts: pa.LargeStringArray) -> Tokens:
+        future: Future[Tokens] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(encode(texts))
+            except BaseException as error:  # noqa: BLE001  it is raised below
+                future.set_exception(error)
+
+        seconds = 10 * config.max_seconds * max(1.0, texts.nbytes / (8 << 20))
+        threading.Thread(target=work, name="encode", daemon=True).start()
+        if not wait([future], seconds).done:
+            raise TooSlowError(
+                f"tokenizer {config.name!r} takes more than {seconds:.0f} seconds for {texts.nbytes:,} bytes of text. Its "
+                "pattern may go back again and again: use another one, or raise tokenizer.max_seconds."
+            )
+        tokens = future.result()
+        without = (np.diff(tokens.offsets) == 0) & (np.diff(text_buffers(texts)[1]) > 0)
+        if not config.lossy and any(any(map(is_visible, texts[int(i)].as_py())) for i in np.flatnonzero(without)):
+            raise UnencodableError("it has no tokens for any of it; tokenizer.lossy allows that")
+        return tokens
+
+    return encode_and_watch
+
+
+def sheltered(encode: Encode) -> Encode:
+    """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which is no Exception at all."""
 
     def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
         try:
             return encode(texts)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
+        except (KeyboardInterrupt, SystemExit, MemoryError, UnencodableError, TooSlowError):
             raise
         except BaseException as error:
             raise UnencodableError(f"{type(error).__name__}: {error}") from error
@@ -137,7 +215,7 @@ def sheltered(encode: Encode) -> Encode:
 
 
 class Engine:
-    """The engine a build uses: the fast one, one instance a thread and bounded in memory, or the reference."""
+    """The engine that a build uses: the fast one, one instance a thread and bounded in memory, or the reference."""
 
     def __init__(self, tokenizer: Tokenizer, fast: bool) -> None:
         self.name = "fast" if fast else "reference"
@@ -177,39 +255,79 @@ RESIDENT_LIMIT = 1100 << 20
 
 def resident_bytes() -> int:
     """Anonymous memory of this process; where the system does not tell, enough to renew after each stretch of text."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     return RESIDENT_LIMIT + 1
 
 
-_engines: dict[tuple[str, bool], Engine] = {}
+_engines: dict[tuple[object, ...], Engine] = {}
 _engines_lock = threading.Lock()
 
 
 def engine_of(tokenizer: Tokenizer, fast: bool) -> Engine:
     """The process's engine for a tokenizer: what it has learned of a language is worth keeping between slices."""
     with _engines_lock:
-        return _engines.setdefault((tokenizer.digest, fast), Engine(tokenizer, fast))
+        return _engines.setdefault((tokenizer.digest, tokenizer.limits, fast), Engine(tokenizer, fast))
 
 
 def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable[str]) -> bool:
-    """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts.
-
-    A difference is a warning that shows the text: the build goes on, slower and right.
+    """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts. A difference is a
+    warning that shows the text: the build goes on, slower and right.
     """
     if preference != "auto" or tokenizer.make_fast is None:
         return False
     texts = [*samples, *awkward_texts()]
     try:
-        difference = first_difference(texts, sheltered(tokenizer.make_fast()), sheltered(tokenizer.reference))
+        text = first_difference(texts, sheltered(tokenizer.make_fast()), sheltered(tokenizer.reference))
+        difference = None if text is None else repr(text)
     except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
-        difference = f"({error})" if isinstance(error, UnencodableError) else f"({type(error).__name__}: {error})"
+        words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
+        difference = f"some texts ({' '.join(words.split())[:200]})"
     if difference is not None:
         logger.warning(
-            "The fast engine does not give the tokens of %s on %r: using the slower reference engine.", tokenizer.name, difference
+            "The fast engine does not give the tokens of %s on %s: using the slower reference engine.", tokenizer.name, difference
         )
     return difference is None
+
+
+def token_batches(
+    slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally, batch_bytes: int | None = None
+) -> Iterator[tuple[TokenBatch, Documents]]:
+    """The tokens of a slice with their documents, a batch (of about *batch_bytes* of text) at a time; *tally* counts along. A
+    document that the engine does not take is a bad document: ValueError, or left out and counted.
+    """
+    for batch in read_documents(slice_, source, policy, tally, batch_bytes):
+        yield tokens_of(batch, slice_, source, policy, engine, tally)
+
+
+def tokens_of(
+    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[TokenBatch, Documents]:
+    """The tokens of some documents of a slice, with those that the engine takes; the same rules as for ``token_batches``."""
+    try:
+        taken, tokens = batch, engine(batch.texts)
+    except UnencodableError:
+        taken, tokens = _encodable(batch, slice_, source, policy, engine, tally)
+    ids, offsets = tokens
+    encoded = TokenBatch.from_flat(ids if ids.flags.writeable else ids.copy(), offsets.astype(np.uint64))
+    return encoded._replace(loss_mask=tokens.mask), taken
+
+
+def _encodable(
+    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[Documents, Tokens]:
+    """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
+    keep, taken = np.ones(len(batch.texts), bool), list[Tokens]()
+    for i, tokens in enumerate(engine.one_by_one(batch.texts)):
+        if not isinstance(tokens, str):
+            taken.append(tokens)
+            continue
+        if policy.on_bad == "error":
+            raise bad_document(slice_, source, int(batch.rows[i]), "unencodable", tokens)
+        keep[i] = False
+        tally.written -= 1
+        tally.skipped["unencodable"] += 1
+        tally.text_bytes -= len(batch.texts[i].as_buffer())
+    return Documents(batch.texts.filter(pa.array(keep)), batch.keys[keep], batch.rows[keep]), joined(taken)

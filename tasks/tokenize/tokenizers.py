@@ -7,8 +7,12 @@ per document. Text that looks like a special token is ordinary text in every eng
 from __future__ import annotations
 
 import importlib
+import json
+import tempfile
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,39 +20,44 @@ import pyarrow as pa
 
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.tokenizers import PATTERNS, ByteValues, Ranks, TokenizerJson, resolve
+from flat_tokens.vocabulary import CL100K, O200K, PATTERNS, R50K, ByteValues, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Tokenizer, Tokens
-from tasks.tokenize.ranks import check_all_text_is_taken, ranks_tokenizer
-from tasks.tokenize.tokenizer_json import json_tokenizer
+from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, watched
+from tasks.tokenize.trial import is_from_a_file, try_out
+
+FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}
+"""The fast engine's name for a pattern. It has no other patterns: there the reference engine works alone."""
 
 
+@lru_cache(maxsize=8)
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Load a tokenizer, once a process. ValueError, with the next step, where the name means nothing or the vocabulary
     does not fit the format; nothing that a file says is ever run as code.
     """
-    tokenizer = _load(config)
-    if tokenizer.highest_id > MAX_TOKEN_ID:
-        raise ValueError(
-            f"tokenizer {config.name!r} has token ids up to {tokenizer.highest_id}, but the format holds 0 to {MAX_TOKEN_ID}"
-        )
-    if tokenizer.make_fast is not None:
-        importlib.import_module("awkward")  # half a second, spent where the caller may have other work under way
-    return tokenizer
-
-
-@lru_cache(maxsize=8)
-def _load(config: TokenizerConfig) -> Tokenizer:
     is_ranks = config.name.endswith(".tiktoken")
     if is_ranks and config.pattern is None:
         raise ValueError(
             f"{config.name} holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern to the pattern, "
             f"or to the encoding whose it is: {', '.join(PATTERNS)}."
         )
+    fault = try_out(config)
     definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
-    if isinstance(definition, Ranks) and is_ranks:
-        check_all_text_is_taken(definition, config.name, str(config.pattern))
-    return ENGINES[type(definition)](definition)
+    tokenizer = ENGINES[type(definition)](definition)
+    if is_from_a_file(config.name):
+        reference, make_fast = tokenizer.reference, tokenizer.make_fast
+        fast = None if make_fast is None else lambda: watched(make_fast(), config)
+        tokenizer = replace(
+            tokenizer, reference=watched(reference, config), make_fast=fast, limits=(config.lossy, config.max_seconds)
+        )
+    if tokenizer.highest_id > MAX_TOKEN_ID:
+        raise ValueError(
+            f"tokenizer {config.name!r} has token ids up to {tokenizer.highest_id}, but the format holds 0 to {MAX_TOKEN_ID}"
+        )
+    if fault:
+        raise ValueError(fault)
+    if tokenizer.make_fast is not None:
+        importlib.import_module("awkward")  # half a second, spent where the caller may have other work under way
+    return tokenizer
 
 
 def bytes_tokenizer(definition: ByteValues) -> Tokenizer:
@@ -62,6 +71,55 @@ def bytes_tokenizer(definition: ByteValues) -> Tokenizer:
         return bytes(i - 1 for i in ids).decode("utf-8", "replace")
 
     return Tokenizer(definition.name, definition.digest, 256, encode, None, decode)
+
+
+def ranks_tokenizer(definition: Ranks) -> Tokenizer:
+    encoding, pattern, highest = definition.encoding, definition.pattern or "", max(definition.ranks.values())
+    encode_one = partial(encoding.encode_to_numpy, disallowed_special=())
+
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        return concatenate(map(encode_one, texts.to_pylist()))
+
+    def make_fast() -> Encode:
+        import gigatoken  # slow to import, and not of use to every build
+
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "ranks.tiktoken")
+            path.write_bytes(definition.file)
+            # No special tokens: text that looks like one is text.
+            return gigatoken_encode(gigatoken.Tokenizer.from_tiktoken(path, FAST_SCHEMES[pattern], special_tokens={}))
+
+    fast = make_fast if pattern in FAST_SCHEMES and highest == len(definition.ranks) - 1 else None
+    return Tokenizer(definition.name, definition.digest or "", highest, encode, fast, encoding.decode)
+
+
+def json_tokenizer(of: TokenizerJson) -> Tokenizer:
+    """ValueError where its tokens are random."""
+    definition, tokenizer = of.definition, of.tokenizer
+    if (definition.get("model") or {}).get("dropout"):
+        raise ValueError(f"{of.name}: the model has dropout {definition['model']['dropout']}, so its tokens are random")
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+        return concatenate(np.array(encoding.ids, np.uint32) for encoding in encodings)
+
+    # The fast engine would take a special token's text for the token: it does not get to know them.
+    plain = {
+        **definition,
+        **dict.fromkeys(("truncation", "padding", "post_processor")),
+        "added_tokens": [token for token in definition.get("added_tokens") or [] if not token.get("special")],
+    }
+
+    def make_fast() -> Encode:
+        import gigatoken  # slow to import, and not of use to every build
+
+        return gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps(plain)))
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+    return Tokenizer(of.name, of.digest, highest, encode, make_fast, decode, of.revision)
 
 
 ENGINES: dict[type, Callable[[Any], Tokenizer]] = {

@@ -1,0 +1,316 @@
+"""Indexes: which slices and segments a version holds, so that their tokens are neither stored nor made a second time.
+
+An index is one object for each version, written before the version is committed. It is a shortcut: where it is missing, what it
+knew is tokenized again. What it leads to is checked against the version's manifest before it is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout
+from flat_tokens.batch import TokenBatch
+from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
+from flat_tokens.reader import open_split
+from flat_tokens.stores.records import read_json, read_record
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from tasks.models import Held, Name, TokenShard, digest_of
+from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, version_key, version_store
+from tasks.output.pointer import is_dataset, read_pointer
+from tasks.output.versions import names_of
+from tasks.shards.contents import Contents, open_contents
+from tasks.shards.read import document_spec
+from tasks.shards.receipts import load_shard, read_receipt
+from tasks.tokenize.segments import STORED, Segments
+
+logger = logging.getLogger(__name__)
+
+VERSIONS_LOOKED_INTO = 8
+"""The latest versions of an output, among which slices and segments are looked for."""
+STRAYS = 1000
+"""Receipts of shards that no index names, of builds that did not end, which are read at most."""
+OPEN = 8
+
+Indexed = tuple[Name, ...]
+"""The versions whose indexes a build goes by, the latest first."""
+
+
+def segments_as_text(digests: Sequence[npt.NDArray[np.void]], documents: Sequence[npt.NDArray[np.int64]]) -> str:
+    """A shard's segments as its receipt has them, from some at a time."""
+    stored = np.empty(sum(map(len, digests)), STORED)
+    for name, parts in (("digest", digests), ("documents", documents)):
+        stored[name] = np.concatenate([*parts, np.empty(0, STORED[name])])
+    return base64.b64encode(stored.tobytes()).decode()
+
+
+def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
+    """A shard's segments: STORED[m]; none where it has no record of them that fits its documents."""
+    try:
+        segments = np.frombuffer(base64.b64decode(shard.segments, validate=True), STORED)
+    except ValueError:
+        segments = np.empty(0, STORED)
+    return segments if int(segments["documents"].sum(dtype=np.int64)) == shard.written else segments[:0]
+
+
+class Placing(NamedTuple):
+    """A shard, the row of its file at which it begins, and its number of sequences in each split."""
+
+    shard: TokenShard
+    first_row: int
+    seq_counts: tuple[int, int]
+
+
+def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
+    """Write the index of a version that holds shards one behind the other."""
+    shards: dict[str, TokenShard] = {}
+    firsts = [0, 0]
+    for shard, first_row, counts in placed:
+        train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
+        held = Held(version=version, first_row=first_row, train=train, validation=validation)
+        bare = {"held": held, "objects": (), "inputs": {}, "text_bytes_taken": 0}
+        shards.setdefault(shard.key, shard.model_copy(update=bare))
+        firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
+    facts = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards.values()]}
+    root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
+
+
+def read_index(root: Store, version: str) -> list[TokenShard]:
+    """The shards that a version holds, by its index; none where it has none that can be trusted."""
+    try:
+        facts = read_json(root, index_key(version))
+        if facts.pop("sha256", None) != digest_of(facts):
+            raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
+        shards = [TokenShard.model_validate(one) for one in facts["shards"]]
+        if any(shard.held is None or shard.held.version != version for shard in shards):
+            raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
+    except FileNotFoundError:
+        return []
+    except (*NO_OBJECT, ValueError, KeyError, TypeError) as error:
+        told = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
+        logger.warning("The index of version %s is not used: %s", version, told)
+        return []
+    return shards
+
+
+def indexed_versions(root: Store) -> Indexed:
+    """The versions that a build begun now looks into."""
+    pointer = read_pointer(root)
+    names = dict.fromkeys(filter(None, (pointer.version, *(one.version for one in reversed(pointer.former)))))
+    return tuple(islice((name for name in names if is_dataset(root, name)), VERSIONS_LOOKED_INTO))
+
+
+class _Found(NamedTuple):
+    """Known segments, in the order of their digests: S16[m]; the shard of each, its first document there, and how many."""
+
+    digests: npt.NDArray[np.bytes_]
+    shard: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+    shards: list[TokenShard]
+
+
+class Manifest(NamedTuple):
+    """The parts of a version's manifest that are wanted here: its layout, its totals, its objects by their keys."""
+
+    layout: Layout
+    totals: dict[str, Any]
+    objects: dict[str, StoredObject]
+
+
+@dataclass
+class Holdings:
+    """Tokens that an output has already: of slices, by their keys, and of segments. Threads may share it."""
+
+    root: Store
+    versions: Indexed
+    _checked: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _open: dict[str, Contents | None] = field(default_factory=dict)
+    _manifests: dict[str, Manifest] = field(default_factory=dict)
+
+    @functools.cached_property
+    def shards(self) -> dict[str, TokenShard]:
+        """The places of the slices that versions hold, by the slices' keys; the latest version first."""
+        with self._lock:
+            found = [shard for version in reversed(self.versions) for shard in read_index(self.root, version)]
+            return {shard.key: shard for shard in found}
+
+    def shard(self, key: str) -> TokenShard | None:
+        """The place of a slice in a version, whose objects were checked; None if no version has it whole."""
+        shard = self.shards.get(key)
+        return shard if shard is not None and self._is_whole(shard) else None
+
+    def find(self, segments: Segments, recipe: bytes) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+        """The digests of the segments, and the number of each among the known ones: int64[m], -1 where it is not known."""
+        digests = segments.digests(recipe)
+        known = self._found.digests
+        if not len(known):
+            return digests, np.full(len(digests), -1)
+        wanted = digests.view(known.dtype)
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        same = (known[at] == wanted) & (self._found.documents[at] == np.diff(segments.ends, prepend=0))
+        return digests, np.where(same, at, -1)
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> TokenBatch | None:
+        """The tokens of known segments that stand side by side; None where they are damaged or have gone."""
+        found = self._found
+        shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
+        count = int(found.documents[numbers].sum())
+        with self._lock:
+            contents = self._opened(shard)
+        if contents is None:
+            return None
+        wanted = np.zeros(len(contents.keys), bool)
+        wanted[first : first + count] = True
+        starts = np.concatenate([[0], np.cumsum(contents.lengths[first : first + count])])
+        parts = [part.copy() for part in contents.tokens(wanted, 0, int(starts[-1]))]
+        tokens = np.concatenate([*parts, np.empty(0, np.uint32)])
+        if len(tokens) != starts[-1]:
+            raise ValueError(f"shard {shard.key[:12]}: has {len(tokens)} tokens where {starts[-1]} were expected")
+        masks = [part.copy() for part in contents.masks(wanted, 0, int(starts[-1]))] if shard.masked else None
+        mask = None if masks is None else np.concatenate([*masks, np.empty(0, np.uint8)])
+        return TokenBatch(tokens, starts.astype(np.uint64), int(tokens.max(initial=0)) >> 1, mask)
+
+    def stretches(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Ranges of segments that are all unknown, or stand side by side in one shard."""
+        if not len(numbers):
+            return
+        found = self._found
+        known = numbers[1:] >= 0
+        same = (numbers[1:] < 0) & (numbers[:-1] < 0)
+        if len(found.digests):
+            here, before = numbers[1:], numbers[:-1]
+            behind = found.first[here] == found.first[before] + found.documents[before]
+            same |= known & (before >= 0) & (found.shard[here] == found.shard[before]) & behind
+        edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(numbers)]
+        yield from pairwise(edges)
+
+    @functools.cached_property
+    def _found(self) -> _Found:
+        """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
+        with self._lock:
+            shards = [*self.shards.values(), *self._strays()]
+            parts = [segments_of(shard) for shard in shards]
+            counts = [len(part) for part in parts]
+            stored = np.concatenate([*parts, np.empty(0, STORED)])
+            documents = stored["documents"].astype(np.int64)
+            ends = np.cumsum(documents)
+            shard = np.repeat(np.arange(len(shards)), counts)
+            # (all segments, document) -> (shard, document)
+            before = np.array([0, *accumulate(one.written if len(part) else 0 for one, part in zip(shards, parts, strict=True))])
+            first = ends - documents - before[shard]
+            digests = np.ascontiguousarray(stored["digest"]).view(f"S{STORED['digest'].itemsize}")
+            order = np.argsort(digests, kind="stable")
+            order = order[digests[order] != b""]
+            return _Found(digests[order], shard[order], first[order], documents[order], shards)
+
+    def _strays(self) -> Iterator[TokenShard]:
+        """Stored shards that no index names: builds made them that did not end."""
+        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in self.shards)
+        for key in islice(keys, STRAYS):
+            try:
+                yield read_receipt(read_record(self.root, receipt_key(key)))
+            except (*NO_OBJECT, ValueError):
+                continue  # who wants it will say what is wrong with it
+
+    def _opened(self, shard: TokenShard) -> Contents | None:
+        if shard.key not in self._open:
+            while len(self._open) >= OPEN:
+                del self._open[next(iter(self._open))]
+            whole = self._is_whole(shard) if shard.held else load_shard(self.root, shard.key) is not None
+            self._open[shard.key] = open_contents(self.root, shard) if whole else None
+        return self._open[shard.key]
+
+    def _is_whole(self, shard: TokenShard) -> bool:
+        """Whether the version's objects that hold a slice are what its manifest says. Each is read through once."""
+        assert shard.held is not None
+        version = shard.held.version
+        store = version_store(self.root, version)
+        try:
+            for key in objects_of(self._manifest(version), store, shard.held, shard.masked):
+                with self._lock:
+                    where = (version, key)
+                    if where not in self._checked:
+                        wanted = self._manifest(version).objects.get(key)
+                        self._checked[where] = wanted is not None and store.digest(key) == wanted
+                        if not self._checked[where]:
+                            raise ValueError(f"{store.path(key)} is not what was published")
+                    if not self._checked[where]:
+                        return False  # it was told before
+        except (*NO_OBJECT, ValueError) as problem:
+            logger.warning("Version %s is not trusted, and what it holds is made again: %s", version, problem)
+            return False
+        return True
+
+    def _manifest(self, version: str) -> Manifest:
+        with self._lock:
+            if version not in self._manifests:
+                told = read_manifest(version_store(self.root, version))
+                objects = {one["key"]: StoredObject(**one) for one in told["objects"]}
+                self._manifests[version] = Manifest(LAYOUTS[told["layout"]], told["totals"], objects)
+            return self._manifests[version]
+
+
+def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = False) -> Iterator[str]:
+    """Keys of the objects of a version that hold the documents of a slice, with those that tell what they are."""
+    layout = manifest.layout
+    for split, (first, count) in zip(SPLITS, (held.train, held.validation), strict=True):
+        totals = manifest.totals[split]
+        if first + count > totals["seq_count"]:
+            raise ValueError(f"its index tells of {first + count} sequences of {split}, but there are {totals['seq_count']}")
+        yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
+        for column in ("key", "row"):
+            yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
+        if count:
+            start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
+            yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
+            if masked:
+                yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], start, stop)
+
+
+def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> Iterator[str]:
+    """Keys of an array's metadata and of the objects that hold its items ``start:stop``."""
+    yield from (f"{name}/{key}" for key in spec.metadata(length))
+    if start < stop:
+        for i in range(start // spec.object_length, (stop - 1) // spec.object_length + 1):
+            yield f"{name}/{spec.object_key(i)}"
+
+
+_all: dict[tuple[str, Indexed, str | None], Holdings] = {}
+_all_lock = threading.Lock()
+
+
+def holdings(root: Store, versions: Indexed) -> Holdings:
+    """The slices and segments that an output holds, for all threads of an attempt alike."""
+    key = (root.url, versions, root.staging)
+    with _all_lock:
+        while key not in _all and len(_all) >= OPEN:
+            del _all[next(iter(_all))]
+        return _all.setdefault(key, Holdings(root, versions))
+
+
+def load_or_held(root: Store, versions: Indexed, key: str) -> TokenShard | None:
+    """The tokens of a slice that are there already: the stored shard, or what a version holds; checked."""
+    return load_shard(root, key) or holdings(root, versions).shard(key)
+
+
+def without_tokens(root: Store, versions: Indexed, keys: Sequence[str]) -> list[str]:
+    """Those of *keys* that no version holds, by their indexes."""
+    return [key for key in keys if key not in holdings(root, versions).shards]
+
+
+def held_at(shard: TokenShard) -> str:
+    """Key of the object without which the tokens of a slice are not there: the shard's receipt, or the version's manifest."""
+    return f"{version_key(shard.held.version)}/{MANIFEST}" if shard.held else receipt_key(shard.key)

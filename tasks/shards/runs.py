@@ -1,0 +1,95 @@
+"""Reading runs of tokens: many of them, in blocks, a few blocks ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.stored import StoredArray
+
+READ_AHEAD = 3
+MAX_SLICES_OF_A_BLOCK = 8
+
+
+class Reads(NamedTuple):
+    """How tokens are read: in blocks of *block* tokens. Where less than one part in *sparse* of a block is wanted, each run is
+    read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner chunks are checked.
+    """
+
+    block: int
+    sparse: int | None
+    whole: bool = False
+
+
+FROM_DISK = Reads(1 << 19, 8)
+FROM_STORE = Reads(1 << 20, None)
+"""A request of an object store takes as long as reading some megabytes."""
+
+
+class _Block(NamedTuple):
+    """Tokens ``begin:end`` of a shard that are read at once, and the runs ``first:last`` that lie in them."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads, length: int) -> Iterator[_Block]:
+    """The blocks to read for many runs. Where a block holds little of them, each run is a block."""
+    starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
+    firsts = np.searchsorted(ends, starts, "right")
+    lasts = np.searchsorted(begins, starts + reads.block, "left")
+    for start, first, last in zip(starts.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        if first == last:
+            continue
+        low, high = np.maximum(begins[first:last], start), np.minimum(ends[first:last], start + reads.block)
+        if reads.whole:
+            yield _Block(start, min(start + reads.block, length), first, last)
+        elif reads.sparse is not None and (high - low).sum() * reads.sparse < high[-1] - low[0]:
+            yield from map(_Block, low.tolist(), high.tolist(), range(first, last), range(first + 1, last + 1))
+        else:
+            yield _Block(int(low[0]), int(high[-1]), first, last)
+
+
+def read_runs(
+    source: StoredArray, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads
+) -> Iterator[npt.NDArray[Any]]:
+    """The items of many runs of an array with one a token, in order, which are not empty and do not overlap. A part is valid
+    until the next one comes.
+    """
+    if not len(begins):
+        return
+    buffers = deque(np.empty((READ_AHEAD + 1, reads.block), source.numpy_dtype))
+
+    with ThreadPoolExecutor(READ_AHEAD) as readers:
+        under_way: deque[tuple[_Block, Future[npt.NDArray[Any]]]] = deque()
+        for block in _blocks(begins, ends, reads, source.length):
+            out = buffers[0][: block.end - block.begin]
+            buffers.rotate(-1)  # a buffer is used again when all the others have been
+            under_way.append((block, readers.submit(source.read, block.begin, block.end, out)))
+            if len(under_way) == READ_AHEAD:
+                yield from _of_block(*under_way.popleft(), begins, ends)
+        while under_way:
+            yield from _of_block(*under_way.popleft(), begins, ends)
+
+
+def _of_block(
+    block: _Block, reading: Future[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[Any]]:
+    """The items of a block that belong to its runs."""
+    tokens = reading.result()
+    low = np.maximum(begins[block.first : block.last], block.begin) - block.begin
+    high = np.minimum(ends[block.first : block.last], block.end) - block.begin
+    if len(low) <= MAX_SLICES_OF_A_BLOCK:
+        yield from (tokens[i:j] for i, j in zip(low, high, strict=True))
+        return
+    edge = np.zeros(len(tokens) + 1, np.int8)
+    edge[low] += 1
+    edge[high] -= 1
+    yield tokens[np.cumsum(edge[:-1], dtype=np.int8).view(bool)]

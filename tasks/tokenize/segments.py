@@ -1,0 +1,109 @@
+"""Segments: runs of documents of about a megabyte of text, whose ends follow from the documents alone.
+
+They are the unit of reuse. Where a document comes, goes or changes, the segments before and behind it are what they were, in
+whatever file, row group or slice they stand by then. A segment is known by a digest of its keys and texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from blake3 import blake3
+
+from flat_tokens.keys import mix
+from flat_tokens.text.rows import text_buffers
+from tasks.text.documents import Documents
+
+MEAN_BYTES = 1 << 19
+"""Of a segment. One that is met by chance, as a changed document meets it, has twice as many: long ones are met more often."""
+MOST_BYTES = 1 << 22
+"""A segment that grew so long ends anyway."""
+ENTRY_BYTES = 8
+"""A document counts so many bytes beside its text: many empty ones come to an end, too."""
+SALT = np.uint64(0x9E3779B97F4A7C15)
+EXACT = 1 << 53
+"""Integers below this are exact as float64."""
+
+DIGEST_BYTES = 16
+STORED = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("documents", "<u4")])
+"""A segment as a receipt and an index have it. A digest of zeros: its tokens are not those of all its documents."""
+
+
+class Segments(NamedTuple):
+    """Some whole segments: their documents, and where each ends in them, int64[m]."""
+
+    documents: Documents
+    ends: npt.NDArray[np.int64]
+
+    def digests(self, recipe: bytes) -> npt.NDArray[np.void]:
+        """The digest by which each segment is known: STORED["digest"][m]. *recipe* decides its tokens besides, always as long."""
+        data, offsets = text_buffers(self.documents.texts)
+        found = np.empty(len(self.ends), STORED["digest"])
+        start = 0
+        for i, end in enumerate(self.ends.tolist()):
+            known = blake3(recipe)
+            known.update((end - start).to_bytes(8, "little"))
+            known.update(self.documents.keys[start:end].view(np.uint8).data)
+            known.update(np.diff(offsets[start : end + 1]).view(np.uint8).data)
+            known.update(data[offsets[start] : offsets[end]].data)
+            found[i] = np.void(known.digest(DIGEST_BYTES))
+            start = end
+        return found
+
+
+def cut(batches: Iterable[Documents]) -> Iterator[Segments]:
+    """The documents of a slice as whole segments, in order, however they come in batches. The last one ends where they end."""
+    begun: list[Documents] = []  # documents of a segment that has not ended yet
+    byte_count = 0
+    for batch in batches:
+        ends, byte_count = _ends(batch, byte_count)
+        start = 0
+        if begun and len(ends):
+            start = int(ends[0])
+            yield _one([*begun, batch.part(0, start)])
+            begun, ends = [], ends[1:]
+        if len(ends):
+            stop = int(ends[-1])
+            yield Segments(batch.part(start, stop), ends - start)
+            start = stop
+        if start < len(batch.texts):
+            begun.append(batch.part(start, len(batch.texts)))
+    if begun:
+        yield _one(begun)
+
+
+def _one(parts: list[Documents]) -> Segments:
+    texts = parts[0].texts if len(parts) == 1 else pa.concat_arrays([part.texts for part in parts])
+    keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
+    return Segments(Documents(texts, keys, rows), np.array([len(texts)]))
+
+
+def _ends(batch: Documents, before: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has behind the batch.
+
+    The chance that a document is a segment's last one grows with its length, so segments have as many bytes whatever their
+    documents have.
+    """
+    sizes = np.diff(text_buffers(batch.texts)[1]) + ENTRY_BYTES
+    if not len(sizes):
+        return np.empty(0, np.int64), before
+    drawn = (mix(batch.keys ^ SALT) >> np.uint64(11)).astype(np.float64)  # 0 to 2**53
+    natural = np.flatnonzero(drawn < sizes * (EXACT / MEAN_BYTES)) + 1
+    behind = np.cumsum(sizes)
+    ends: list[int] = []
+    begun, at = -before, 0  # where the open segment begins: in bytes, and in documents
+    for end, ends_here in [*((end, True) for end in natural.tolist()), (len(sizes), False)]:
+        while int(behind[end - 1]) - begun > MOST_BYTES:
+            at = max(int(np.searchsorted(behind, begun + MOST_BYTES, "right")), at + 1)
+            if at >= end:
+                break
+            ends.append(at)
+            begun = int(behind[at - 1])
+        if ends_here:
+            ends.append(end)
+            begun, at = int(behind[end - 1]), end
+    return np.array(ends, np.int64), int(behind[-1]) - begun

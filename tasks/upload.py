@@ -1,0 +1,141 @@
+"""Files uploaded to a dataset repository of the Hugging Face hub: only those that it does not have, in several commits, the tag
+of the version last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flat_tokens.stores.retry import own_status
+from tasks.download.hub import UnsuitableError, api, ask
+
+logger = logging.getLogger(__name__)
+
+FILES_A_COMMIT = 100
+BYTES_A_COMMIT = 5 << 30
+CARD = "README.md"
+DATA, ZARR = "data", "zarr"
+OURS = re.compile(rf"{DATA}/((train|validation)-\d+-of-\d+\.parquet|\.export/.+)|{ZARR}/.+")
+"""Files of a repository that a publication may have put there, and the next one removes. Nobody else's are touched."""
+
+
+class HubFile(NamedTuple):
+    """A file on the local disk and its path in the repository."""
+
+    path: str
+    local: Path
+    size: int
+    sha256: str
+
+
+class Uploaded(NamedTuple):
+    """Result of an upload. ``commit``: that of the tag. ``uploaded``, ``byte_count``: files that the repository did not have."""
+
+    url: str
+    commit: str
+    files: int
+    uploaded: int
+    byte_count: int
+    removed: int
+    was_done: bool
+
+
+def upload(
+    repo: str,
+    files_of: Callable[[], Sequence[HubFile]],
+    card: bytes,
+    tag: str,
+    private: bool | None,
+    done: Callable[[int], object],
+) -> Uploaded:
+    """Make files and a card the content of a repository, and tag it. Run again, it goes on behind the last commit.
+
+    *files_of* is called where there is no such tag yet. The repository is made if it is not there; *private* decides for whom.
+    *done* is called with the bytes of each commit. ValueError where the hub does not let this account write, or does not answer.
+    """
+    hub, what = api(), f"dataset {repo}"
+
+    def told(call: Callable[[], Any]) -> Any:
+        return ask(what, partial(_permitted, call, repo), tag, then="Run the same again: what the hub has is not sent again.")
+
+    told(lambda: hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True))
+    url = f"{hub.endpoint}/datasets/{repo}"
+    refs = told(lambda: hub.list_repo_refs(repo, repo_type="dataset"))
+    if tagged := [one.target_commit for one in refs.tags if one.name == tag]:
+        return Uploaded(url, tagged[0], 0, 0, 0, 0, was_done=True)
+
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete  # takes a quarter of a second
+    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()  # the stage has one
+
+    files = files_of()
+    listed = told(lambda: list(hub.list_repo_tree(repo, recursive=True, repo_type="dataset")))
+    there = {one.path: one for one in listed if isinstance(one, RepoFile)}
+    new = [file for file in files if not _is_there(file, there.get(file.path))]
+    done(sum(file.size for file in files) - sum(file.size for file in new))
+    parts = [*_commits(new)]
+    for number, part in enumerate(parts, 1):
+        operations = [CommitOperationAdd(file.path, str(file.local)) for file in part]
+        message = f"Version {tag}, part {number} of {len(parts)}"
+        told(partial(hub.create_commit, repo, operations, commit_message=message, repo_type="dataset"))
+        done(sum(file.size for file in part))
+    stale = sorted(path for path in there if OURS.fullmatch(path) and path not in {file.path for file in files})
+    last = [CommitOperationAdd(CARD, card), *(CommitOperationDelete(path, is_folder=False) for path in stale)]
+    commit = told(partial(hub.create_commit, repo, last, commit_message=f"Version {tag}", repo_type="dataset")).oid
+    told(lambda: hub.create_tag(repo, tag=tag, revision=commit, repo_type="dataset", exist_ok=True))
+    return Uploaded(url, commit, len(files), len(new), sum(file.size for file in new), len(stale), was_done=False)
+
+
+def files_below(directory: Path, folder: str) -> Iterator[HubFile]:
+    """The files below a directory, for a *folder* of the repository. No link is followed."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            with open(path, "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            yield HubFile(f"{folder}/{path.relative_to(directory).as_posix()}", path, path.stat().st_size, sha256)
+
+
+def _is_there(file: HubFile, there: Any) -> bool:
+    """Whether the repository has a file, by the digest that the hub tells: git's of small files, sha256 of others."""
+    if there is None or there.size != file.size:
+        return False
+    if there.lfs is not None:
+        return bool(there.lfs.sha256 == file.sha256)
+    digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    digest.update(file.local.read_bytes())
+    return bool(there.blob_id == digest.hexdigest())
+
+
+def _commits(files: Iterable[HubFile]) -> Iterator[list[HubFile]]:
+    """The files of each commit."""
+    part: list[HubFile] = []
+    for file in files:
+        if part and (len(part) == FILES_A_COMMIT or sum(one.size for one in part) + file.size > BYTES_A_COMMIT):
+            yield part
+            part = []
+        part.append(file)
+    if part:
+        yield part
+
+
+def _permitted(call: Callable[[], Any], repo: str) -> Any:
+    """The result of a call. ValueError where the hub does not let this account write."""
+    try:
+        return call()
+    except Exception as error:
+        if own_status(error) not in (401, 403):
+            raise
+        account = "the account of HF_TOKEN" if os.environ.get("HF_TOKEN") else "anybody without a token"
+        status = own_status(error)
+        raise UnsuitableError(
+            f"{repo}: the hub does not let {account} write here (status {status}). Set HF_TOKEN to a token with write access."
+        ) from error
