@@ -4,5 +4,11 @@ import sys
 
 from flows.commands.main import main
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the command of this process's arguments."""
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

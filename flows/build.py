@@ -1,15 +1,16 @@
 """The build as a Prefect flow: what is done is in ``flows.pipelines.build``; here people watch it."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from prefect import flow
 
+from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.pipelines.build import BuildResult, build
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.progress import tags_of, watched
+from flows.watch.page import page_of
+from flows.watch.progress import ended, tags_of, watched
 from flows.watch.summaries import show
 from tasks.config import BuildConfig
 
@@ -29,7 +30,12 @@ def build_dataset(config: BuildConfig) -> BuildResult:
         config: What is made of which text, and where it goes.
     """
     with credentials():
-        with watched(config.name, tags_of(config)), results_from_receipts(config.output), runner_of(config) as runner:
+        with (
+            watched(config.name, tags := tags_of(config)),
+            page_of(config.name, config.output, tags),
+            results_from_receipts(Store.at(config.output)),
+            runner_of(config) as runner,
+        ):
             result = build(config, runner)
         show(config, result)
-    return result
+    return ended(result, result.headline)

@@ -1,8 +1,8 @@
-"""Credentials of stores that are not ambient: in a Secret block of Prefect's, of which runs know the name.
+"""Credentials of stores that are not ambient, and keys that sign: in a Secret block of Prefect's, of which runs know the name.
 
-The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``. Its name
-stands in the environment of the runs, which is set by who registers the deployments, not by who starts a run. What it holds
-stays in the process: it is in no parameter, log line, manifest or digest.
+The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``, and the keys
+as ``{"signing": {"keys": "..."}}``. Its name stands in the environment of the runs, which is set by who registers the
+deployments, not by who starts a run. What it holds stays in the process: it is in no parameter, log line, manifest or digest.
 """
 
 from __future__ import annotations
@@ -13,36 +13,40 @@ from collections.abc import Iterator
 from typing import Any
 
 import fsspec
+from prefect import get_run_logger, runtime
 from prefect.blocks.system import Secret
+
+from flat_tokens.stores import signing
+from tasks.locations import unbound
 
 VARIABLE = "FLAT_TOKENS_CREDENTIALS"
 """Environment variable with the block's name, such as secret/buckets."""
 
-PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf")
+PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf", "signing")
 
 
 @contextlib.contextmanager
 def credentials() -> Iterator[None]:
-    """Within a flow run: stores are reached with what the block holds that the environment names, if it names one.
-
-    ValueError where there is no such block, or it holds something else.
+    """Warn where nothing bounds what a worker reads and writes. Reach stores with the block that the environment names, if it
+    does, and sign with its keys. ValueError or PermissionError where it is not there, or unfit.
     """
+    if runtime.deployment.id and (told := unbound()):
+        get_run_logger().warning(told)
     name = os.environ.get(VARIABLE)
     if not name:
         yield
         return
-    options = options_of(name)
-    before = {protocol: fsspec.config.conf.get(protocol) for protocol in options}
-    for protocol, given in options.items():
-        fsspec.config.conf[protocol] = {**(before[protocol] or {}), **given}
+    options, before = options_of(name), dict(fsspec.config.conf)
+    held = options.pop("signing", None)
+    keys = signing.keys() if held is None else signing.keys_of(str(held.get("keys")), f"the block {name}")
+    fsspec.config.conf.update({protocol: {**before.get(protocol, {}), **given} for protocol, given in options.items()})
     try:
-        yield
+        with signing.using(keys):
+            yield
     finally:
-        for protocol, was in before.items():
-            if was is None:
-                del fsspec.config.conf[protocol]
-            else:
-                fsspec.config.conf[protocol] = was
+        for protocol in options:
+            del fsspec.config.conf[protocol]
+        fsspec.config.conf.update(before)
 
 
 def options_of(name: str) -> dict[str, dict[str, Any]]:

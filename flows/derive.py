@@ -1,7 +1,6 @@
 """Merge, subset, shuffle and relayout as Prefect flows: what is done is in ``flows.pipelines.derive``; here people watch it."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from typing import Annotated, Any, Literal
 
 from prefect import flow
@@ -11,7 +10,8 @@ from flat_tokens.arrays.layouts import LayoutName
 from flows.credentials import credentials
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import dataset_name, watched
+from flows.watch.page import page_of
+from flows.watch.progress import dataset_name, ended, watched
 from flows.watch.summaries import show_derived
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.locations import Location, Output
@@ -21,14 +21,17 @@ Workers = Annotated[int, Field(ge=1, le=256)] | None
 Level = Literal["quick", "full"]
 
 
-def run(request: DeriveRequest) -> DerivedResult:
+def run(operation: Merge | Subset | Shuffle | Relayout, inputs: list[str], output: str, *settings: Any) -> DerivedResult:
+    told = dict(zip(("name", "layout", "workers", "scratch", "verify_level"), settings, strict=True))
+    request = DeriveRequest(operation=operation, inputs=tuple(inputs), output=output, **told)
     with credentials():
         inputs = [dataset_name(path) for path in request.inputs]
         name = request.name or inputs[0]
-        with watched(name, [f"dataset:{one}" for one in (name, *inputs)]), PrefectTasks(request.workers) as runner:
+        tags = [f"dataset:{one}" for one in (name, *inputs)]
+        with watched(name, tags), page_of(name, output, tags[:1]), PrefectTasks(request.workers) as runner:
             result = derive(request, runner)
         show_derived(request, result)
-    return result
+    return ended(result, result.headline)
 
 
 @flow(name="merge-datasets", flow_run_name="merge into {output}", persist_result=False)
@@ -47,15 +50,8 @@ def merge_datasets(
     datasets: outputs of builds (their latest versions), versions, or plain zarr. output: where the version is published; the
     first dataset's own place to append the others to it.
     """
-    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
-    return run(
-        DeriveRequest(
-            operation=Merge(allow_different_tokenizers=allow_different_tokenizers),
-            inputs=tuple(datasets),
-            verify_level=verify_level,
-            **told,
-        )
-    )
+    operation = Merge(allow_different_tokenizers=allow_different_tokenizers)
+    return run(operation, datasets, output, name, layout, workers, scratch, verify_level)
 
 
 @flow(name="subset-dataset", flow_run_name="subset of {dataset} into {output}", persist_result=False)
@@ -70,8 +66,7 @@ def subset_dataset(
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish the documents of a dataset that all filters let through: by source, length, list, sample."""
-    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
-    return run(DeriveRequest(operation=filters, inputs=(dataset,), verify_level=verify_level, **told))
+    return run(filters, [dataset], output, name, layout, workers, scratch, verify_level)
 
 
 @flow(name="shuffle-dataset", flow_run_name="shuffle {dataset} into {output}", persist_result=False)
@@ -90,8 +85,7 @@ def shuffle_dataset(
 
     split: shuffle this one alone.
     """
-    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
-    return run(DeriveRequest(operation=Shuffle(seed=seed, split=split), inputs=(dataset,), verify_level=verify_level, **told))
+    return run(Shuffle(seed=seed, split=split), [dataset], output, name, layout, workers, scratch, verify_level)
 
 
 @flow(name="relayout-dataset", flow_run_name="relayout {dataset} as {layout} into {output}", persist_result=False)
@@ -105,5 +99,4 @@ def relayout_dataset(
     verify_level: Level = "quick",
 ) -> DerivedResult:
     """Publish a dataset in another layout: mmap for local disks, compact for object stores, zarr2 for readers of zarr v2."""
-    told: dict[str, Any] = {"output": output, "name": name, "layout": layout, "workers": workers, "scratch": scratch}
-    return run(DeriveRequest(operation=Relayout(), inputs=(dataset,), verify_level=verify_level, **told))
+    return run(Relayout(), [dataset], output, name, layout, workers, scratch, verify_level)

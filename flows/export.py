@@ -1,7 +1,6 @@
 """An export to a neighbour's format as a Prefect flow."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from typing import Annotated, Any
 
 from prefect import flow
@@ -13,7 +12,7 @@ from flat_tokens.tools.export import export_of
 from flows.credentials import credentials
 from flows.pipelines.export import ExportResult, export
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import counted, dataset_name, watched
+from flows.watch.progress import counted, dataset_name, ended, watched
 from flows.watch.summaries import show_export
 from tasks.locations import Location, Output
 from tasks.models import Split
@@ -46,4 +45,4 @@ def export_dataset(
             request = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
             result = export(request, output, runner)
         show_export(name, request, result)
-    return result
+    return ended(result, result.headline)

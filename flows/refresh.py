@@ -1,20 +1,22 @@
 """The refresh as a Prefect flow, for a schedule: what the sources hold now, published if it is not what they held before."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 import logging
 from typing import Annotated
 
 from prefect import flow
 from pydantic import Field
 
+from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.progress import tags_of, tolerated, watched
-from flows.watch.summaries import leave, link, show
+from flows.watch.markdown import link
+from flows.watch.page import link_to_page, page_of
+from flows.watch.progress import ended, tags_of, tolerated, watched
+from flows.watch.summaries import leave, show
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
@@ -43,20 +45,26 @@ def refresh_dataset(
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with credentials():
-        with watched(config.name, tags_of(config)), results_from_receipts(config.output), runner_of(config) as runner:
+        with (
+            watched(config.name, tags := tags_of(config)),
+            page_of(config.name, config.output, tags),
+            results_from_receipts(Store.at(config.output)),
+            runner_of(config) as runner,
+        ):
             result = refresh(config, runner, policy)
             logger.info(result.headline)
         with tolerated("changes"):
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
         if result.build is not None:
             show(config, result.build)
-    return result
+    return ended(result, f"{result.headline}. {result.build.headline}" if result.build else result.headline)
 
 
 def changed(config: BuildConfig, result: RefreshResult) -> str:
     """Markdown of a refresh's changes."""
     removed = f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""
     return (
-        f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}.\n\n"
+        f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}. "
+        f"{link_to_page(config.name)}.\n\n"
         f"{as_markdown(result.changes)}{removed}"
     )

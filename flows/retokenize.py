@@ -1,7 +1,6 @@
 """The same text for other tokenizers, as a Prefect flow."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 import contextlib
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,18 +9,18 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.pipelines.build import BuildResult
-from flows.pipelines.publish import scratch_of
-from flows.pipelines.retokenize import BESIDE, plan_reruns, read_text, rerun, short_name
+from flows.pipelines.retokenize import BESIDE, reruns, short_name
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.progress import dataset_name, short, tags_of, watched
+from flows.watch.page import page_of
+from flows.watch.progress import dataset_name, ended, short, tags_of, watched
 from flows.watch.summaries import show
 from tasks.config import BuildConfig, TokenizerConfig
-from tasks.locations import Location
-from tasks.output.leases import sharing
+from tasks.locations import Location, Unsigned
 
 
 def run_name() -> str:
@@ -37,8 +36,8 @@ def names_of(tokenizers: Sequence[str | TokenizerConfig]) -> list[str]:
 @flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False, on_cancellation=[cancel_groups])
 def retokenize_dataset(
     dataset: Location | BuildConfig,
-    tokenizers: Annotated[list[str | TokenizerConfig], Field(min_length=1)],
-    output: str = BESIDE,
+    tokenizers: Annotated[list[Unsigned | TokenizerConfig], Field(min_length=1)],
+    output: Unsigned = BESIDE,
 ) -> list[BuildResult]:
     """Publish the text of a dataset for each of several tokenizers, each at an output of its own, its download used again.
 
@@ -52,13 +51,14 @@ def retokenize_dataset(
     results = []
     with credentials(), contextlib.ExitStack() as held:
         with watched(name, tags):
-            base, configs = plan_reruns(dataset, tokenizers, output)
-            held.enter_context(sharing(scratch_of(configs[0])))
-            runner = held.enter_context(runner_of(base.config))
-            text = read_text(base, configs[0], runner)
+            configs, rerun = held.enter_context(reruns(dataset, tokenizers, output, runner_of))
         for config in configs:
             rerun_name = f"{config.name}-{short_name(config.tokenizer)}"
-            with watched(rerun_name, tags_of(config)), results_from_receipts(config.output):
-                results.append(rerun(config, text, runner))
+            with (
+                watched(rerun_name, own := tags_of(config)),
+                page_of(rerun_name, config.output, own),
+                results_from_receipts(Store.at(config.output)),
+            ):
+                results.append(rerun(config))
             show(config, results[-1], rerun_name)
-    return results
+    return ended(results, "; ".join(f"{one.path}: {one.headline}" for one in results))

@@ -1,15 +1,15 @@
 """The check of a dataset as a Prefect flow."""
 
-# No "from __future__ import annotations" here: a deployment loads this file by its path, under no module's name, and could
-# not resolve the names of the parameters' types.
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from typing import Any, Literal
 
 from prefect import flow
 
 import flat_tokens
 from flat_tokens import DamagedError
+from flat_tokens.tools.terminal import size
 from flows.credentials import credentials
-from flows.watch.progress import counted, dataset_name, watched
+from flows.watch.progress import counted, dataset_name, ended, watched
 from flows.watch.summaries import show_check
 from tasks.locations import Location
 from tasks.progress import meter
@@ -32,4 +32,4 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
                 show_check(name, level, damaged, meter.read())
                 raise
             show_check(name, level, found, meter.read())
-    return found._asdict()
+    return ended(found._asdict(), f"right ({level}): {found.object_count:,} objects, {size(found.byte_count)}")

@@ -1,116 +1,322 @@
-"""The commands build and plan."""
+"""The commands that build of text, build, plan, refresh, retokenize, and the configuration files that they read: YAML."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+from pydantic import ValidationError
+
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.terminal import duration, size
-from flows.commands.config_file import read_config
-from flows.commands.running import add_command, add_running, watched
+from flat_tokens.stores.local import kind_of
+from flat_tokens.tools.terminal import duration, line, show, size
+from flows.commands.running import RUNNING, add_command, watched
+from tasks.config import BuildConfig, TokenizerConfig
+from tasks.faults import faults_of
+from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
     from flows.pipelines.plan import Plan
+    from flows.pipelines.publish import Published
+    from tasks.garbage import Policy
+
+KEEP, DAYS = 3, 7.0
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-    build = add_running(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.")
-    plan = add_command(
-        commands,
-        "plan",
-        run_plan,
-        "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset.",
-    )
-    plan.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
+    build = add_command(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.", RUNNING)
+    about = "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset."
+    plan = add_command(commands, "plan", run_plan, about, ["--quiet"])
     for command in (build, plan):
         command.add_argument("config", type=Path, metavar="CONFIG.yaml")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
 
+    about = "Look the sources up again; publish what they give now if it is new."
+    refresh = add_command(commands, "refresh", run_refresh, about, RUNNING)
+    about = "Publish the same text for other tokenizers, each beside the dataset, its download reused."
+    retokenize = add_command(commands, "retokenize", run_retokenize, about, RUNNING)
+    for command in (refresh, retokenize):
+        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", help="a configuration file, or a dataset's path or URL")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
+        consent = "read what a dataset's own record names: its sources, its tokenizer"
+        command.add_argument("--trust-records", action="store_true", help=consent)
+    refresh.add_argument("--keep", type=int, metavar="N", help="then keep only N versions, and pinned ones; otherwise all")
+    refresh.add_argument("--days", type=float, metavar="D", help=f"with --keep: and those in use in the last D days ({DAYS:g})")
+    name = "as in a configuration; may be given several times"
+    retokenize.add_argument("--tokenizer", action="append", required=True, metavar="NAME", help=name)
+    place = "where to; {output} and {tokenizer} are replaced (default: {output}-{tokenizer})"
+    retokenize.add_argument("--output", metavar="PATH", help=place)
 
-def run_build(options: argparse.Namespace) -> int:
+
+def run_build(options: argparse.Namespace) -> None:
     config = read_config(options.config, options.set)
+    from flows.pipelines.build import build  # heavy: after the configuration has been read
+    from flows.runners.chosen import runner_without_server
 
-    # Nothing heavy is imported before the configuration has been read.
-    def alone() -> BuildResult:
-        from flows.pipelines.build import build
-        from flows.runners.threads import threads_of
-
-        with threads_of(config) as runner:
-            return build(config, runner)
-
-    def with_server() -> BuildResult:
-        from flows.build import build_dataset
-
-        result: BuildResult = build_dataset(config)
-        return result
-
-    result = watched(options, alone, with_server)
-    print(result.model_dump_json(indent=2) if options.json else summary(result))
-    return 0
+    result = watched(options, runner_without_server(config), partial(build, config), "flows.build:build_dataset", config)
+    show(options, result.model_dump(mode="json"), summary(result))
 
 
-def run_plan(options: argparse.Namespace) -> int:
+def run_plan(options: argparse.Namespace) -> None:
     config = read_config(options.config, options.set)
     from flows.pipelines.plan import plan  # heavy: after the configuration has been read
 
     made = plan(config)
-    print(made.model_dump_json(indent=2) if options.json else plan_text(made))
-    return 0
+    show(options, made.model_dump(mode="json"), plan_text(made))
 
 
-def summary(result: BuildResult) -> str:
+def run_refresh(options: argparse.Namespace) -> None:
+    dataset = dataset_at(options)
+    policy = policy_of(options.keep, DAYS if options.days is None else options.days) if options.keep is not None else None
+    if policy is None and options.days is not None:
+        raise ValueError("--days says how long versions are kept that --keep does not keep: give --keep, too")
+
+    from flows.pipelines.refresh import refresh
+    from flows.runners.chosen import runner_without_server
+    from tasks.output.changes import as_text
+
+    config = dataset if isinstance(dataset, BuildConfig) else trusted_config(options, dataset)
+    told = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
+    pipeline = partial(refresh, config, policy=policy)
+    result = watched(options, runner_without_server(config), pipeline, "flows.refresh:refresh_dataset", config, **told)
+    lines = [result.headline, *(as_text(result.changes) if result.outcome == "published" else [])]
+    lines += [f"  removed    version {version}" for version in result.removed]
+    lines += summary(result.build)[1:] if result.build else []  # its first line says less than the headline
+    show(options, result.model_dump(mode="json"), lines)
+
+
+def run_retokenize(options: argparse.Namespace) -> None:
+    dataset = dataset_at(options)
+    tokenizers = [read_tokenizer(text) for text in options.tokenizer]
+    from flows.pipelines.retokenize import BESIDE, reruns
+    from flows.runners.chosen import runner_without_server
+
+    if isinstance(dataset, str):
+        trusted_config(options, dataset)
+    told = (dataset, tokenizers, BESIDE if options.output is None else options.output)
+
+    def rerun_all(_: None) -> list[BuildResult]:
+        with reruns(*told, runner_without_server) as (configs, rerun):
+            return list(map(rerun, configs))
+
+    results = watched(options, contextlib.nullcontext(), rerun_all, "flows.retokenize:retokenize_dataset", *told)
+    lines = [line for result in results for line in summary(result)]
+    show(options, [result.model_dump(mode="json") for result in results], lines)
+
+
+def dataset_at(options: argparse.Namespace) -> BuildConfig | str:
+    """The configuration in a file, or the place of a dataset."""
+    if kind_of(options.dataset) == "file":
+        return read_config(Path(options.dataset), options.set)
+    if options.set:
+        raise ValueError("--set changes a configuration file, but a dataset is given")
+    return str(options.dataset)
+
+
+def trusted_config(options: argparse.Namespace, dataset: str) -> BuildConfig:
+    """The settings in a dataset's own record (``origins/``), and what they read on standard error. ValueError unless roots bind
+    that, or the user consents to it.
+    """
+    from flows.pipelines.retokenize import config_of
+    from tasks.output.versions import at_dataset
+
+    config = config_of(*at_dataset(dataset))
+    places = {f"source {one.name}": one.path or f"hf://datasets/{one.hub and one.hub.path}" for one in config.sources}
+    for what, place in {**places, "tokenizer": config.tokenizer.name, "scratch": config.scratch}.items():
+        if place:
+            print(line(f"{options.command}: the record of {dataset} names {what}: {place}"), file=sys.stderr)
+    roots = (INPUT_ROOTS, OUTPUT_ROOTS) if config.scratch else (INPUT_ROOTS,)  # the models check what lies below them
+    if not options.trust_records and not all(map(os.environ.get, roots)):
+        raise ValueError(
+            f"{dataset}: what its own record names is read if you trust who made it: --trust-records. Or give a configuration "
+            f"file, or set {' and '.join(roots)}."
+        )
+    return config
+
+
+DEEPEST_YAML = 100
+"""Brackets within brackets; a configuration has four."""
+
+
+class ConfigLoader(yaml.SafeLoader):
+    """YAML in which no key stands twice in a mapping: the last of them would win without a word. A value that does not fit its
+    tag, such as ``!!bool x``, is an error with its line.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            raise yaml.constructor.ConstructorError(None, None, f"a value does not fit {tag}", node.start_mark) from error
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803  the name in SafeLoader
+        if self.flow_level >= DEEPEST_YAML:  # what is left would take the square of its length
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ValueError(f"the key {key.value!r} is in line {lines[key.value]} and again in line {line}; remove one")
+            lines[key.value] = line
+        return node
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text. ValueError says what is wrong with *what*, and in which line."""
+    try:
+        return yaml.load(text, ConfigLoader)  # noqa: S506  a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{what} is not YAML: {error.problem or error.context}{where}") from error
+    except RecursionError as error:
+        raise ValueError(f"{what} is nested too deep") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is not YAML: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def read_config(path: Path, settings: list[str]) -> BuildConfig:
+    """The configuration in a YAML file with settings from the command line on top. ValueError says all that is wrong."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    value = read_yaml(text, str(path))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a mapping of settings")
+    for setting in settings:
+        key, equals, new = setting.partition("=")
+        names = key.split(".")
+        if not equals or not all(names):
+            raise ValueError(f"--set {key}: write KEY=VALUE, such as --set tokenizer=gpt2 or --set source.text_column=body")
+        set_at(value, names, read_yaml(new, f"--set {key}: the value"))
+    try:
+        return BuildConfig.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {'; '.join(faults_of(error, BuildConfig, 'source' in value))}") from error
+
+
+def set_at(value: Any, path: list[str], new: Any) -> None:
+    """Set ``value[path[0]][path[1]]...``; numbers are places in a list, a name alone becomes a mapping where need be."""
+    if path[0] == "sources" and "source" in value:
+        value["sources"] = [value.pop("source")]
+    whole = ".".join(path)
+    for here, following in itertools.pairwise(path):
+        if isinstance(value, list):
+            value = value[_place(whole, value, here)]
+        elif here == "source" and "source" not in value and len(value.get("sources") or []) == 1:
+            value = value["sources"][0]
+        else:
+            if here == "tokenizer" and isinstance(value.get(here), str):
+                value[here] = {"name": value[here]}
+            elif value.get(here) is None:
+                value[here] = {}
+            value = value[here]
+        if not isinstance(value, dict | list):
+            raise ValueError(f"--set {whole}: {here!r} has no settings within")
+        if isinstance(value, dict) and following.isdecimal():
+            raise ValueError(f"--set {whole}: {here!r} is not a list, so it has no item {following!r}")
+    value[_place(whole, value, path[-1]) if isinstance(value, list) else path[-1]] = new
+
+
+def _place(whole: str, items: list[Any], text: str) -> int:
+    if not text.isdecimal() or int(text) >= len(items):
+        raise ValueError(f"--set {whole}: there is no item {text!r}; there are {len(items)}, counted from 0")
+    return int(text)
+
+
+def read_tokenizer(text: str) -> TokenizerConfig:
+    """A tokenizer as a configuration has it: a name, or a mapping in YAML."""
+    value = read_yaml(text, f"--tokenizer {text}") if text.lstrip().startswith("{") else {"name": text}
+    try:
+        return TokenizerConfig.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"--tokenizer {text}: {'; '.join(faults_of(error, TokenizerConfig))}") from error
+
+
+def policy_of(keep: int, days: float) -> Policy:
+    from tasks.garbage import Policy
+
+    if keep < 1:
+        raise ValueError(f"--keep {keep}: at least one version is kept, the latest")
+    if not days >= 0:
+        raise ValueError(f"--days {days:g}: should be 0 or more")
+    return Policy(keep_versions=keep, grace_days=days)
+
+
+def summary(result: BuildResult) -> list[str]:
     """The final summary of a build."""
     documents = result.totals["documents"]
+    counts = [f"{documents['read']:,} read", f"{documents['written']:,} written"]
+    counts += [f"{count:,} skipped: {reason}" for reason, count in documents["skipped"].items()]
+    counts += [f"{count:,} mended: {reason}" for reason, count in documents["replaced"].items()]
+    reused = "" if result.was_published else f"  reused     {result.slices_reused} of {result.slices} slices"
+    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", reused)
+
+
+def published_text(result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: str = "") -> list[str]:
+    """Result of a publication, for people. *documents*: counts, where they are told. *particular*: a line of its kind alone."""
+    repeated = result.totals["documents"].get("repeated_keys")
+    counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
     lines = [
-        "nothing to do: this version is published" if result.was_published else "published",
+        "nothing to do: this version is published" if result.was_published else done,
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
             f"  {split:10} {result.totals[split]['token_count']:,} tokens in {result.totals[split]['seq_count']:,} sequences, "
             f"largest id {result.totals[split]['max_token_id']:,}"
-            for split in ("train", "validation")
+            for split in SPLITS
         ),
-        f"  documents  {documents['read']:,} read, {documents['written']:,} written"
-        + "".join(f", {count:,} skipped: {reason}" for reason, count in documents["skipped"].items())
-        + "".join(f", {count:,} mended: {reason}" for reason, count in documents["replaced"].items())
-        + (f", {documents['repeated_keys']:,} with the key of another" if documents["repeated_keys"] else ""),
-        f"  size       {size(result.byte_count)} as {result.layout}, from {size(documents['text_bytes'])} of text",
+        f"  documents  {', '.join(counts)}" if documents else "",
+        f"  size       {size(result.byte_count)} as {result.layout}{of_text}",
+        particular,
+        seconds_line(result.seconds),
     ]
-    if not result.was_published:
-        lines.append(f"  reused     {result.slices_reused} of {result.slices} slices")
-    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in result.seconds.items())
-    lines.append(f"  seconds    {sum(result.seconds.values()):.1f} ({stages})")
-    return "\n".join(lines)
+    return list(filter(None, lines))
 
 
-def plan_text(made: Plan) -> str:
+def plan_text(made: Plan) -> list[str]:
     """Result of a dry run, for people."""
     about = "" if made.exact else "about "
-    lines = [
+    free = "" if made.disk_free is None else f", {size(made.disk_free)} free"
+    return [
         f"  version    {made.version or 'not known before every file is fetched'}"
         + (" (published: a build has nothing to do)" if made.is_published else ""),
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
-        f"  tokens     about {made.tokens:,} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
+        f"  tokens     {_tokens_text(made)} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
         f"  text       {about}{size(made.text_bytes)} in {about}{made.slices:,} slices, {made.slices_stored:,} of them stored",
         f"  output     about {size(made.dataset_bytes)} as {made.layout}",
-        f"  disk       about {size(made.disk_bytes)} at the output, {size(made.disk_free)} free"
-        if made.disk_free is not None
-        else f"  disk       about {size(made.disk_bytes)} at the output",
+        f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {made.workers} workers",
     ]
-    return "\n".join(lines)
 
 
-def split_lines(totals: dict[str, Any]) -> list[str]:
-    return [
-        f"  {split:10} {totals[split]['token_count']:,} tokens in {totals[split]['seq_count']:,} sequences, "
-        f"largest id {totals[split]['max_token_id']:,}"
-        for split in SPLITS
-    ]
+def _tokens_text(made: Plan) -> str:
+    """The number of tokens: about, where it is off by 2 % at most, else between which."""
+    if made.tokens_high - made.tokens <= 0.02 * made.tokens:
+        return f"about {made.tokens:,}"
+    return f"{made.tokens_low:,} to {made.tokens_high:,}, perhaps {made.tokens:,}"
 
 
 def seconds_line(seconds: dict[str, float]) -> str:

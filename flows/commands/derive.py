@@ -1,22 +1,25 @@
-"""The commands that make datasets of datasets: merge, append, subset, shuffle, relayout."""
+"""The commands that make datasets of datasets, merge, append, subset, shuffle, relayout, and other formats: export, import."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-from typing import TYPE_CHECKING, Any
+import sys
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
 
 from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.terminal import size
-from flows.commands.build import seconds_line, split_lines
-from flows.commands.running import add_layout, add_publishing, checked, publishing, watched
-
-if TYPE_CHECKING:
-    from flows.pipelines.derive import DerivedResult
-    from tasks.derive.request import DeriveRequest
-
+from flat_tokens.stores.local import real_path
+from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options
+from flat_tokens.tools.export import add_target, export_of
+from flat_tokens.tools.import_ import lost_bounds
+from flat_tokens.tools.terminal import show, size
+from flows.commands.build import published_text, read_tokenizer, seconds_line
+from flows.commands.running import ON_REQUEST, PUBLISHING, add_command, add_layout, checked, publishing, watched
 
 REASONS = {
     "split": "in the split that is dropped",
@@ -30,31 +33,32 @@ REASONS = {
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-    merge = add_publishing(commands, "merge", run_merge, "Publish the documents of several datasets, one behind the other.")
+    add = partial(add_command, commands, options=PUBLISHING)
+    merge = add("merge", run_merge, "Publish the documents of several datasets, one behind the other.")
+    append = add("append", run_append, "Publish a new version of a dataset with the documents of others behind its own.")
+    subset = add("subset", run_alone, "Publish the documents of a dataset that all filters let through.")
+    shuffle = add("shuffle", run_alone, "Publish the documents of a dataset in an order that a seed decides.")
+    relayout = add("relayout", run_alone, "Publish a dataset in another layout.")
+
     merge.add_argument("datasets", metavar="DATASET", nargs="+", help="an output, a version of it, or plain zarr; at last OUTPUT")
-    append = add_publishing(
-        commands, "append", run_append, "Publish a new version of a dataset with the documents of others behind its own."
-    )
     append.add_argument("datasets", metavar="DATASET", nargs="+")
     append.add_argument("--to", required=True, metavar="OUTPUT", help="the output whose latest version they are appended to")
     for command in (merge, append):
         add_layout(command, "the first dataset's")
-        command.add_argument(
-            "--allow-different-tokenizers", action="store_true", help="also where it is not recorded that they are the same"
-        )
+        consent = "also where it is not recorded that they are the same"
+        command.add_argument("--allow-different-tokenizers", action="store_true", help=consent)
+    for command in (subset, shuffle, relayout):
+        command.add_argument("dataset", metavar="DATASET")
+        command.add_argument("output", metavar="OUTPUT")
+    for command in (subset, shuffle):
+        add_layout(command, "the dataset's")
 
-    subset = add_publishing(commands, "subset", run_subset, "Publish the documents of a dataset that all filters let through.")
-    subset.add_argument("dataset", metavar="DATASET")
-    subset.add_argument("output", metavar="OUTPUT")
-    add_layout(subset, "the dataset's")
-    subset.add_argument(
-        "--source", dest="sources", action="append", metavar="NAME", help="of this source; may be given several times"
-    )
+    source = "of this source; may be given several times"
+    subset.add_argument("--source", dest="sources", action="append", metavar="NAME", help=source)
     subset.add_argument("--min-tokens", type=int, metavar="N")
     subset.add_argument("--max-tokens", type=int, metavar="N")
-    subset.add_argument(
-        "--keys", dest="key_list", metavar="FILE", help="whose keys are in this file: 16 hexadecimal digits a line, or .npy"
-    )
+    keys = "whose keys are in this file: 16 hexadecimal digits a line, or .npy"
+    subset.add_argument("--keys", dest="key_list", metavar="FILE", help=keys)
     subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")
     subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
     subset.add_argument("--count", type=int, metavar="N", help="a sample of so many documents of each split")
@@ -62,32 +66,49 @@ def add_commands(commands: Any) -> None:
     subset.add_argument("--split", choices=SPLITS, help="filter this split alone; the other one stays as it is")
     subset.add_argument("--drop", choices=SPLITS, help="leave this split empty")
 
-    shuffle = add_publishing(
-        commands, "shuffle", run_shuffle, "Publish the documents of a dataset in an order that a seed decides."
-    )
-    shuffle.add_argument("dataset", metavar="DATASET")
-    shuffle.add_argument("output", metavar="OUTPUT")
-    add_layout(shuffle, "the dataset's")
     shuffle.add_argument("--seed", type=int, default=0, metavar="N")
     shuffle.add_argument("--split", choices=SPLITS, help="shuffle this split alone")
 
-    relayout = add_publishing(commands, "relayout", run_relayout, "Publish a dataset in another layout.")
-    relayout.add_argument("dataset", metavar="DATASET")
-    relayout.add_argument("output", metavar="OUTPUT")
     relayout.add_argument("--layout", choices=LAYOUTS, required=True, help="how the version is stored")
 
+    export = add_command(commands, "export", run_export, "Write a dataset in another format.", ON_REQUEST)
+    export.add_argument("dataset", metavar="DATASET")
+    export.add_argument("output", metavar="OUT", help="an empty directory, or one where this export was begun")
+    add_target(export)
 
-def run_merge(options: argparse.Namespace) -> int:
+    imported = add("import", run_import, "Publish the tokens of files in another format.")
+    imported.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share")
+    imported.add_argument("output", metavar="OUTPUT")
+    add_layout(imported, "mmap on local disks, compact elsewhere")
+    imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
+    imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
+    imported.add_argument("--validation-fraction", type=float, metavar="F", help="drawn by key, instead of the files' own splits")
+    imported.add_argument("--split-seed", type=int, default=0, metavar="N")
+    add_option_flags(imported, except_for=WRITING_ONLY)
+
+    publish = add_command(commands, "publish", run_publish, "Publish a version on the Hugging Face hub.", ON_REQUEST)
+    publish.add_argument("dataset", metavar="DATASET")
+    publish.add_argument(
+        "--to", nargs=2, required=True, metavar=("hub", "ORG/NAME"), help="the repository; made if it is not there"
+    )
+    publish.add_argument(
+        "--form", choices=("parquet", "zarr"), default="parquet", help="token ids in lists, or the version as it is"
+    )
+    publish.add_argument("--private", action=argparse.BooleanOptionalAction, help="for whom the repository is made")
+    publish.add_argument("--licence", metavar="ID", help="such as cc-by-4.0 (default: the configuration's)")
+    publish.add_argument("--scratch", metavar="DIR", help="for files on their way")
+
+
+def run_merge(options: argparse.Namespace) -> None:
     *datasets, output = options.datasets
     if not datasets:
         raise ValueError("name the datasets and, at last, the output: merge DATASET [DATASET ...] OUTPUT")
-    return derive(options, "merge", datasets, output, allow_different_tokenizers=options.allow_different_tokenizers)
+    run_request(options, "merge", datasets, output)
 
 
-def run_append(options: argparse.Namespace) -> int:
+def run_append(options: argparse.Namespace) -> None:
     check_output_of_append(options.to, options.datasets)
-    datasets = [options.to, *options.datasets]
-    return derive(options, "merge", datasets, options.to, allow_different_tokenizers=options.allow_different_tokenizers)
+    run_request(options, "merge", [options.to, *options.datasets], options.to)
 
 
 def check_output_of_append(to: str, datasets: list[str]) -> None:
@@ -102,7 +123,7 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
     if root.exists(POINTER):
         return
     merge = f"python -m flows merge {shlex.join([to, *datasets])} OUTPUT"
-    within = Store.at(os.path.realpath(root.root)) if root.is_local else root
+    within = Store.at(real_path(root.root)) if root.is_local else root
     output, _, _ = within.url.rpartition(f"/{VERSIONS}/")
     if output and Store.at(output).exists(POINTER):
         raise ValueError(f"{to} is one version, which never changes. Append to the output that it belongs to: --to {output}")
@@ -117,78 +138,93 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
     )
 
 
-def run_subset(options: argparse.Namespace) -> int:
-    names = ("sources", "min_tokens", "max_tokens", "key_list", "id_list", "fraction", "count", "seed", "split", "drop")
-    return derive(options, "subset", [options.dataset], options.output, **{name: getattr(options, name) for name in names})
+def run_alone(options: argparse.Namespace) -> None:
+    """Run an operation on one dataset."""
+    run_request(options, options.command, [options.dataset], options.output)
 
 
-def run_shuffle(options: argparse.Namespace) -> int:
-    return derive(options, "shuffle", [options.dataset], options.output, seed=options.seed, split=options.split)
-
-
-def run_relayout(options: argparse.Namespace) -> int:
-    return derive(options, "relayout", [options.dataset], options.output)
-
-
-def derive(options: argparse.Namespace, operation: str, inputs: list[str], output: str, **settings: Any) -> int:
+def run_request(options: argparse.Namespace, operation: str, inputs: list[str], output: str) -> None:
     """Run an operation and print its result."""
-    from tasks.derive.request import DeriveRequest
+    from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
+
+    kinds: dict[str, type[BaseModel]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
+    given = {name: value for name, value in vars(options).items() if name in kinds[operation].model_fields}
+    settings = {"operation": operation, **given}
+    request = checked(DeriveRequest, operation=settings, inputs=inputs, output=output, **publishing(options))
+
+    from flows.pipelines.derive import derive
+    from flows.runners.threads import Threads
+
+    flow = "flows.derive:merge_datasets" if operation == "merge" else f"flows.derive:{operation}_dataset"
+    told: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
+    told |= {"datasets": list(request.inputs)} if operation == "merge" else {"dataset": request.inputs[0]}
+    told |= {"filters": request.operation} if operation == "subset" else request.operation.model_dump(exclude={"operation"})
+    result = watched(options, Threads(request.workers), partial(derive, request), flow, **told)
+    documents = result.totals["documents"]
+    skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
+    not_found = f"  not found  {result.not_found:,} of the list are no document's" if result.not_found else ""
+    counts = [f"{documents['written']:,} of {documents['read']:,}", *skipped]
+    show(options, result.model_dump(mode="json"), published_text(result, "published", counts, particular=not_found))
+
+
+def run_export(options: argparse.Namespace) -> None:
+    from tasks.locations import plain_location
+
+    splits = SPLITS if options.split is None else (options.split,)
+    dataset, output = plain_location(options.dataset), plain_location(options.output)
+    request = export_of(dataset, options.to, given_options(options), splits)
+
+    from flows.pipelines.export import export
+    from flows.runners.threads import Threads
+
+    told = (dataset, output, options.to, given_options(options), options.split, options.workers)
+    pipeline = partial(export, request, output)
+    result = watched(options, Threads(options.workers), pipeline, "flows.export:export_dataset", *told)
+    files = f"{size(result.byte_count)} in {len(result.objects):,} files"
+    if result.was_done:
+        lines = [f"nothing to do: {result.path} is this export, {files}"]
+    else:
+        reused = [f"  reused     {result.reused:,} of {result.parts:,} parts"] if result.reused else []
+        lines = [f"exported to {result.path}", f"  {result.format:10} {files}", *reused, seconds_line(result.seconds)]
+    show(options, result.model_dump(mode="json"), lines)
+
+
+def run_publish(options: argparse.Namespace) -> None:
+    from flows.pipelines.to_hub import HubRequest, publish_to_hub
+    from flows.runners.threads import Threads
+
+    where, repo = options.to
+    if where != "hub":
+        raise ValueError(f"--to {where} {repo}: datasets are published on the hub: --to hub ORG/NAME")
+    given = {name: getattr(options, name) for name in ("dataset", "form", "private", "licence", "workers", "scratch")}
+    request = checked(HubRequest, repo=repo, **given)
+    pipeline = partial(publish_to_hub, request)
+    result = watched(options, Threads(request.workers), pipeline, "flows.publish_dataset:publish_dataset", **request.model_dump())
+    show(options, result.model_dump(mode="json"), [result.headline, *([seconds_line(result.seconds)] if result.seconds else [])])
+
+
+def run_import(options: argparse.Namespace) -> None:
+    from tasks.derive.request import ImportRequest
 
     request = checked(
-        DeriveRequest,
-        operation={"operation": operation, **settings},
-        inputs=inputs,
-        output=output,
-        layout=options.layout or "auto",
+        ImportRequest,
+        path=options.path,
+        output=options.output,
+        format=options.format,
+        options=given_options(options),
+        tokenizer=read_tokenizer(options.tokenizer) if options.tokenizer else None,
+        validation_fraction=options.validation_fraction,
+        split_seed=options.split_seed,
         **publishing(options),
     )
 
-    def alone() -> DerivedResult:
-        from flows.pipelines.derive import derive
-        from flows.runners.threads import Threads
+    from flows.pipelines.import_ import import_files
+    from flows.runners.threads import Threads
 
-        with Threads(request.workers) as runner:
-            return derive(request, runner)
-
-    result = watched(options, alone, lambda: as_flow(request))
-    print(result.model_dump_json(indent=2) if options.json else derived_text(result))
-    return 0
-
-
-def as_flow(request: DeriveRequest) -> DerivedResult:
-    """Run an operation as the Prefect flow that there is for it."""
-    from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
-    from tasks.derive.request import Merge, Shuffle, Subset
-
-    told: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
-    operation, first = request.operation, request.inputs[0]
-    if isinstance(operation, Merge):
-        merged: DerivedResult = merge_datasets(
-            list(request.inputs), allow_different_tokenizers=operation.allow_different_tokenizers, **told
-        )
-        return merged
-    if isinstance(operation, Subset):
-        chosen: DerivedResult = subset_dataset(first, filters=operation, **told)
-        return chosen
-    if isinstance(operation, Shuffle):
-        shuffled: DerivedResult = shuffle_dataset(first, seed=operation.seed, split=operation.split, **told)
-        return shuffled
-    relaid: DerivedResult = relayout_dataset(first, **told)
-    return relaid
-
-
-def derived_text(result: DerivedResult) -> str:
-    """Result of an operation, for people."""
-    documents = result.totals["documents"]
-    lines = [
-        "nothing to do: this version is published" if result.was_published else "published",
-        f"  dataset    {result.path}  (number {result.sequence})",
-        *split_lines(result.totals),
-        f"  documents  {documents['written']:,} of {documents['read']:,}"
-        + "".join(f", {count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items())
-        + (f", {documents['repeated_keys']:,} with the key of another" if documents["repeated_keys"] else ""),
-        f"  size       {size(result.byte_count)} as {result.layout}",
-    ]
-    if result.not_found:
-        lines.append(f"  not found  {result.not_found:,} of the list are no document's")
-    return "\n".join([*lines, seconds_line(result.seconds)])
+    flow = "flows.import_dataset:import_dataset"
+    result = watched(options, Threads(request.workers), partial(import_files, request), flow, request)
+    reused = f"  reused     {result.parts_reused:,} of {result.parts:,} parts" if result.parts_reused else ""
+    lines = published_text(result, f"imported from {result.format}", (), particular=reused)
+    show(options, result.model_dump(mode="json"), lines)
+    if hint := lost_bounds(result.format, request.options):
+        print(f"import: {hint}", file=sys.stderr)

@@ -11,20 +11,24 @@ import logging
 import os
 import signal
 import sys
+import threading
+from typing import TextIO
 
-from flat_tokens.tools.terminal import one_line
+from flat_tokens import __version__
+from flat_tokens.tools.terminal import one_line, visible
 
 FAMILIES = {
-    "build": ("build", "plan"),
-    "refresh": ("refresh", "retokenize"),
-    "versions": ("versions", "pin", "unpin", "rollback", "gc"),
-    "derive": ("merge", "append", "subset", "shuffle", "relayout"),
-    "exchange": ("export", "import"),
+    "build": ("build", "plan", "refresh", "retokenize"),
+    "versions": ("status", "versions", "pin", "unpin", "rollback", "gc"),
+    "completion": ("completion",),
+    "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
 }
 """Modules of this folder, and the commands that each adds, with the functions that run them."""
 
 EXPECTED = (ValueError, OSError, ImportError)
 """Errors of bad input, a full disk or an absent package: told in one line. Anything else is a fault of ours: a traceback."""
+
+LEAVING_SECONDS = 10.0
 
 FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests", "s3fs")
 """Libraries of stores and the hub: what they raise is mostly about the network, a name or a right, and told in one line too."""
@@ -36,8 +40,10 @@ def main(arguments: list[str]) -> int:
     log_to_terminal(logging.INFO if options.quiet else logging.WARNING)
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
+    signal.signal(signal.SIGINT, _interrupt)
     try:
-        return int(options.run(options))
+        options.run(options)
+        return 0
     except KeyboardInterrupt:
         _stop(130, "interrupted")
     except BrokenPipeError:
@@ -51,19 +57,42 @@ def main(arguments: list[str]) -> int:
     return 1
 
 
+def _interrupt(*_: object) -> None:
+    """Let what is under way end, but for some seconds only: a tokenizer's pattern may go on for ever."""
+    deadline = threading.Timer(LEAVING_SECONDS, _stop, (130, "interrupted"))
+    deadline.daemon = True
+    deadline.start()
+    raise KeyboardInterrupt
+
+
 def _stop(status: int, why: str) -> None:
     print(f"{why}: run the same command again to go on behind the last stored shard", file=sys.stderr, flush=True)
     os._exit(status)
 
 
+class OnTerminal(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: a live display takes it over, and puts lines above its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class Harmless(logging.Formatter):
+    """Log lines in which no name or text can move the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def log_to_terminal(level: int) -> None:
-    """Our own log lines on standard error, and of others only what is critical: they log what they raise. Prefect has handlers
-    of its own, so the root logger stays as it is.
+    """Log our own lines to standard error, and of others only what is critical: they log what they raise. Not by the root
+    logger: Prefect has handlers of its own.
     """
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.CRITICAL)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = OnTerminal()
+    handler.setFormatter(Harmless("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(level)  # of the loggers, a server may be told more
     for name in ("flat_tokens", "flows", "tasks"):
         logger = logging.getLogger(name)
@@ -72,11 +101,10 @@ def log_to_terminal(level: int) -> None:
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of a command; of all commands where there is none of that name. Other families are not imported: they would
-    take longer than a small build.
-    """
+    """The parser of a command, or else of all. Other families are not imported: that would take longer than a small build."""
     chosen = [family for family, names in FAMILIES.items() if command in names]
     top = argparse.ArgumentParser(prog="python -m flows", description="Build flat-tokens datasets from text.")
+    top.add_argument("--version", action="version", version=f"flat-tokens {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     for family in chosen or FAMILIES:
         importlib.import_module(f"flows.commands.{family}").add_commands(commands)

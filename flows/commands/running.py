@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import base64
 import os
+import pkgutil
 import sys
 import tomllib
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,22 +22,12 @@ from flows.watch.terminal import display, log_progress
 from tasks.faults import faults_of
 
 
-@contextlib.contextmanager
-def looked_after() -> Iterator[None]:
-    """Runs of the block are known to the automations by tag and heartbeat, as those of deployments are."""
-    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
-    from prefect import tags  # reads its settings when it is imported
-
-    with tags("flat-tokens"):
-        yield
-
-
 def prefect_server() -> str | None:
     """The URL of the Prefect server that this machine is set up for, or None: then nothing of Prefect is even imported.
 
-    ValueError where one is set up and does not answer: a run that nobody can watch is hardly what was meant.
+    ValueError where one is set up and does not answer or let us in: a run that nobody can watch is hardly what was meant.
     """
-    url = os.environ.get("PREFECT_API_URL") or _profile_setting("PREFECT_API_URL")
+    url, secret, key = map(_setting, ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"))
     if not url:
         return None
     # Where it goes away later, a run waits for it, up to four minutes: as with the deployments, see prefect.yaml.
@@ -44,19 +35,25 @@ def prefect_server() -> str | None:
     try:
         if not url.startswith(("http://", "https://")):
             raise ValueError("it is no http URL")
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5):  # noqa: S310  http or https, see above
+        login = {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"} if secret else {}
+        asked = urllib.request.Request(f"{url.rstrip('/')}/version", headers=login)  # noqa: S310  http or https, see above
+        with urllib.request.urlopen(asked, timeout=5):  # noqa: S310
             return url
-    except urllib.error.HTTPError:
-        return url  # it answers; whether it lets us in, Prefect will tell
     except (OSError, ValueError) as error:
+        status = getattr(error, "code", None)
+        if status and (status != 401 or key):
+            return url  # it answers; whether it lets us in with a key, Prefect will tell
+        remedy = "Set PREFECT_API_AUTH_STRING, as make serve prints it" if status else "Start it, such as by make serve"
         raise ValueError(
-            f"the Prefect server at PREFECT_API_URL={url} does not answer ({one_line(error)}). Start it with "
-            "'prefect server start', or build without it: --no-server."
+            f"the Prefect server at PREFECT_API_URL={url} does not answer ({one_line(error)}). {remedy}, or build without it: "
+            "--no-server."
         ) from error
 
 
-def _profile_setting(name: str) -> str | None:
-    """A setting of Prefect's active profile, read from its file."""
+def _setting(name: str) -> str | None:
+    """A setting of Prefect: of the environment, or else of its active profile, read from its file."""
+    if given := os.environ.get(name):
+        return given
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
     try:
         profiles = tomllib.loads(Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")).read_text())
@@ -67,35 +64,33 @@ def _profile_setting(name: str) -> str | None:
     return str(value) if value else None
 
 
-def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-    """Add a command with the option that all have."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--json": {"action": "store_true", "help": "the result as JSON on standard output"},
+    "--quiet": {"action": "store_true", "help": "log lines instead of a live display"},
+    "--no-server": {"action": "store_true", "help": "do not report to a Prefect server"},
+    "--workers": {"type": int, "metavar": "N", "help": "tasks at a time (default: one for each core)"},
+    "--name": {"metavar": "NAME", "help": "a name for people (default: the first input's)"},
+    "--scratch": {"metavar": "DIR", "help": "local directory for staging, where the output is remote"},
+    "--verify-level": {"choices": ("quick", "full"), "default": "quick", "help": "check before publication"},
+}
+"""Options that several commands have."""
+
+RUNNING = ("--quiet", "--no-server")
+"""Options of commands that run a pipeline, with or without a server."""
+ON_REQUEST = (*RUNNING, "--workers")
+"""The same of pipelines that run on a request, which has no configuration file."""
+PUBLISHING = (*ON_REQUEST, "--name", "--scratch", "--verify-level")
+"""The same of requests that publish a version. They have ``--layout``, too; ``publishing`` reads them all."""
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], None], about: str, options: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """Add a command with the option that all have, and with *options* of those above."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
     command.set_defaults(run=run, quiet=False)
-    command.add_argument("--json", action="store_true", help="the result as JSON on standard output")
-    return command
-
-
-def add_running(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-    """Add a command that runs a pipeline, with or without a server."""
-    command = add_command(commands, name, run, about)
-    command.add_argument("--quiet", action="store_true", help="log lines instead of a live display")
-    command.add_argument("--no-server", action="store_true", help="do not report to a Prefect server")
-    return command
-
-
-def add_on_request(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-    """Add a command that runs a pipeline on a request, which has no configuration file."""
-    command = add_running(commands, name, run, about)
-    command.add_argument("--workers", type=int, metavar="N", help="tasks at a time (default: one for each core)")
-    return command
-
-
-def add_publishing(commands: Any, name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-    """Add a command whose request publishes a version; ``publishing`` reads these options."""
-    command = add_on_request(commands, name, run, about)
-    command.add_argument("--name", metavar="NAME", help="a name for people (default: the first input's)")
-    command.add_argument("--scratch", metavar="DIR", help="local directory for staging, where the output is remote")
-    command.add_argument("--verify-level", choices=("quick", "full"), default="quick", help="check before publication")
+    for option in ("--json", *options):
+        command.add_argument(option, **OPTIONS[option])
     return command
 
 
@@ -104,26 +99,53 @@ def add_layout(command: argparse.ArgumentParser, default: str) -> None:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-def watched(options: argparse.Namespace, alone: Callable[[], T], with_server: Callable[[], T]) -> T:
-    """Run one of two functions, the second one if a Prefect server is set up, and show progress. Return its result."""
+def watched(
+    options: argparse.Namespace,
+    alone: AbstractContextManager[R],
+    pipeline: Callable[[R], T],
+    flow: str,
+    *arguments: Any,
+    **settings: Any,
+) -> T:
+    """Run a pipeline and show progress. Return its result. It runs on the runner *alone* gives; where a Prefect server is set up,
+    as the *flow* of that path with the arguments instead: Prefect is imported for nothing else.
+    """
     server = None if options.no_server else prefect_server()
     if server and not options.quiet:
         # The server gets every line of the tasks all the same; the terminal is for the display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    with log_progress() if options.quiet else display(sys.stderr.isatty()):
+    name = _name(arguments[0] if arguments else argparse.Namespace(**settings))
+    with log_progress(name) if options.quiet else display(name, sys.stderr.isatty()):
         if server is None:
-            return alone()
-        with looked_after():
-            return with_server()
+            with alone as runner:
+                return pipeline(runner)
+        # The automations know a run by its tag and its heartbeats, as those of deployments.
+        os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
+        from prefect import tags  # reads its settings when it is imported
+
+        from flows.watch.outages import outages
+
+        outages()
+        with tags("flat-tokens"):
+            result: T = pkgutil.resolve_name(flow)(*arguments, **settings)
+            return result
+
+
+def _name(told: Any) -> str:
+    """The name of what runs: that of a configuration or request, else of its output or of the dataset."""
+    place = str(getattr(told, "output", getattr(told, "dataset", told)))
+    return getattr(told, "name", None) or PurePath(place.rstrip("/")).name
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def publishing(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
+    told = {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
+    return {"layout": options.layout or "auto", **told}
 
 
 def checked(model: type[M], **settings: Any) -> M:

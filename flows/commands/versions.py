@@ -1,18 +1,17 @@
-"""The commands for versions: versions, pin, unpin, rollback, gc."""
+"""The commands for versions: status, versions, pin, unpin, rollback, gc."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flat_tokens.tools.terminal import size
-from flows.commands.config_file import read_config
-from flows.commands.refresh import DAYS, KEEP, policy_of
+from flat_tokens.stores.local import kind_of
+from flat_tokens.tools.terminal import plural, show, size, table
+from flows.commands.build import DAYS, KEEP, policy_of, read_config
 from flows.commands.running import add_command
 
 if TYPE_CHECKING:
@@ -22,16 +21,19 @@ if TYPE_CHECKING:
 
 
 SHOWN_OF_A_KIND = 8
+AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
 
-    def add_on_output(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+    def add_on_output(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
         command = add_command(commands, name, run, about)
         command.add_argument("output", metavar="OUTPUT", help="a build's output, or its configuration file")
         return command
 
+    about = "Tell what is published, since when, when it was last refreshed, its size, and whether a build is under way."
+    add_on_output("status", run_status, about)
     add_on_output("versions", run_versions, "List the published versions.")
     pin = add_on_output("pin", run_pin, "Keep a version until it is unpinned.")
     pin.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the latest one without it")
@@ -42,13 +44,8 @@ def add_commands(commands: Any) -> None:
     rollback.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins")
     gc = add_on_output("gc", run_gc, "List what an output may do without, and with --delete remove it.")
     gc.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"versions that are kept beside pinned ones ({KEEP})")
-    gc.add_argument(
-        "--days",
-        type=float,
-        default=DAYS,
-        metavar="D",
-        help=f"nothing goes that was in use or made in the last D days ({DAYS:g})",
-    )
+    days = f"nothing goes that was in use or made in the last D days ({DAYS:g})"
+    gc.add_argument("--days", type=float, default=DAYS, metavar="D", help=days)
     gc.add_argument("--delete", action="store_true", help="remove it")
 
 
@@ -57,54 +54,79 @@ def output_at(options: argparse.Namespace) -> Store:
     from flat_tokens.stores.store import Store
     from tasks.locations import plain_location
 
-    is_config = options.output.endswith((".yaml", ".yml", ".json")) and os.path.isfile(options.output)
+    is_config = options.output.endswith((".yaml", ".yml", ".json")) and kind_of(options.output) == "file"
     root = Store.at(read_config(Path(options.output), []).output if is_config else plain_location(options.output))
     if not root.exists("latest.json") and not root.exists("versions"):
         raise ValueError(f"{root.url}: nothing was built here")
     return root
 
 
-def run_versions(options: argparse.Namespace) -> int:
+def run_status(options: argparse.Namespace) -> None:
+    from tasks.output.leases import in_use
+    from tasks.output.versions import status_of
+
+    root = output_at(options)
+    found = status_of(root)
+    facts = {
+        "output": found.output,
+        "latest": found.latest.model_dump(mode="json") if found.latest else None,
+        "last_refresh": found.last_refresh.isoformat() if found.last_refresh else None,
+        "versions": len(found.versions),
+        "pinned": {one.version: one.pinned for one in found.versions if one.pinned is not None},
+        "versions_bytes": sum(one.byte_count for one in found.versions),
+        "cache_bytes": found.cache_bytes,
+        "in_use": in_use(root),
+    }
+    show(options, facts, status_text(facts, found.latest, datetime.now(UTC)))
+
+
+def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) -> list[str]:
+    """The state of an output at the time *now*, for people."""
+    refreshed = facts["last_refresh"] and datetime.fromisoformat(facts["last_refresh"])
+    pinned = [f"{version} ({note})" if note else version for version, note in facts["pinned"].items()]
+    made = [f"{latest.documents:,} documents, {latest.tokens:,} tokens of {latest.tokenizer}"] if latest else []
+    sizes = f"{size(facts['versions_bytes'])} in {plural(facts['versions'], 'version')}, {size(facts['cache_bytes'])} in _cache"
+    rows = [
+        ("latest", f"{latest.version}, made {_when(latest.at, now)}" if latest else "nothing is published yet"),
+        *(("holds", one) for one in made),
+        ("refreshed", _when(refreshed, now)),
+        ("pinned", ", ".join(pinned) or "none"),
+        ("size", sizes),
+        ("now", facts["in_use"] or "no build is under way"),
+    ]
+    return [facts["output"], *table(rows, "<<")]
+
+
+def _when(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return "at a time that is not known"
+    seconds = max((now - at).total_seconds(), 0)
+    ago = next((f"{seconds / unit:.0f} {name}" for unit, name in AGES if seconds >= 1.5 * unit), "a moment")
+    return f"{at:%Y-%m-%d %H:%M} UTC, {ago} ago"
+
+
+def run_versions(options: argparse.Namespace) -> None:
     from tasks.output.versions import list_versions
 
     versions = list_versions(output_at(options))
-    if options.json:
-        print(json.dumps([version.model_dump(mode="json") for version in versions], indent=2))
-    else:
-        print(versions_text(versions))
-    return 0
+    show(options, [version.model_dump(mode="json") for version in versions], versions_text(versions))
 
 
-def versions_text(versions: list[Version]) -> str:
+def versions_text(versions: list[Version]) -> list[str]:
     """A table for people."""
     rows = [("version", "made (UTC)", "documents", "tokens", "tokenizer", "layout", "size", "")]
     for version in versions:
         until = f" until {version.until:%Y-%m-%d %H:%M}" if version.until else ""
         state = "" if version.state == "other" else f"{version.state}{until}"
         pinned = "" if version.pinned is None else f"pinned: {version.pinned}" if version.pinned else "pinned"
-        rows.append(
-            (
-                version.version,
-                f"{version.at:%Y-%m-%d %H:%M}" if version.at else "",
-                f"{version.documents:,}",
-                f"{version.tokens:,}",
-                version.tokenizer,
-                version.layout,
-                size(version.byte_count),
-                ", ".join(filter(None, (state, pinned))),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = (2, 3, 6)
-    return "\n".join(
-        "  ".join(
-            text.rjust(w) if i in right else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+        made = f"{version.at:%Y-%m-%d %H:%M}" if version.at else ""
+        counts = f"{version.documents:,}", f"{version.tokens:,}"
+        stored = version.tokenizer, version.layout, size(version.byte_count)
+        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (state, pinned)))))
+    return table(rows, "<<>><<><", indent=0)
 
 
-def run_pin(options: argparse.Namespace) -> int:
+def run_pin(options: argparse.Namespace) -> None:
     from tasks.output.pointer import read_pointer
     from tasks.output.versions import pin
 
@@ -112,40 +134,38 @@ def run_pin(options: argparse.Namespace) -> int:
     version = read_pointer(root).version if options.version is None else options.version
     if version is None:
         raise ValueError(f"{root.url}: nothing was ever published here")
-    return _tell(options, {"pinned": pin(root, version, options.note)})
+    _tell(options, {"pinned": pin(root, version, options.note)})
 
 
-def run_unpin(options: argparse.Namespace) -> int:
+def run_unpin(options: argparse.Namespace) -> None:
     from tasks.output.versions import unpin
 
-    return _tell(options, {"unpinned": unpin(output_at(options), options.version)})
+    _tell(options, {"unpinned": unpin(output_at(options), options.version)})
 
 
-def run_rollback(options: argparse.Namespace) -> int:
+def run_rollback(options: argparse.Namespace) -> None:
     from tasks.output.pointer import read_pointer
     from tasks.output.versions import roll_back
 
     root = output_at(options)
     before = read_pointer(root).version
     now = roll_back(root, options.version)
-    return _tell(options, {"latest": now.version, "before": before, "number": now.sequence})
+    _tell(options, {"latest": now.version, "before": before, "number": now.sequence})
 
 
-def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> int:
-    print(json.dumps(facts) if options.json else ", ".join(f"{name} {value}" for name, value in facts.items()))
-    return 0
+def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> None:
+    show(options, facts, [", ".join(f"{name} {value}" for name, value in facts.items())])
 
 
-def run_gc(options: argparse.Namespace) -> int:
+def run_gc(options: argparse.Namespace) -> None:
     policy = policy_of(options.keep, options.days)
     from tasks.garbage import collect
 
     collected = collect(output_at(options), policy, delete=options.delete)
-    print(collected.model_dump_json(indent=2) if options.json else collected_text(collected))
-    return 0
+    show(options, collected.model_dump(mode="json"), collected_text(collected))
 
 
-def collected_text(collected: Collected) -> str:
+def collected_text(collected: Collected) -> list[str]:
     """Garbage that went, or would go, for people: the first ones of every kind, and sums."""
     lines = []
     for kind, group in groupby(collected.garbage, key=lambda item: item.kind):
@@ -155,12 +175,8 @@ def collected_text(collected: Collected) -> str:
         if len(items) > SHOWN_OF_A_KIND:
             lines.append(f"    and {len(items) - SHOWN_OF_A_KIND:,} more")
     total = f"{len(collected.garbage):,} things, {size(collected.byte_count)}"
-    if not lines:
-        lines = ["nothing to remove"]
-    elif collected.deleted:
-        lines.insert(0, f"removed {total}")
-    else:
-        lines.insert(0, f"may go: {total}. --delete removes it.")
+    done = f"removed {total}" if collected.deleted else f"may go: {total}. --delete removes it."
+    lines.insert(0, done if lines else "nothing to remove")
     kept = []
     for version in collected.kept:
         marks = [*([version.state] if version.state != "other" else []), *(["pinned"] if version.pinned is not None else [])]
@@ -169,4 +185,4 @@ def collected_text(collected: Collected) -> str:
     if collected.left:
         stay = "were left" if collected.deleted else "would be left for now"
         lines.append(f"  {collected.left}: token shards, downloads and unfinished versions {stay}")
-    return "\n".join(lines)
+    return lines

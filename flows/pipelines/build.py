@@ -16,31 +16,22 @@ from typing import Any, NamedTuple
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
-from flows.pipelines.stages import (
-    DOWNLOAD,
-    FINALIZE,
-    SHARD_WRITE,
-    SPLIT,
-    TOKENIZE,
-    Runner,
-    Started,
-    in_order,
-    settled,
-)
+from flows.pipelines.stages import DOWNLOAD, FINALIZE, SHARD_WRITE, SPLIT, TOKENIZE, Runner, Started, in_order, settled
 from tasks.config import BuildConfig
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
 from tasks.download.sources import naming, resolve_source
 from tasks.finalize.provenance import Provenance, card, provenance
-from tasks.finalize.seal import Contents
-from tasks.finalize.totals import document_totals, source_totals
+from tasks.finalize.seal import Contents, document_totals, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.staging import Place
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
+from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.split.spans import Counts, ShardPlace, Span, SplitRule, count_documents, lay_out
+from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
+from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.engines import Tokenizer, may_use_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -49,10 +40,18 @@ SAMPLE_BYTES = 100_000
 
 
 class BuildResult(Published):
-    """Result of a build. ``slices_reused``: token shards that were stored before."""
+    """Result of a build. ``slices_reused``: those whose tokens were there. ``text_bytes_tokenized``: of the others, less segments
+    whose tokens were there.
+    """
 
     slices: int
     slices_reused: int
+    text_bytes_tokenized: int
+
+    @property
+    def headline(self) -> str:
+        reused = "" if self.was_published else f", {self.slices_reused:,} of {self.slices:,} slices reused"
+        return super().headline + reused
 
 
 class Text(NamedTuple):
@@ -80,15 +79,16 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
         return build_version(config, text, loading.result(), runner, output)
 
 
-def download(config: BuildConfig, found: list[FoundFile], runner: Runner, *known_at: Store) -> list[CutFile]:
-    """Stage download: files -> slices. A file with a record at one of the outputs *known_at* is cut without being fetched, as
-    long as its store calls it the same; it is fetched when a slice of it has to be tokenized, if that happens at all.
+def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:
+    """Stage download: files -> slices. A file with a record at the output or one of the *others* is cut without being fetched,
+    as long as its store calls it the same; it is fetched when a slice of it has to be tokenized, if that happens at all.
     """
     meter.begin("download", sum(file.size or 0 for file in found))
-    known = recorded(found, config.sources, config.slice_bytes, known_at)
-    meter.add("download", sum(file.size or 0 for file in known))
+    known = recorded(found, config.sources, config.slice_bytes, (root, *others))
+    at_hand_already = sum(file.size or 0 for file in known)
+    meter.add("download", at_hand_already, stored=at_hand_already)
     fresh = [file for file in found if file not in known]
-    place = Place(output=config.output, staging="", scratch=os.fspath(scratch_of(config)))
+    place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
     cuts = in_order(
         runner,
         fresh,
@@ -102,49 +102,60 @@ def download(config: BuildConfig, found: list[FoundFile], runner: Runner, *known
 
 def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, output: OpenOutput) -> BuildResult:
     """The other four stages: slices -> the version that they give, published."""
-    made_of, layout = provenance(config, text.pinned, text.files, tokenizer), layout_of(config, output.root)
+    chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+    made_of, layout = provenance(config, text.pinned, text.files, tokenizer, chats), layout_of(config, output.root)
     remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
-    slices_reused = 0
+    counted: list[CountedPlace] = []
+    stored: set[str] = set()
 
     with publication(output, made_of, layout, remember) as version:
         if place := version.place:
-            with timed("tokenize", output.seconds), contextlib.ExitStack() as ahead:
-                recipe = make_recipe(config, place, tokenizer, text.slices)
+            with timed("tokenize", output.seconds), contextlib.ExitStack() as held:
+                recipe = make_recipe(config, place, tokenizer, text.slices, chats)
                 slices = {recipe.key(slice_): slice_ for slice_ in text.slices}
-                missing = [slices[key] for key in without_receipt(output.root, slices)]
-                slices_reused = len(text.slices) - len(missing)
+                indexed = indexed_versions(place.root)
+                unknown = without_tokens(place.root, indexed, list(slices))
+                missing = [slices[key] for key in without_receipt(place.root, unknown)]
+                stored = set(unknown) - {recipe.key(slice_) for slice_ in missing}
                 rule = SplitRule(fraction=config.fraction, seed=config.split_seed)
-                meter.begin("tokenize", sum(slice_.text_bytes for slice_ in slices.values()))
-                ahead.enter_context(fetched_ahead(missing if runner.reads_here else [], config.sources, place))
+                total = sum(map(TOKENIZE.size, slices.values()))
+                meter.begin("tokenize", total, stored=total - sum(map(TOKENIZE.size, missing)))
+                held.enter_context(fetched_ahead(missing if runner.reads_here else [], config.sources, place))
 
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the
                 # slices behind are still tokenized.
                 shards = in_order(
                     runner,
                     slices.values(),
-                    TOKENIZE.given(recipe),  # slice -> token shard, staged on the machine that tokenizes it
+                    TOKENIZE.given(recipe, place, indexed),  # slice -> token shard, staged on the machine that tokenizes it
                     SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
                 )
-                places: list[ShardPlace] = []
-                counted = count_in_order(place_shards(text, recipe, shards), places, rule, place.root)
+                held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
+                places = count_in_order(place_shards(text, recipe, shards), counted, rule, place.root)
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
-                    for span in lay_out(counted, layout):
+                    for span in lay_out(places, layout, any(source.masked for source in config.sources)):
                         spans.append(span)
                         writing.append(
                             runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
                         )
 
             with timed("split", output.seconds), settled(writing):
-                meter.begin("split", 4 * sum(at.shard.token_count for at in places))
+                meter.begin("split", 4 * sum(at.shard.token_count for at, _ in counted))
                 written = [span_under_way.result() for span_under_way in writing]
             with timed("finalize", output.seconds):
-                contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, places), card)
+                contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, counted), card, counted)
                 finalizing = FINALIZE.given(contents, place, config.verify_level)  # final objects -> checked, committed
                 runner.start(version.name, finalizing).result()
 
-    return version.finish(BuildResult, slices=len(text.slices) if version.place else 0, slices_reused=slices_reused)
+    made = {at.shard.key: at.shard for at, _ in counted if at.shard.held is None and at.shard.key not in stored}
+    return version.finish(
+        BuildResult,
+        slices=len(text.slices) if version.place else 0,
+        slices_reused=len(counted) - len(made),
+        text_bytes_tokenized=sum(shard.text_bytes - shard.text_bytes_taken for shard in made.values()),
+    )
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
@@ -176,18 +187,20 @@ def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:
             )
 
 
-def make_recipe(config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
+def make_recipe(
+    config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice], chats: tuple[Chat | None, ...]
+) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
     fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, place, slices))
     may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
     return Recipe(
-        place=place,
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=tokenizer.digest,
         fast=fast,
         documents=config.documents,
         engine="reference" if may_differ else None,
+        chats=chats if any(chats) else (),
     )
 
 
@@ -223,14 +236,15 @@ def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> It
 
 
 def count_in_order(
-    places: Iterable[ShardPlace], seen: list[ShardPlace], rule: SplitRule, root: Store
-) -> Iterator[tuple[ShardPlace, Counts]]:
+    places: Iterable[ShardPlace], seen: list[CountedPlace], rule: SplitRule, root: Store
+) -> Iterator[CountedPlace]:
     """Places as they come, with their counts; *seen* keeps them all."""
     for at in places:
-        seen.append(at)
-        yield at, count_documents(at, rule, root)
+        seen.append((at, count_documents(at, rule, root)))
+        yield seen[-1]
 
 
-def documents_of(made_of: Provenance, places: list[ShardPlace], repeated: int) -> dict[str, Any]:
+def documents_of(made_of: Provenance, counted: list[CountedPlace], repeated: int) -> dict[str, Any]:
     """Totals of the documents of a build."""
+    places = [at for at, _ in counted]
     return {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}

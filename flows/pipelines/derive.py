@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -12,25 +11,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import SPLITS, TOKEN_BYTES, read_manifest
+from flat_tokens.reader import resolve
+from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, WRITE, Runner, in_order
-from tasks.derive.inputs import Input, settings_of_sources, version_at
-from tasks.derive.lists import Listed, read_ids, read_keys
-from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Piece, Selection, cut, found_beside
+from tasks.derive.inputs import Input, settings_of_sources
+from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, Piece, Selection, cut, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import Bucket, shuffling_of
 from tasks.derive.write import lay_out, place_pieces
 from tasks.finalize.seal import Contents
 from tasks.models import Split
-from tasks.output.paths import STAGING, version_store
-from tasks.output.pointer import read_pointer
-from tasks.output.staging import Place, sweep
+from tasks.output.paths import version_store
+from tasks.output.pointer import publish, read_pointer
+from tasks.output.staging import Place
 from tasks.progress import meter
 
 LISTED = "listed.npy"
@@ -38,9 +37,7 @@ HASH_DIGITS = 64 // RADIX_BITS
 
 
 class DerivedResult(Published):
-    """Result of a merge, subset, shuffle or relayout. ``not_found``: keys or ids of a list that no document has, where there was
-    a list.
-    """
+    """Result of a merge, subset, shuffle or relayout. ``not_found``: keys or ids of a list, if any, that no document has."""
 
     operation: str
     not_found: int | None
@@ -57,8 +54,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
-            if output.root.is_local:
-                sweep(Path(output.root.path(STAGING)))  # of an attempt that died behind its publication
+            publish(output.root, done, output.pointer.sequence)  # mends what a death behind the publication left
             # Not recorded: its inputs were others then.
             return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
@@ -66,14 +62,14 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             if place := version.place:
                 with timed("count", output.seconds):
                     plan = plan_of(request, inputs, listed, runner, place)
-                    particular["not_found"] = count_unfound(place) if listed else None
+                    particular["not_found"] = listed.count_unfound(Path(place.staging) / LISTED) if listed else None
                 parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
                 if isinstance(request.operation, Shuffle):
                     with timed("shuffle", output.seconds):
                         parts |= shuffled(request.operation, plan, runner, place)
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
-                    spans = lay_out(parts, layout)
+                    spans = lay_out(parts, layout, any(one.masked for one in inputs))
                     written = list(in_order(runner, spans, WRITE.given(plan.selection, layout, place, version.name)))
                 with timed("finalize", output.seconds):
                     documents = partial(documents_of, made_of, request, inputs, plan)
@@ -100,15 +96,15 @@ def settings_of(request: DeriveRequest, listed: Listed | None) -> dict[str, Any]
 def check_inputs_apart(request: DeriveRequest) -> None:
     """Refuse an output within an input: versions are not changed once they are published."""
     root = Store.at(request.output)
-    output = os.path.realpath(root.root) if root.is_local else root.url
+    output = real_path(root.root) if root.is_local else root.url
     for path in request.inputs:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
-            check_apart(output, version_at(path).url, f"the output {request.output} lies within the dataset {path}")
+            check_apart(output, resolve(Store.at(path)).url, f"the output {request.output} lies within the dataset {path}")
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
-    """The latest version of an output, where it is the first input, and was itself made of the version before it just as it
-    would be made anew now: appending the same again, or shuffling again with the same seed, does nothing.
+    """The latest version of an output, where it is the first input, and was made of the version before it just as it would be
+    made now: appending the same again, or shuffling again with the same seed, does nothing.
     """
     pointer = read_pointer(root)
     latest = pointer.version
@@ -140,7 +136,7 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
     if isinstance(request.operation, Subset):
         wanted = request.operation.sources
         selection = Selection(
-            splits=request.operation.filtered,
+            splits=(request.operation.split,) if request.operation.split else SPLITS,
             dropped=request.operation.drop,
             min_tokens=request.operation.min_tokens,
             max_tokens=request.operation.max_tokens,
@@ -149,23 +145,17 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
         )
     pieces = cut(inputs, wanted)
     meter.begin("count", bytes_to_count(request, inputs, pieces))
-    made = in_order(runner, [piece for piece in pieces if piece.made_keys is not None], MAKE_KEYS.given(place))
-    for _ in made:
-        pass
+    list(in_order(runner, [piece for piece in pieces if piece.made_keys is not None], MAKE_KEYS.given(place)))
     if isinstance(request.operation, Subset):
         selection, pieces = sampled(request.operation, selection, pieces, runner, place)
     counted = list(zip(pieces, in_order(runner, pieces, COUNT.given(selection, place)), strict=True))
-    placed: dict[Split, list[Piece]] = {split: [] for split in SPLITS}
-    for piece, count in counted:
-        here = piece.model_copy(update={"seq_count": count.seq_count, "token_count": count.token_count})
-        placed[piece.split].append(here)
-    return Plan({split: place_pieces(placed[split]) for split in SPLITS}, selection, counted)
+    taken = [piece.model_copy(update={"seq_count": n.seq_count, "token_count": n.token_count}) for piece, n in counted]
+    placed = {split: place_pieces([piece for piece in taken if piece.split == split]) for split in SPLITS}
+    return Plan(placed, selection, counted)
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
-    """Bytes that are read to count documents: each document's once, for a sample by count a few times more; tokens where keys are
-    made of them.
-    """
+    """Bytes that are read to count documents, several times for a sample by count, and tokens where keys are made of them."""
     by_count = isinstance(request.operation, Subset) and request.operation.count is not None
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
     times = HASH_DIGITS + 2 if by_count else 1
@@ -186,7 +176,10 @@ def sampled(
     below: dict[Split, int] = {}
     # The hash of the count-th document, sixteen bits at a time.
     for digits in range(HASH_DIGITS):
-        for split, counts in _histograms(mine, runner, selection, place, prefix, digits).items():
+        sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
+        for piece, found in zip(mine, in_order(runner, mine, SAMPLE.given(selection, place, prefix, digits)), strict=True):
+            sums[piece.split] += found
+        for split, counts in sums.items():
             if split not in below and (request.count == 0 or counts.sum() < missing[split]):
                 below[split] = (1 << 64) if request.count else 0
             if split in below:
@@ -206,27 +199,11 @@ def sampled(
     return selection, [piece.model_copy(update={"ties": ties.get((piece.split, piece.number), 0)}) for piece in pieces]
 
 
-def _histograms(
-    pieces: list[Piece], runner: Runner, selection: Selection, place: Place, prefix: dict[Split, int], digits: int
-) -> dict[Split, npt.NDArray[np.int64]]:
-    sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
-    for piece, found in zip(pieces, in_order(runner, pieces, SAMPLE.given(selection, place, prefix, digits)), strict=True):
-        sums[piece.split] += found
-    return sums
-
-
-def count_unfound(place: Place) -> int:
-    """Of a list of documents, how many none was found of."""
-    found = np.fromfile(found_beside(Path(place.staging) / LISTED), np.uint8)
-    return len(found) - int(found.sum())
-
-
 def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
     """Buckets of the documents of the splits that are shuffled."""
     parts: dict[Split, list[Piece | Bucket]] = {}
-    shufflings = {
-        split: shuffling_of(split, request.seed, plan.pieces[split]) for split in request.shuffled if plan.pieces[split]
-    }
+    chosen = [split for split in SPLITS if request.split in (None, split) and plan.pieces[split]]
+    shufflings = {split: shuffling_of(split, request.seed, plan.pieces[split]) for split in chosen}
     pieces = [piece for split in shufflings for piece in plan.pieces[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
     scattered = zip(pieces, in_order(runner, pieces, SHUFFLE.given(shufflings, place)), strict=True)

@@ -6,6 +6,7 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.tools.export import Exported, ExportRequest, done_before, target, writing
+from flat_tokens.tools.terminal import plural, size
 from flows.pipelines.publish import timed
 from flows.pipelines.stages import EXPORT, FINISH_EXPORT, Runner, in_order
 from tasks.models import Model
@@ -13,7 +14,9 @@ from tasks.progress import meter
 
 
 class ExportResult(Model):
-    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do."""
+    """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do.
+    ``loses_loss_mask``: the dataset has one, for which the format has no place.
+    """
 
     path: str
     format: str
@@ -21,8 +24,16 @@ class ExportResult(Model):
     parts: int
     reused: int
     was_done: bool
+    loses_loss_mask: bool = False
     byte_count: int
     seconds: dict[str, float]
+
+    @property
+    def headline(self) -> str:
+        """Such as ``3 megatron files, 1.2 GB, 0 of 4 parts reused``."""
+        files = f"{plural(len(self.objects), f'{self.format} file')}, {size(self.byte_count)}"
+        lost = ", without the loss mask" if self.loses_loss_mask else ""
+        return f"{files}{lost}, {'written already' if self.was_done else f'{self.reused:,} of {self.parts:,} parts reused'}"
 
 
 def export(request: ExportRequest, output: str, runner: Runner) -> ExportResult:
@@ -35,14 +46,11 @@ def export(request: ExportRequest, output: str, runner: Runner) -> ExportResult:
     parts = FORMATS[request.format].plan(request.source(), request.options)
     with writing(request, store), timed("export", seconds):
         meter.begin("export", TOKEN_BYTES * request.token_count)
-        written = list(in_order(runner, parts, EXPORT.given(request, output, count_exported)))
+        exporting = EXPORT.given(request, output, lambda tokens: meter.add("export", TOKEN_BYTES * tokens, 0, tokens))
+        written = list(in_order(runner, parts, exporting))
         done = runner.start(request, FINISH_EXPORT.given(written, output)).result()
     meter.begin("done")
     return export_result(done, seconds)
-
-
-def count_exported(tokens: int) -> None:
-    meter.add("export", TOKEN_BYTES * tokens, 0, tokens)
 
 
 def export_result(done: Exported, seconds: dict[str, float]) -> ExportResult:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from flat_tokens.formats import Files
 from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
 from flows.pipelines.build import count_in_order
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, SPLIT, Runner, in_order
-from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps
+from tasks.derive.imports import ImportPart, has_loss_mask, open_import, parts_of, provenance, stamps
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, card
-from tasks.finalize.seal import Contents
-from tasks.finalize.totals import document_totals, source_totals
+from tasks.finalize.seal import Contents, document_totals, source_totals
 from tasks.models import TokenShard, digest_of
 from tasks.progress import meter
+from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
-from tasks.split.spans import ShardPlace, SplitRule, lay_out
+from tasks.split.spans import CountedPlace, ShardPlace, SplitRule, lay_out
 from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -32,6 +33,11 @@ class ImportResult(Published):
     format: str
     parts: int
     parts_reused: int
+
+    @property
+    def headline(self) -> str:
+        reused = "" if self.was_published else f", {self.parts_reused:,} of {self.parts:,} parts reused"
+        return super().headline + reused
 
 
 def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
@@ -51,22 +57,27 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
         parts_reused = 0
         with publication(output, made_of, layout) as version:
             if place := version.place:
-                with timed("import", output.seconds):
+                with timed("import", output.seconds), contextlib.ExitStack() as held:
                     parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None)
-                    parts_reused = len(parts) - len(without_receipt(output.root, [digest_of(part.inputs()) for part in parts]))
+                    indexed, keys = indexed_versions(place.root), [digest_of(part.inputs()) for part in parts]
+                    unknown = without_tokens(place.root, indexed, keys)
+                    parts_reused = len(parts) - len(without_receipt(place.root, unknown))
                     meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
                     rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
-                    shards = in_order(runner, parts, IMPORT.given(place))
-                    places: list[ShardPlace] = []
-                    counted = count_in_order(place_parts(request, parts, shards), places, rule, place.root)
-                    spans = list(lay_out(counted, layout))
-                    check_unchanged(request, files, before)
-                    check_vocabulary(request, tokenizer, places)
+                    shards = held.enter_context(contextlib.closing(in_order(runner, parts, IMPORT.given(place, indexed))))
+                    counted: list[CountedPlace] = []
+                    places = count_in_order(place_parts(request, parts, shards), counted, rule, place.root)
+                    spans = list(lay_out(places, layout, any(map(has_loss_mask, found.splits.values()))))
+                    if stamps(files.store, files.keys) != before:
+                        raise ValueError(
+                            f"{request.path}: was changed while it was read. Import it again when nobody writes to it."
+                        )
+                    check_vocabulary(request, tokenizer, counted)
                 with timed("split", output.seconds):
-                    meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at in places))
+                    meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at, _ in counted))
                     written = list(in_order(runner, spans, SPLIT.given(rule, layout, place, version.name)))
                 with timed("finalize", output.seconds):
-                    contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, places), card)
+                    contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, counted), card, counted)
                     runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
         return version.finish(ImportResult, format=found.format, parts=len(parts), parts_reused=parts_reused)
 
@@ -75,7 +86,7 @@ def check_files_apart(request: ImportRequest, root: Store) -> None:
     """Refuse an output among the files, and files within the output."""
     files = Store.at(request.path)
     if root.is_local and files.is_local:
-        output, path = os.path.realpath(root.root), os.path.realpath(files.root)
+        output, path = real_path(root.root), real_path(files.root)
         told = f"the output {request.output} and {request.path} lie within each other"
         check_apart(output, path, told)
         check_apart(path, output, told)
@@ -89,14 +100,9 @@ def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterato
         yield ShardPlace(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
 
 
-def check_unchanged(request: ImportRequest, files: Files, before: list[tuple[int, ...]]) -> None:
-    if stamps(files.store, files.keys) != before:
-        raise ValueError(f"{request.path}: was changed while it was read. Import it again when nobody writes to it.")
-
-
-def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, places: list[ShardPlace]) -> None:
+def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, counted: list[CountedPlace]) -> None:
     """Refuse tokens that the tokenizer that is said to have made them does not have."""
-    largest = max((at.shard.max_token_id for at in places), default=0)
+    largest = max((at.shard.max_token_id for at, _ in counted), default=0)
     if tokenizer is not None and largest > tokenizer.highest_id:
         raise ValueError(
             f"{request.path}: holds token id {largest}, but those of {tokenizer.name} end at {tokenizer.highest_id}. Name the "
@@ -104,8 +110,9 @@ def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, places
         )
 
 
-def documents_of(made_of: Provenance, places: list[ShardPlace], repeated: int) -> dict[str, Any]:
+def documents_of(made_of: Provenance, counted: list[CountedPlace], repeated: int) -> dict[str, Any]:
     """Totals of the documents of an import: how much text they were made of, nobody knows."""
+    places = [at for at, _ in counted]
 
     def without_text(facts: dict[str, Any]) -> dict[str, Any]:
         return {name: fact for name, fact in facts.items() if name != "text_bytes"}

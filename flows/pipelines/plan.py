@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from flat_tokens.arrays.layouts import LayoutName
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.extras import pa
+from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_one_format, check_sources_apart, make_recipe
+from flows.pipelines.build import check_one_format, files_of, make_recipe, pin_sources
 from flows.pipelines.publish import layout_of, scratch_of
-from tasks.config import BuildConfig
-from tasks.cores import available_cores
+from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import at_hand, look_into
-from tasks.download.sources import naming, resolve_source
+from tasks.download.sources import naming
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, Slice, SourceFile
 from tasks.output.staging import Place
+from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Tally
-from tasks.tokenize.engines import Tokenizer, engine_of, large_string_array
-from tasks.tokenize.tokenize_slice import token_batches
+from tasks.text.documents import Tally, plan_slices
+from tasks.tokenize.chat import chats_of
+from tasks.tokenize.engines import Engine, Tokenizer, Tokens, large_string_array, token_batches
+from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.tokenizers import load_tokenizer
 
 READ_WHOLE_BYTES = 2 << 30
 """Local sources up to this size are looked into file by file, so that what is found is exact."""
 SAMPLED_FILES = 2
-SAMPLED_SLICES = 4
-SAMPLED_BYTES = 32_000_000
-"""Text that is tokenized, of all sources together."""
-LAYOUT_BYTES = {"mmap": 4.0, "compact": 1.35, "zarr2": 1.35}
-"""Bytes a token takes; see docs/benchmarks.md."""
+PIECES, MIN_PIECES, MOST_CUTS = 64, 5, 4096
+SAMPLED_BYTES, SHARE = 32_000_000, 0.035
+"""Text that is tokenized: of all sources together, and as a share of each, before a batch that goes beyond."""
+READ_AS_A_WHOLE = 4 << 20
+"""A source with so little text is tokenized as a whole."""
+LEAST_BATCH = 1 << 14
+SURE = 2.7
+"""Standard errors that an estimate is off by at most, 99 times in 100, with pieces as few as these."""
+UNSEEN = 0.25
+"""How much files that nobody looked into may differ from those that were, as a share."""
+Counts = npt.NDArray[np.float64]
+RAW_BYTES, ZSTD_BYTES = 4.0, 1.35
+"""Bytes a token takes in raw and in compressed layouts; see docs/benchmarks.md."""
 BESIDE_BYTES = 14
 """Bytes a document takes beside its tokens: its start, key, file and row."""
 
 
 class Plan(Model):
-    """Forecast of a build. ``exact``: every file was looked into, so that only documents, tokens, text and what follows from
-    them are estimates.
-    """
+    """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates."""
 
     version: str | None
     is_published: bool
@@ -52,6 +67,8 @@ class Plan(Model):
     file_bytes: int
     documents: int
     tokens: int
+    tokens_low: int
+    tokens_high: int
     bytes_per_token: float
     engine: str
     text_bytes: int
@@ -73,39 +90,46 @@ def plan(config: BuildConfig) -> Plan:
     root = Store.at(config.output)
     layout = layout_of(config, root)
     check_writable(root)
-    pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
-    check_sources_apart(root, pinned)
+    pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
-    found = [file for source in pinned for file in source.files]
+    found = files_of(pinned)
     chosen = [file for source in pinned for file in to_sample(source.files)]
-    place = Place(output=config.output, staging="", scratch=os.fspath(scratch_of(config)))
+    place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    begun = time.monotonic()
     cuts = [look_into(file, config.sources, config.slice_bytes, place) for file in chosen]
+    looking = time.monotonic() - begun
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
     check_one_format(config, files)
     slices = [cut.slices for cut in cuts]
-    recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts])
+    chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+    recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts], chats)
 
-    whole, slice_count = Estimate(), sum(map(len, slices))
+    workers = config.workers or available_cores()
+    indexed = indexed_versions(root)
+    whole, slice_count = Sums(), sum(map(len, slices))
     for index, source in enumerate(pinned):
         mine = [i for i, file in enumerate(files) if file.source == index]
-        sample = measure(recipe, tokenizer, [part for i in mine for part in slices[i]], SAMPLED_BYTES // len(pinned))
+        parts = [part for i in mine for part in slices[i]]
+        sample = measure(recipe, place, tokenizer, parts, SAMPLED_BYTES // len(pinned), workers)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
-        for i in mine:
-            stored = len(slices[i]) - len(without_receipt(root, map(recipe.key, slices[i])))
-            whole = whole.plus(sample, slices[i], stored, copied_bytes(chosen[i], files[i]), scale)
-        content = sum(part.text_bytes for i in mine for part in slices[i]) / _size(chosen[i] for i in mine)
+        whole.add(sample, scale)
+        unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
+        stored = len(parts) - len(without_receipt(root, unknown))
+        whole.slices_stored += stored
+        whole.copied_bytes += sum(copied_bytes(chosen[i], files[i]) for i in mine) * scale
+        whole.seconds += sample.rate * sample.of_total(sample.text)[0] * scale * (1 - stored / max(len(parts), 1))
+        content = sample.total / _size(chosen[i] for i in mine)
         looked_into = {chosen[i].name for i in mine}
-        for file in source.files:
-            if file.name not in looked_into:
-                slice_count += max(1, round(content * (file.size or 0) / config.slice_bytes))
+        others = [file.size or 0 for file in source.files if file.name not in looked_into]
+        slice_count += sum(max(1, round(content * size / config.slice_bytes)) for size in others)
 
     complete = len(files) == len(found)
-    version = build_id(provenance(config, pinned, files, tokenizer), layout) if complete else None
-    workers = config.workers or available_cores()
-    dataset_bytes = whole.tokens * LAYOUT_BYTES[layout] + whole.documents * BESIDE_BYTES
+    version = build_id(provenance(config, pinned, files, tokenizer, chats), layout) if complete else None
+    token_bytes = RAW_BYTES if LAYOUTS[layout].encoded_tokens.zstd_level is None else ZSTD_BYTES
+    dataset_bytes = whole.tokens * token_bytes + whole.documents * BESIDE_BYTES
     return Plan(
         version=version,
         is_published=version is not None and is_published(root, version, layout),
@@ -114,6 +138,8 @@ def plan(config: BuildConfig) -> Plan:
         file_bytes=round(_size(chosen if complete else found)),
         documents=round(whole.documents),
         tokens=round(whole.tokens),
+        tokens_low=max(round(whole.tokens - whole.token_error), 0),
+        tokens_high=round(whole.tokens + whole.token_error),
         bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
         engine="the fast" if recipe.fast else "the reference",
         text_bytes=round(whole.text_bytes),
@@ -124,7 +150,7 @@ def plan(config: BuildConfig) -> Plan:
         disk_bytes=round(dataset_bytes + whole.tokens * 4 + whole.documents * BESIDE_BYTES + whole.copied_bytes),
         disk_free=free_space(root),
         workers=workers,
-        seconds=round(whole.seconds / workers + whole.tokens * 8 / 1e9, 1),
+        seconds=round(whole.seconds + looking * _size(found) / max(_size(chosen), 1) + whole.tokens * 8 / 1e9, 1),
     )
 
 
@@ -148,59 +174,131 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
 
-class Sample(Model):
-    """Measurements of a sample of slices. ``seen_bytes``: as ``Slice.text_bytes`` counts them."""
+def measure(recipe: Recipe, place: Place, tokenizer: Tokenizer, slices: list[Slice], limit: int, workers: int) -> Sample:
+    """Read and tokenize about *limit* bytes of the slices of a source, in pieces that are spread over all of them; little text as
+    a whole. As a build does, with several *workers*.
+    """
+    total = sum(part.text_bytes for part in slices)
+    engine = TimedEngine(tokenizer, recipe.fast)
+    if total <= READ_AS_A_WHOLE:
+        chosen, most = [at_hand(part, recipe.sources, place) for part in slices], total
+    else:
+        limit = min(limit, int(total * SHARE))
+        sampled = [at_hand(part, recipe.sources, place) for part in spread(slices, PIECES)]
+        cut = [piece for part in sampled for piece in _pieces(recipe, part, max(limit // PIECES, total // MOST_CUTS))]
+        chosen = spread(cut, PIECES)
+        most = limit // len(chosen)
 
-    seen_bytes: int = 0
-    text_bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-def measure(recipe: Recipe, tokenizer: Tokenizer, slices: list[Slice], limit: int) -> Sample:
-    """Read and tokenize the beginnings of some slices of a source, spread over all of them: about *limit* bytes of text."""
-    sampled = slices[:: -(-len(slices) // SAMPLED_SLICES)] if slices else []
-    chosen = [at_hand(part, recipe.sources, recipe.place) for part in sampled]
-    engine = engine_of(tokenizer, recipe.fast)
-    engine(large_string_array("a"))  # loading is not tokenizing
-    seen = text = documents = tokens = 0
-    begun = time.monotonic()
-    for part in chosen:
-        tally = Tally()
+    def read(part: Slice) -> tuple[float, ...]:
+        tally, tokens, written = Tally(), 0, 0
         with naming(recipe.sources, part.file.source):
-            for batch, _ in token_batches(part, recipe.source(part), recipe.documents, engine, tally):
-                documents += batch.seq_count
-                tokens += batch.token_count
-                if tally.text_bytes >= limit // len(chosen):
+            source = recipe.source(part)
+            encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer)
+            for batch, _ in token_batches(part, source, recipe.documents, encoder, tally, max(most // 4, LEAST_BATCH)):
+                tokens, written = tokens + batch.token_count, written + batch.seq_count
+                if tally.text_bytes >= most:
                     break
-        seen += min(tally.seen, part.text_bytes)
-        text += tally.text_bytes
-    return Sample(seen_bytes=seen, text_bytes=text, documents=documents, tokens=tokens, seconds=time.monotonic() - begun)
+        return min(tally.seen, part.text_bytes), tally.text_bytes, tally.rows, written, tokens
+
+    with ThreadPoolExecutor(workers, initializer=engine.load) as pool:
+        counts = np.array(list(pool.map(read, chosen)), np.float64).reshape(len(chosen), 5)
+    seen, text, rows, written, tokens = counts.T
+    return Sample(total, seen, text, rows, written, tokens, engine.rate() / workers, is_whole=total <= READ_AS_A_WHOLE)
 
 
-class Estimate(Model):
-    """Estimated sums over all files."""
+class TimedEngine(Engine):
+    """An engine that times itself: of so little text, opening files takes longer than tokenizing."""
+
+    def __init__(self, tokenizer: Tokenizer, fast: bool) -> None:
+        super().__init__(tokenizer, fast)
+        self._spent: list[tuple[int, float]] = []
+
+    def load(self) -> None:
+        """Load what each thread has of its own."""
+        super().__call__(large_string_array("a"))
+
+    def __call__(self, texts: pa.LargeStringArray) -> Tokens:
+        begun = time.perf_counter()
+        tokens = super().__call__(texts)
+        self._spent.append((texts.nbytes, time.perf_counter() - begun))
+        return tokens
+
+    def rate(self) -> float:
+        """Seconds a byte takes a thread, by the later half: an engine is slow until it has seen the frequent words."""
+        later = self._spent[len(self._spent) // 2 :]
+        return sum(took for _, took in later) / max(sum(size for size, _ in later), 1)
+
+
+def spread(items: list[Slice], count: int) -> list[Slice]:
+    """At most *count* of the items, as far from each other as they can be."""
+    return [items[int((k + 0.5) * len(items) / min(count, len(items)))] for k in range(min(count, len(items)))]
+
+
+def _pieces(recipe: Recipe, part: Slice, size: int) -> list[Slice]:
+    """A slice in pieces of about *size* bytes of text, as far as its format has such."""
+    if part.rows:
+        return [part]
+    return [one for one in plan_slices(part.file, recipe.source(part), size) if part.start <= one.start and one.stop <= part.stop]
+
+
+@dataclass
+class Sample:
+    """Counts of the pieces that were read of a source with *total* bytes, as ``Slice.text_bytes`` counts them, of which *seen*
+    are theirs: float64[n] each. *rate*: seconds that a byte of text takes all workers together.
+    """
+
+    total: float
+    seen: Counts
+    text: Counts
+    rows: Counts
+    documents: Counts
+    tokens: Counts
+    rate: float
+    is_whole: bool
+
+    def _known(self) -> Counts:
+        """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece tells it exactly;
+        its share of the rows is less exact, because documents differ in length.
+        """
+        plain = self.text + 4 * self.rows
+        share, error = ratio(plain, self.seen)
+        return plain if abs(share - 1) <= 3 * error + 0.001 else self.seen
+
+    def of_total(self, counts: Counts) -> tuple[float, float]:
+        """An estimate of what all of the source has of something, and by how much it may be off, 99 times in 100."""
+        known = self.seen if self.is_whole else self._known()
+        share, error = ratio(counts, known)
+        return share * self.total, 0.0 if self.is_whole else SURE * error * self.total
+
+
+def ratio(counts: Counts, of: Counts) -> tuple[float, float]:
+    """Sum of *counts* over the sum of *of*, and its standard error where both are of pieces drawn at random."""
+    share = float(counts.sum() / max(of.sum(), 1))
+    n = len(counts)
+    if n < MIN_PIECES:
+        return share, share
+    return share, math.sqrt(n / (n - 1) * float(((counts - share * of) ** 2).sum())) / max(float(of.sum()), 1)
+
+
+@dataclass
+class Sums:
+    """The totals of the sources, by their samples. ``token_error``: by how much the number of tokens may be off."""
 
     text_bytes: float = 0
     documents: float = 0
     tokens: float = 0
+    token_error: float = 0
     slices_stored: int = 0
     copied_bytes: float = 0
     seconds: float = 0
 
-    def plus(self, sample: Sample, slices: list[Slice], stored: int, copied: int, scale: float) -> Estimate:
-        """With a file's slices, of which *sample* tells what becomes of them, *scale* times."""
-        times = scale * sum(part.text_bytes for part in slices) / max(sample.seen_bytes, 1)
-        to_do = 1 - stored / max(len(slices), 1)
-        return Estimate(
-            text_bytes=self.text_bytes + sample.text_bytes * times,
-            documents=self.documents + sample.documents * times,
-            tokens=self.tokens + sample.tokens * times,
-            slices_stored=self.slices_stored + stored,
-            copied_bytes=self.copied_bytes + copied * scale,
-            seconds=self.seconds + sample.seconds * times * to_do,
-        )
+    def add(self, sample: Sample, scale: float) -> None:
+        """Add a source of which *sample* is a part, *scale* times."""
+        self.text_bytes += sample.of_total(sample.text)[0] * scale
+        self.documents += sample.of_total(sample.documents)[0] * scale
+        tokens, error = sample.of_total(sample.tokens)
+        self.tokens += tokens * scale
+        self.token_error = math.hypot(self.token_error, error * scale + (tokens * (scale - 1) * UNSEEN if scale > 1 else 0))
 
 
 def check_writable(root: Store) -> None:
@@ -208,17 +306,15 @@ def check_writable(root: Store) -> None:
     if not root.is_local:
         return
     path = _existing(root)
-    problem = errno.ENOTDIR if not path.is_dir() else 0 if os.access(path, os.W_OK | os.X_OK) else errno.EACCES
+    problem = errno.ENOTDIR if kind_of(path) != "directory" else 0 if os.access(path, os.W_OK | os.X_OK) else errno.EACCES
     if problem:
         raise ValueError(f"cannot write to output {root.root}: {path}: {os.strerror(problem)}. Choose another output.")
 
 
 def _existing(root: Store) -> Path:
     """The output's directory, or the nearest above it that is there."""
-    path = Path(root.root)
-    while not path.exists():
-        path = path.parent
-    return path
+    output = Path(root.root)
+    return next(path for path in (output, *output.parents) if kind_of(path) is not None)
 
 
 def free_space(root: Store) -> int | None:

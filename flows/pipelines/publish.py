@@ -6,57 +6,50 @@ import contextlib
 import json
 import os
 import platform
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import read_manifest
+from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
-from tasks.locations import local_path
+from tasks.garbage import remove_held_shards
+from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.leases import building
-from tasks.output.paths import CACHE, RUNS, version_store
-from tasks.output.pointer import Pointer, publish, read_pointer
-from tasks.output.staging import Place, attempt
+from tasks.output.paths import CACHE, RUNS, check_places, version_store
+from tasks.output.pointer import Pointer, pointer_lock, publish, read_pointer
+from tasks.output.staging import Place, attempt, sweep
 from tasks.progress import meter
 
+if TYPE_CHECKING:
+    from tasks.config import BuildConfig
+    from tasks.derive.request import DeriveRequest, ImportRequest
+    from tasks.groups import Group
+
+    Request = BuildConfig | DeriveRequest | ImportRequest
+    """Settings of something that publishes a version."""
+
+SCRATCH = "FLAT_TOKENS_SCRATCH"
+"""Environment variable of a worker: its directory for downloads and staging, whatever a configuration says."""
 FIRST_CONTACT_SECONDS = 10.0
 """A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
 
 
-class Destination(Protocol):
-    """The settings of a configuration or a request that say where to write."""
-
-    @property
-    def output(self) -> str: ...
-
-    @property
-    def scratch(self) -> str | None: ...
-
-
-class Request(Destination, Protocol):
-    """A configuration or a request of something that publishes a version."""
-
-    @property
-    def layout(self) -> Literal["auto"] | LayoutName: ...
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
-
-
 class Published(Model):
-    """Result of whatever publishes a version. ``was_published``: the version was there, and there was nothing to do.
-    ``seconds``: how long each stage took.
-    """
+    """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took."""
 
     path: str
     version: str
@@ -67,15 +60,19 @@ class Published(Model):
     byte_count: int
     seconds: dict[str, float]
 
+    @property
+    def headline(self) -> str:
+        """Such as ``version 80d2fd78, 183.8M tokens``."""
+        tokens = short(sum(self.totals[split]["token_count"] for split in SPLITS))
+        return f"version {self.version[:8]}{' was published already' if self.was_published else ''}, {tokens} tokens"
+
 
 P = TypeVar("P", bound=Published)
 
 
 @dataclass
 class OpenOutput:
-    """An output that a version is about to be published at, opened once. ``pointer``: as it was then. ``seconds``: how long each
-    stage has taken so far.
-    """
+    """An output to publish a version at, opened once. ``pointer``: as it was then. ``seconds``: those of each stage so far."""
 
     request: Request
     root: Store
@@ -98,16 +95,6 @@ class OpenOutput:
             **particular,
         )
 
-    def finish(self, result: P, **facts: Any) -> P:
-        """Keep a record of the run beside the versions: when, where, how long, what it was told (with *facts* on top)."""
-        now = datetime.now(UTC)
-        told = {**self.request.model_dump(mode="json"), **facts}
-        record = {"at": now.isoformat(), "host": platform.node(), "config": told, **result.model_dump()}
-        name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{result.version}.json"
-        self.root.put(name, (json.dumps(record, indent=2) + "\n").encode())
-        meter.begin("done")
-        return result
-
 
 @dataclass
 class Publication:
@@ -121,21 +108,45 @@ class Publication:
     sequence: int = 0
 
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
-        """The result, and a record of the run."""
+        """The result. Record the run beside the versions: when, where, what it was told (with *facts* on top), what it gave."""
         result = self.output.result(kind, self.name, self.sequence, self.place is None, **particular)
-        return self.output.finish(result, **(facts or {}))
+        now = datetime.now(UTC)
+        told = {**self.output.request.model_dump(mode="json"), **(facts or {})}
+        record = {"at": now.isoformat(), "host": platform.node(), "config": told, **result.model_dump()}
+        name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{result.version}.json"
+        with pointer_lock(self.output.root):
+            self.output.root.put(name, (json.dumps(record, indent=2) + "\n").encode())
+        meter.begin("done")
+        return result
 
 
 @contextlib.contextmanager
 def opened(request: Request) -> Iterator[OpenOutput]:
-    """Use an output until the block ends: no garbage is collected from it meanwhile. ValueError, before any work, where nothing
-    can be written there.
+    """Use an output, from which no garbage is collected in the block; then no token is stored twice. ValueError, at once, where
+    nothing can be written there.
     """
     meter.reset()
-    root, scratch = check_output(request), scratch_of(request)
-    pointer = read_pointer(root)
-    with building(root, scratch):
-        yield OpenOutput(request, root, scratch, pointer)
+    with _removed_if_empty(Store.at(request.output)):
+        root = check_output(request)
+        scratch = scratch_of(request, root)
+        pointer = read_pointer(root)
+        with building(root, scratch):
+            sweep(root.root if root.is_local else os.fspath(scratch))  # nothing else clears up after a death behind the commit
+            yield OpenOutput(request, root, scratch, pointer)
+        remove_held_shards(root)
+
+
+@contextlib.contextmanager
+def _removed_if_empty(root: Store) -> Iterator[None]:
+    """Where the block fails, remove the local directories that it made for an output and left empty."""
+    above = [path for path in (Path(root.root), *Path(root.root).parents) if root.is_local and kind_of(path) is None]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first that is not empty
+            for path in above:
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -146,19 +157,14 @@ def publication(
     is called with its name, and ``latest`` points at it.
     """
     root, version = output.root, build_id(made_of, layout)
-    if is_published(root, version, layout):
-        here = Publication(output, version, None)
-        yield here
-        with timed("finalize", output.seconds):
-            remember(version)
-            verify(version_store(root, version).url)
-            here.sequence = publish(root, version, output.pointer.sequence)
-        return
-    with attempt(root.url, output.scratch, version) as place:
+    is_there = is_published(root, version, layout)
+    with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as place:
         here = Publication(output, version, place)
         yield here
         with timed("finalize", output.seconds):
             remember(version)
+            if is_there:
+                verify(version_store(root, version).url)
             here.sequence = publish(root, version, output.pointer.sequence)
 
 
@@ -178,21 +184,28 @@ def layout_of(request: Request, root: Store) -> LayoutName:
     return "mmap" if root.is_local else "compact"
 
 
-def scratch_of(request: Destination) -> Path:
-    """The local directory for downloads, and for staging where the output is remote."""
-    if request.scratch is not None:
-        return Path(local_path(request.scratch) or request.scratch)
-    root = Store.at(request.output)
-    if root.is_local:
+def scratch_of(request: Request | Group, root: Store) -> Path:
+    """The local directory for downloads, and for staging where the output is remote: this worker's, else the request's."""
+    if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
         return Path(root.root) / CACHE
+    return scratch_apart(request.scratch)
+
+
+def scratch_apart(wanted: str | None) -> Path:
+    """The local directory, below no output, for what is made on the way: this worker's, else the one that is *wanted*."""
+    if own := os.environ.get(SCRATCH):
+        return Path(own)
+    if wanted is not None:
+        return Path(local_path(writable(plain_location(wanted))) or wanted)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flat-tokens"
 
 
-def check_output(request: Destination) -> Store:
+def check_output(request: Request) -> Store:
     """The output's root. ValueError, before any work, where nothing can be written there, or to the scratch directory."""
     root = Store.at(request.output)
     if root.is_local:
         _check_directory(Path(root.root), f"output {request.output}")
+        check_places(root)
     else:
         probe, store = f".probe-{uuid.uuid4().hex}", replace(root, patience=FIRST_CONTACT_SECONDS)
         try:
@@ -202,16 +215,14 @@ def check_output(request: Destination) -> Store:
             # Every store has errors of its own, and few of them are an OSError.
             raise ValueError(f"cannot write to output {request.output} ({brief(error)}). {CHECK_ACCESS}") from error
     if request.scratch is not None:
-        _check_directory(scratch_of(request), f"scratch {request.scratch}")
+        _check_directory(scratch_of(request, root), f"scratch {request.scratch}")
     return root
 
 
 def _check_directory(directory: Path, what: str) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".probe-{uuid.uuid4().hex}"
-        probe.touch()
-        probe.unlink()
+        make_directory(directory)
+        tempfile.TemporaryFile(dir=directory, prefix=".probe-").close()  # without a name, where the file system can
     except OSError as error:
         raise ValueError(f"cannot write to {what}: {error.strerror}. Choose another {what.split()[0]}.") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
@@ -16,8 +16,9 @@ from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, changes_between
 from tasks.output.paths import version_store
-from tasks.output.pointer import is_dataset, publish, read_pointer
-from tasks.output.versions import read_origin, remember_origin
+from tasks.output.pointer import publish, read_pointer
+from tasks.output.versions import if_there, read_origin, remember_origin
+from tasks.tokenize.chat import chats_of
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
@@ -66,8 +67,9 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             cut = dict(zip(fresh, download(config, fresh, runner, root), strict=True))
             tokenizer = loading.result()
             files = [cut[file].file if file in cut else known[file] for file in found]
-            version = build_id(provenance(config, pinned, files, tokenizer), layout_of(config, root))
-        old = manifest_of(root, pointer.version)
+            chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+            version = build_id(provenance(config, pinned, files, tokenizer, chats), layout_of(config, root))
+        old = if_there(root, pointer.version, read_manifest)
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
             publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
@@ -109,10 +111,3 @@ def known_files(root: Store, version: str | None) -> dict[FoundFile, SourceFile]
         return {}
     found = files_of(origin.pinned)
     return {here: file for here, file in zip(found, origin.files, strict=False) if here.immutable}
-
-
-def manifest_of(root: Store, version: str | None) -> dict[str, Any] | None:
-    """The manifest of a version, None where it is not there."""
-    if version is None or not is_dataset(root, version):
-        return None
-    return read_manifest(version_store(root, version))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -12,13 +15,13 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sources
 from flows.pipelines.publish import check_output, opened, scratch_of
-from flows.pipelines.refresh import manifest_of
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes
+from tasks.output.leases import sharing
 from tasks.output.paths import version_store
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import at_dataset, check_distinct, read_origin
+from tasks.output.versions import at_dataset, check_distinct, if_there, read_origin
 from tasks.tokenize.tokenizers import load_tokenizer
 
 BESIDE = "{output}-{tokenizer}"
@@ -41,7 +44,7 @@ def base_of(dataset: str | BuildConfig) -> Base:
     if isinstance(dataset, BuildConfig):
         root = Store.at(dataset.output)
         latest = read_pointer(root).version
-        manifest = manifest_of(root, latest)
+        manifest = if_there(root, latest, read_manifest)
         return Base(dataset, latest if manifest else None, manifest)
     root, version = at_dataset(dataset)
     return Base(config_of(root, version), version, read_manifest(version_store(root, version)))
@@ -62,16 +65,31 @@ def config_of(root: Store, version: str) -> BuildConfig:
     return BuildConfig.model_validate({**origin.config, "output": root.url})
 
 
-def plan_reruns(
-    dataset: str | BuildConfig, tokenizers: Sequence[str | TokenizerConfig], output: str
-) -> tuple[Base, list[BuildConfig]]:
-    """The base and a configuration for each tokenizer. ValueError, before any work, where one of them cannot be published."""
+@contextlib.contextmanager
+def reruns(
+    dataset: str | BuildConfig,
+    tokenizers: Sequence[str | TokenizerConfig],
+    output: str,
+    runner_of: Callable[[BuildConfig], AbstractContextManager[Runner]],
+) -> Iterator[tuple[list[BuildConfig], Callable[[BuildConfig], BuildResult]]]:
+    """A configuration for each tokenizer, and what publishes the text as one of them says. The text is there, and nobody removes
+    it until the block ends. ValueError, before any work, where one of them cannot be published.
+    """
     base = base_of(dataset)
     configs = reruns_of(base, tokenizers, output)
     check_distinct([base.config.output, *(config.output for config in configs)])
     for config in configs:
         check_output(config)
-    return base, configs
+    with sharing(scratch_of(configs[0], Store.at(configs[0].output))), runner_of(base.config) as runner:
+        text = read_text(base, configs[0], runner)
+        yield configs, partial(rerun, text=text, runner=runner)
+
+
+def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
+    """Publish a text that is here as the configuration says."""
+    with opened(config) as output:
+        check_sources_apart(output.root, text.pinned)
+        return build_version(config, text, load_tokenizer(config.tokenizer), runner, output)
 
 
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:
@@ -81,7 +99,7 @@ def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: s
     """
     settings = base.config.model_dump(mode="json", exclude_unset=True)
     if base.version:  # its downloads are used again
-        settings["scratch"] = os.path.abspath(scratch_of(base.config))
+        settings["scratch"] = os.path.abspath(scratch_of(base.config, Store.at(base.config.output)))
     configs: list[BuildConfig] = []
     for given in tokenizers:
         tokenizer = TokenizerConfig(name=given) if isinstance(given, str) else given
@@ -106,11 +124,14 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
 
     ValueError where the sources no longer give it: then a dataset of another tokenizer would not be of the same text.
     """
-    revisions = {source["name"]: source["revision"] for source in base.manifest["provenance"]["sources"]} if base.manifest else {}
+    revisions = (
+        {source["name"]: source.get("revision") for source in base.manifest["provenance"]["sources"]} if base.manifest else {}
+    )
     sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
     here = config.model_copy(update={"sources": sources})
-    pinned = pin_sources(here, Store.at(config.output))
-    text = Text(pinned, download(here, files_of(pinned), runner, Store.at(config.output), Store.at(base.config.output)))
+    root = Store.at(config.output)
+    pinned = pin_sources(here, root)
+    text = Text(pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
     return text
@@ -139,10 +160,3 @@ def _check_same_text(base: Base, text: Text) -> None:
                 f"source {source['name']!r} no longer gives the text of version {base.version}: {listed}. Refresh the dataset "
                 "first (python -m flows refresh), so that both tokenizers get the same text."
             )
-
-
-def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
-    """Publish a text that is here as the configuration says."""
-    with opened(config) as output:
-        check_sources_apart(output.root, text.pinned)
-        return build_version(config, text, load_tokenizer(config.tokenizer), runner, output)

@@ -11,16 +11,16 @@ import functools
 import math
 import pkgutil
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from tasks.config import BuildConfig
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.seal import finalize
-from tasks.output.paths import receipt_key
 from tasks.progress import Done
+from tasks.shards.index import held_at
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
 from tasks.split.write import names_below_output, write_span
 
@@ -119,7 +119,7 @@ DOWNLOAD = Stage(
 TOKENIZE = Stage(
     "tokenize",
     tokenize_or_load,
-    cache_key=lambda slice_, recipe: recipe.key(slice_),
+    cache_key=lambda slice_, recipe, *_: recipe.key(slice_),
     size=attrgetter("text_bytes"),
     pack_bytes=8_000_000,
     pool=Pool(
@@ -127,7 +127,7 @@ TOKENIZE = Stage(
         group=lambda config: config.groups.slices,
         threshold=lambda config: config.groups.threshold,
         around=fetching_ahead,
-        stored=lambda shard, _: [receipt_key(shard.key)],
+        stored=lambda shard, *_: [held_at(shard)],
         done=lambda slice_, shard: Done(slice_.text_bytes, shard.read, shard.token_count),
     ),
 )
@@ -166,11 +166,8 @@ IMPORT = Stage("import", later("tasks.derive.imports:import_part"))
 EXPORT = Stage("export", later("flat_tokens.tools.export:write_file"), attrgetter("key"))
 FINISH_EXPORT = Stage("finish", later("flat_tokens.tools.export:finish"), attrgetter("location"))
 
-OF_A_BUILD = (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)
-OF_A_DERIVATION = (EXAMINE, MAKE_KEYS, SAMPLE, COUNT, SHUFFLE, WRITE, FINALIZE)
-OF_AN_IMPORT = (DIGEST, IMPORT, SPLIT, FINALIZE)
-OF_AN_EXPORT = (EXPORT, FINISH_EXPORT)
-STAGES = {stage.name: stage for stage in (*OF_A_BUILD, *OF_A_DERIVATION, *OF_AN_IMPORT, *OF_AN_EXPORT)}
+OF_A_BUILD = {stage.name: stage for stage in (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)}
+"""The stages that groups are of, by name."""
 
 
 class Started(Protocol):
@@ -180,28 +177,18 @@ class Started(Protocol):
         """Wait for its result, or raise its error."""
         ...
 
-
-@runtime_checkable
-class Cancellable(Protocol):
-    """An item that can be given up before its work has begun."""
-
     def cancel(self) -> bool:
-        """Give the item up. False where its work has begun."""
+        """Give it up. False where its work has begun, and has to be waited for."""
         ...
 
 
 class Runner(Protocol):
-    """Takes items through stages: on threads of this process, or as tasks that an orchestrator shows.
-
-    ``reads_here``: this process reads the text of the slices.
-    """
+    """Takes items through stages, here or elsewhere. ``reads_here``: this process reads the text of the slices."""
 
     reads_here: bool
 
     def window(self, stage: Stage) -> int:
-        """Number of items that are handed out at a time: enough to keep every worker busy, few enough that an error stops
-        the rest.
-        """
+        """Items that are handed out at a time: enough for every worker, few enough that an error stops the rest."""
         ...
 
     def start(self, item: Any, *steps: Step) -> Started:
@@ -209,7 +196,7 @@ class Runner(Protocol):
         ...
 
 
-def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any]:
+def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Generator[Any, None, None]:
     """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error."""
     under_way: deque[Started] = deque()
     window = runner.window(steps[0].stage)
@@ -229,7 +216,7 @@ def settled(items: Collection[Started]) -> Iterator[None]:
         yield
     except BaseException:
         # All are given up before any is waited for: a thread that ends one would begin the next meanwhile.
-        for item in [item for item in items if not (isinstance(item, Cancellable) and item.cancel())]:
+        for item in [item for item in items if not item.cancel()]:
             with contextlib.suppress(Exception):  # the first error is the one that is raised
                 item.result()
         raise

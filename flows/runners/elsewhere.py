@@ -9,24 +9,26 @@ from typing import Any, get_type_hints
 from pydantic import JsonValue, TypeAdapter
 
 from flat_tokens.stores.store import Store
-from flows.pipelines.stages import STAGES, Step
+from flows.pipelines.stages import OF_A_BUILD, Step
 from tasks.config import BuildConfig
 from tasks.groups import Group, GroupStep
 from tasks.output.staging import Place
-from tasks.shards.recipe import Recipe
 
 
 @functools.cache
-def _types(function: Callable[..., Any]) -> tuple[list[TypeAdapter[Any]], TypeAdapter[Any]]:
-    """Type adapters of a function's parameters (the item first) and of its result."""
-    hints = get_type_hints(function)
-    result = hints.pop("return")
-    return [TypeAdapter(hint) for hint in hints.values()], TypeAdapter(result)
+def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAdapter[Any] | None, ...], TypeAdapter[Any]]:
+    """Type adapters of a function's item, of what its items share and of its result. None for the place: every process has
+    its own, so that the same work has the same digest, whoever hands it out.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    result = TypeAdapter(hints.pop("return"))
+    item, *shared = hints.values()
+    return TypeAdapter(item), tuple(None if hint is Place else TypeAdapter(hint) for hint in shared), result
 
 
 def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -> Group:
     """Some items of a build and their steps, for another process, perhaps of another machine."""
-    (item_type, *_), _ = _types(steps[0].stage.function)
+    item_type, _, _ = _types(steps[0].stage.function)
     return Group(
         output=Store.at(config.output).url,
         scratch=config.scratch,
@@ -40,43 +42,31 @@ def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -
 
 
 def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
-    """Shared values without the place of this attempt: the same work has the same digest, whoever hands it out."""
-    types, _ = _types(step.stage.function)
-    nowhere = [_placed(value, lambda place: place.model_copy(update={"staging": "", "scratch": ""})) for value in step.shared]
-    return tuple(kind.dump_python(value, mode="json") for kind, value in zip(types[1:], nowhere, strict=True))
-
-
-def _placed(value: Any, place_of: Callable[[Place], Place]) -> Any:
-    """A shared value with another place in it, if it is a place or has one."""
-    if isinstance(value, Recipe):
-        return value.model_copy(update={"place": place_of(value.place)})
-    return place_of(value) if isinstance(value, Place) else value
+    _, types, _ = _types(step.stage.function)
+    return tuple(kind and kind.dump_python(value, mode="json") for kind, value in zip(types, step.shared, strict=True))
 
 
 def work_of(group: Group, place: Place) -> tuple[list[Any], list[Step]]:
-    """The items of a group and their steps, in which this process writes to *place*. ValueError for a stage that there is none
-    of, or that is not one for other processes.
-    """
-    if group.stage not in STAGES or STAGES[group.stage].pool is None:
+    """The items of a group and their steps, which write to *place*. ValueError for a stage that is not for other processes."""
+    if group.stage not in OF_A_BUILD or OF_A_BUILD[group.stage].pool is None:
         raise ValueError(f"stage {group.stage!r} is not one that other processes work on")
     steps = [_step(step, place) for step in group.steps]
-    (item_type, *_), _ = _types(steps[0].stage.function)
+    item_type, _, _ = _types(steps[0].stage.function)
     return [item_type.validate_python(item) for item in group.items], steps
 
 
 def _step(told: GroupStep, place: Place) -> Step:
-    stage = STAGES[told.stage]
-    types, _ = _types(stage.function)
-    shared = [kind.validate_python(value) for kind, value in zip(types[1:], told.shared, strict=True)]
-    return stage.given(*(_placed(value, lambda _: place) for value in shared))
+    stage = OF_A_BUILD[told.stage]
+    _, types, _ = _types(stage.function)
+    return stage.given(*(kind.validate_python(value) if kind else place for kind, value in zip(types, told.shared, strict=True)))
 
 
 def result_as_json(steps: Sequence[Step], result: Any) -> JsonValue:
     """The result of the last step."""
-    value: JsonValue = _types(steps[-1].stage.function)[1].dump_python(result, mode="json")
+    value: JsonValue = _types(steps[-1].stage.function)[-1].dump_python(result, mode="json")
     return value
 
 
 def result_from_json(steps: Sequence[Step], value: JsonValue) -> Any:
     """The result of the last step, from another process. ValueError where it is none."""
-    return _types(steps[-1].stage.function)[1].validate_python(value)
+    return _types(steps[-1].stage.function)[-1].validate_python(value)

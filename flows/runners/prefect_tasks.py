@@ -18,7 +18,7 @@ from prefect.utilities.annotations import opaque
 
 from flows.pipelines.stages import Stage, Step
 from flows.runners.receipts import KEY_SEPARATOR
-from tasks.cores import available_cores
+from tasks.config import available_cores
 
 PACK_ITEMS = 28
 """Prefect takes cache keys of up to 2,000 characters; that of a slice has 64."""
@@ -90,9 +90,7 @@ class InPack:
 
 
 class PrefectTasks:
-    """Runs stages as Prefect tasks, on a thread for every core. Small items of a stage share a task, as soon as there is more
-    to do than workers.
-    """
+    """Runs stages as Prefect tasks, on a thread for every core. Small items share a task once there are more than workers."""
 
     reads_here = True
 
@@ -126,9 +124,7 @@ class PrefectTasks:
         return len(self._under_way) < self._at_once
 
     def send(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
-        """Submit a pack, unless it was sent before. Waits while the workers have enough to do: an error in what is under way
-        stops the rest.
-        """
+        """Submit a pack once. Waits while the workers have enough to do: an error in what is under way stops the rest."""
         if pack.future is None:
             while not self._has_room():
                 concurrent.futures.wait([future.wrapped_future for future in self._under_way], return_when=FIRST_COMPLETED)

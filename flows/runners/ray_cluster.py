@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from prefect import task
 
+from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import Stage, Started, Step, through
@@ -20,12 +23,13 @@ from tasks.groups import Group
 from tasks.output.staging import attempt
 from tasks.progress import meter
 
-CHECKOUT = Path(__file__).parents[2]
-PACKAGES = ("flat_tokens", "tasks", "flows")
+PACKAGES = {name.partition(".")[0] for name in (Store.__module__, Group.__module__, __name__)}
+"""Packages that the cluster's machines need not have installed."""
 FORWARDED = (
     "PREFECT_API_URL",
     "PREFECT_API_AUTH_STRING",
     "FLAT_TOKENS_CREDENTIALS",
+    "FLAT_TOKENS_SIGNING_KEY_FILE",
     "FLAT_TOKENS_INPUT_ROOTS",
     "FLAT_TOKENS_OUTPUT_ROOTS",
     "TIKTOKEN_CACHE_DIR",
@@ -35,11 +39,10 @@ FORWARDED = (
 
 @task(**RETRIES, **UNCACHED)
 def work_there(label: str, told: str) -> Any:
-    """Take an item through its steps wherever this runs. *told*: a group of that item as JSON, in which Prefect looks for no
-    futures.
-    """
+    """Take an item through its steps wherever this runs. *told*: its group as JSON: Prefect looks for no futures in it."""
     group = Group.model_validate_json(told)
-    with credentials(), attempt(group.output, scratch_of(group), group.digest[:16]) as place:
+    root = Store.at(group.output)
+    with credentials(), attempt(root, scratch_of(group, root), group.digest[:16]) as place:
         items, steps = work_of(group, group.place(place))
         pool = steps[0].stage.pool
         assert pool is not None  # or it would not be work for others
@@ -60,12 +63,12 @@ class _There:
         meter.add(self._stage.name, *self._stage.pool.done(self._item, result))
         return result
 
+    def cancel(self) -> bool:
+        return False
+
 
 class RayTasks:
-    """Runs the stages that go to a pool on the Ray cluster of this machine, all else as tasks of this run.
-
-    ValueError where there is no cluster, or no prefect-ray.
-    """
+    """Runs the stages that go to a pool on this machine's Ray cluster, all else here. ValueError without it or prefect-ray."""
 
     reads_here = False
 
@@ -94,14 +97,14 @@ class RayTasks:
             raise ValueError(
                 f"runner: ray needs prefect-ray ({error}). Install it: pip install prefect-ray, or set runner to threads."
             ) from error
-        modules = [str(CHECKOUT / name) for name in PACKAGES]
         variables = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+        there = {
+            "py_modules": [str(Path(str(sys.modules[name].__file__)).parent) for name in sorted(PACKAGES)],
+            "env_vars": variables,
+        }
         try:
             self._module.init(
-                address="auto",
-                namespace="prefect",
-                log_to_driver=False,
-                runtime_env={"py_modules": modules, "env_vars": variables},
+                address="auto", namespace="prefect", log_to_driver=False, logging_level=logging.WARNING, runtime_env=there
             )
         except ConnectionError as error:
             raise ValueError(
@@ -109,6 +112,7 @@ class RayTasks:
             ) from error
         self._window = 2 * int(self._module.cluster_resources().get("CPU", 1))
         self._ray: Any = runner(address="auto")
+        self._ray.logger.setLevel(logging.WARNING)
         self._ray.__enter__()
         self._tasks.__enter__()
         return self

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 from prefect.context import FlowRunContext
 from prefect.filesystems import WritableFileSystem
@@ -20,17 +21,24 @@ from pydantic import PrivateAttr
 
 from flat_tokens.stores.store import Store
 from tasks.progress import Done, meter
-from tasks.shards.receipts import load_shard
+from tasks.shards.index import Indexed, indexed_versions, load_or_held
 
 KEY_SEPARATOR = "+"
 """Between the keys of a task's shards in its own."""
 
 
 class ReceiptStorage(WritableFileSystem):
-    """A result storage whose records are the receipts below *output*."""
+    """A result storage whose records are the receipts at an output."""
 
-    output: str
+    _root: Store = PrivateAttr()
+    _indexed: Indexed = PrivateAttr()
     _checked: dict[str, tuple[bytes, Done]] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def at(cls, root: Store) -> Self:
+        storage = cls()
+        storage._root, storage._indexed = replace(root, read_once=True), indexed_versions(root)
+        return storage
 
     def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
         """The record of a task's shards. ValueError, which Prefect takes for a miss, where one is not there or is damaged."""
@@ -39,15 +47,15 @@ class ReceiptStorage(WritableFileSystem):
             record, done = self._checked.pop(path)
             meter.add("tokenize", *done)
             return record
-        root, shards = Store.at(self.output, read_once=True), []
+        shards = []
         for key in path.split(KEY_SEPARATOR):
-            shard = load_shard(root, key)
+            shard = load_or_held(self._root, self._indexed, key)
             if shard is None:
                 raise ValueError(f"there is no receipt {key}")
             shards.append(shard)
         metadata = ResultRecordMetadata(serializer=JSONSerializer(), storage_key=path)
         record = ResultRecord(result=shards, metadata=metadata).serialize()
-        counts = [(shard.text_bytes, shard.read, shard.token_count) for shard in shards]
+        counts = [(shard.text_bytes, shard.read, shard.token_count, 0, shard.text_bytes) for shard in shards]
         self._checked[path] = record, Done(*map(sum, zip(*counts, strict=True)))
         return record
 
@@ -65,10 +73,10 @@ class ReceiptStorage(WritableFileSystem):
 
 
 @contextlib.contextmanager
-def results_from_receipts(output: str) -> Iterator[None]:
-    """Within a flow run: its tasks' results are looked up among the receipts below *output*."""
+def results_from_receipts(root: Store) -> Iterator[None]:
+    """Within a flow run: its tasks' results are looked up among the receipts at an output."""
     context = FlowRunContext.get()
     assert context is not None
-    store = context.result_store.model_copy(update={"result_storage": ReceiptStorage(output=output)})
+    store = context.result_store.model_copy(update={"result_storage": ReceiptStorage.at(root)})
     with context.model_copy(update={"result_store": store}):
         yield

@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows.pipelines.stages import Stage, Step, through
-from tasks.config import BuildConfig
-from tasks.cores import available_cores
+from tasks.config import available_cores
 
 
 class Threads:
@@ -31,13 +30,3 @@ class Threads:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def threads_of(config: BuildConfig) -> Threads:
-    """The runner of a build without a server. ValueError where its configuration wants one that needs a server."""
-    if config.runner != "threads":
-        raise ValueError(
-            f"runner: {config.runner} needs a Prefect server. Set PREFECT_API_URL to that of one (make serve starts one), or "
-            "stay on this machine alone: the configuration file with --set runner=threads."
-        )
-    return Threads(config.workers)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -18,13 +20,7 @@ from uuid import UUID
 import httpx
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
@@ -33,12 +29,13 @@ from prefect.states import Cancelling, Crashed
 
 from flat_tokens.stores.retry import Tries, retry
 from flat_tokens.stores.store import Store
-from flows.pipelines.stages import STAGES, Cancellable, Pool, Stage, Started, Step
+from flows.pipelines.stages import OF_A_BUILD, Pool, Stage, Started, Step
 from flows.runners.elsewhere import group_of, result_from_json
 from flows.runners.prefect_tasks import PrefectTasks
+from flows.watch.outages import outages
 from flows.watch.progress import flow_run, tags_of
 from tasks.config import BuildConfig
-from tasks.groups import READERS, Fault, Group, Report, are_there, forget, put_group, read_report
+from tasks.groups import READERS, Group, Report, are_there, forget, put_group, read_report
 from tasks.progress import Done, meter
 
 T = TypeVar("T")
@@ -57,6 +54,7 @@ STARTING = 5
 TRIES = Tries(first_wait=1.0, longest_wait=30.0, patience=900.0)
 """How long a build waits for an API that does not answer."""
 
+NOT_CREATED = UUID(int=0)
 ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED}
 
 
@@ -65,16 +63,13 @@ class _Run:
     """A group that has been handed out, and what is known of its run. Times are this process's own: clocks differ."""
 
     group: Group
-    items: list[Any]
     steps: tuple[Step, ...]
-    root: Store
     digest: str
-    id: UUID | None = None
+    id: UUID = NOT_CREATED
     attempt: int = 0
     lost: int = 0
     furthest: int = 0
-    state: StateType | None = None
-    since: float = 0.0
+    state: StateType = StateType.SCHEDULED
     report: Report | None = None
     heard: float = 0.0
     counted: Done = field(default_factory=Done)
@@ -83,16 +78,14 @@ class _Run:
 
 @dataclass
 class _Queue:
-    """Items of a stage that wait to be grouped. Once they weigh the stage's threshold they are ``spread``: they go to the workers
-    of the pool.
-    """
+    """Items of a stage that wait to be grouped. They go to the pool (``spread``) once they weigh the stage's threshold."""
 
     pool: Pool
     size: int
     threshold: float
     steps: tuple[Step, ...] = ()
     spread: bool = False
-    waiting: list[_Item] = field(default_factory=list)
+    waiting: deque[_Item] = field(default_factory=deque)
     weighs: int = 0
 
     def add(self, item: _Item) -> None:
@@ -100,21 +93,14 @@ class _Queue:
         self.weighs += self.pool.weight(item.item)
         self.spread = self.spread or self.weighs >= self.threshold
 
-    def group(self) -> list[_Item]:
-        """The first items that wait, enough of them for a group; none where there are not enough."""
-        if not self.spread or self.weighs < self.size:
-            return []
-        weighs = taken = 0
-        while weighs < self.size:
-            weighs += self.pool.weight(self.waiting[taken].item)
-            taken += 1
-        group, self.waiting, self.weighs = self.waiting[:taken], self.waiting[taken:], self.weighs - weighs
-        return group
-
-    def all(self) -> list[_Item]:
-        """All that wait."""
-        group, self.waiting, self.weighs = self.waiting, [], 0
-        return group
+    def take(self, weight: float = math.inf) -> list[_Item]:
+        """The first items that wait, as many as weigh so much together; without a weight, all."""
+        taken: list[_Item] = []
+        while self.waiting and weight > 0:
+            taken.append(self.waiting.popleft())
+            own = self.pool.weight(taken[-1].item)
+            weight, self.weighs = weight - own, self.weighs - own
+        return taken
 
 
 class _Item:
@@ -137,7 +123,7 @@ class _Item:
 
     def cancel(self) -> bool:
         """Give the item up. True where nobody here need wait for it: other processes do not disturb this one."""
-        return self.here is None or (isinstance(self.here, Cancellable) and self.here.cancel())
+        return self.here is None or self.here.cancel()
 
 
 class Groups:
@@ -150,17 +136,17 @@ class Groups:
     reads_here = False
 
     def __init__(self, config: BuildConfig) -> None:
-        self._config, self._policy = config, config.groups
+        self._config, self._policy, self._root = config, config.groups, Store.at(config.output)
         self._tasks = PrefectTasks(config.workers)
         self._here: deque[Started] = deque()
         self._queues = {
             stage.name: _Queue(stage.pool, stage.pool.group(config), stage.pool.threshold(config))
-            for stage in STAGES.values()
+            for stage in OF_A_BUILD.values()
             if stage.pool is not None
         }
         self._queued: deque[_Run] = deque()
         self._out: list[_Run] = []
-        self._done: list[tuple[Store, str]] = []
+        self._done: list[str] = []
         self._told: set[UUID] = set()
         self._looked = 0.0
         self._moved = time.monotonic()
@@ -182,8 +168,8 @@ class Groups:
         queue.add(mine)
         if with_stage is not None and not queue.spread:
             self.settle(queue)
-        while group := queue.group():
-            self._hand_out(queue, group)
+        while queue.spread and queue.weighs >= queue.size:
+            self._hand_out(queue, queue.take(queue.size))
         return mine
 
     def _start_here(self, item: Any, steps: tuple[Step, ...]) -> Started:
@@ -195,7 +181,7 @@ class Groups:
 
     def settle(self, queue: _Queue) -> None:
         """Hand out what waits to be grouped, or do it here: no more of it will come soon."""
-        waiting = queue.all()
+        waiting = queue.take()
         if queue.spread and waiting:
             self._hand_out(queue, waiting)
             return
@@ -204,8 +190,7 @@ class Groups:
 
     def _hand_out(self, queue: _Queue, items: list[_Item]) -> None:
         group = group_of(self._config, [mine.item for mine in items], queue.steps)
-        root = Store.at(group.output)
-        run = _Run(group, [mine.item for mine in items], queue.steps, root, put_group(root, group))
+        run = _Run(group, queue.steps, put_group(self._root, group))
         for number, mine in enumerate(items):
             mine.run, mine.number = run, number
         self._queued.append(run)
@@ -217,9 +202,7 @@ class Groups:
             raise self._failure
 
     def results_of(self, run: _Run, queue: _Queue) -> tuple[Any, ...]:
-        """Wait for the results of a group of a queue. Where one fails for good, or the wait is interrupted, all that ask are
-        told.
-        """
+        """Wait for the results of a group of a queue. All that ask are told where one fails for good, or a wait ends early."""
         self.check()
         try:
             while run.results is None:
@@ -245,14 +228,14 @@ class Groups:
         states = self._states()
         self._looked = now = time.monotonic()
         for run in self._out:
-            state = states.get(run.id) if run.id else None
+            state = states.get(run.id)
             if state is not None and state.type is not run.state:
-                run.state, run.since = state.type, now
+                run.state, run.heard = state.type, now
         begun = [run for run in self._out if run.state is not StateType.SCHEDULED]
         with ThreadPoolExecutor(READERS) as readers:
-            reports = list(readers.map(lambda run: read_report(run.root, run.digest, str(run.id)), begun))
+            reports = list(readers.map(lambda run: read_report(self._root, run.digest, str(run.id)), begun))
         for run, report in zip(begun, reports, strict=True):
-            self._hear(run, report, states.get(run.id) if run.id else None)
+            self._hear(run, report, states.get(run.id))
         self._out = [run for run in self._out if run.results is None]
         self._begin_runs()
         if begun:
@@ -267,11 +250,14 @@ class Groups:
             run.report, run.heard = report, now
             self._count(run, report.done)
             if report.fault is not None or report.results is not None:
-                self._told.add(_id_of(run))
+                self._told.add(run.id)
             if self._take(run, report):
                 return
-            if report.fault is not None:
-                self._failed(run, report.fault)
+            if fault := report.fault:
+                if not fault.may_pass:
+                    known = _RAISED.get(fault.kind)
+                    raise known(fault.message) if known else RuntimeError(f"{fault.kind}: {fault.message}")
+                self._lose(run, f"{fault.kind}: {fault.message}")
                 return
         if run.state is StateType.CANCELLED:
             raise RuntimeError(f"{run.group.label} was cancelled. Run the build again to go on behind the last stored shard.")
@@ -279,24 +265,18 @@ class Groups:
             self._lose(run, f"its run ended as {state.name}: {state.message}" if state else "its run has ended")
             return
         patience = self._policy.lost_after * (STARTING if run.state is StateType.PENDING else 1)
-        if now > max(run.heard, run.since) + patience:
+        if now > run.heard + patience:
             why = f"nothing was heard of it for {patience} s"
             self._ask(lambda: _set_state(run, Crashed(message=f"The build: {why}.")))
             self._lose(run, why)
 
     def _take(self, run: _Run, report: Report) -> bool:
         """Whether a report has a group's results."""
-        if report.results is None or len(report.results) != len(run.items):
+        if report.results is None or len(report.results) != len(run.group.items):
             return False
         run.results, run.report = tuple(result_from_json(run.steps, value) for value in report.results), None
-        self._done.append((run.root, run.digest))
+        self._done.append(run.digest)
         return True
-
-    def _failed(self, run: _Run, fault: Fault) -> None:
-        if fault.may_pass:
-            self._lose(run, f"{fault.kind}: {fault.message}")
-            return
-        raise _error(fault)
 
     def _lose(self, run: _Run, why: str) -> None:
         """Begin a group again. RuntimeError where that was done often enough without getting any further."""
@@ -325,24 +305,21 @@ class Groups:
                 self._out.append(run)
 
     def _begin(self, run: _Run) -> None:
-        """Have a group's run created. One that was created before, by a build that died, is adopted while it lives; what one
-        that has ended has made is taken.
-        """
+        """Have a group's run created. One of a dead build is adopted, or its results taken if it has ended."""
         mine = _own_tag()
         run.report, run.state = None, StateType.SCHEDULED
         while True:
-            put_group(run.root, run.group)
+            put_group(self._root, run.group)
             created = self._ask(lambda: self._create(run, mine))
             state = created.state
             if state is None or state.type not in ENDED | {StateType.CANCELLING}:
                 break
-            report = read_report(run.root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
+            report = read_report(self._root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
             if report is not None and self._is_stored(run, report) and self._take(run, report):
                 self._count(run, report.done)
                 return
             run.attempt += 1
-        run.id, run.since = created.id, time.monotonic()
-        run.heard = run.since
+        run.id, run.heard = created.id, time.monotonic()
         if mine not in created.tags:
             logger.info("%s is under way already: adopted", run.group.label)
             self._ask(lambda: _add_tag(created, mine))
@@ -351,7 +328,7 @@ class Groups:
         """Whether the store has the objects that a report tells of."""
         pool = self._queues[run.group.stage].pool
         results = [result_from_json(run.steps, value) for value in report.results or ()]
-        return are_there(run.root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
+        return are_there(self._root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
 
     def _create(self, run: _Run, mine: str) -> FlowRun:
         pool = self._queues[run.group.stage].pool
@@ -368,18 +345,19 @@ class Groups:
 
     def _states(self) -> dict[UUID, State[Any]]:
         """States of the runs that are out, as far as the API tells them now."""
-        ids = [run.id for run in self._out if run.id is not None]
+        ids = [run.id for run in self._out]
         found: dict[UUID, State[Any]] = {}
         try:
             with get_client(sync_client=True) as client:
                 for start in range(0, len(ids), RUNS_AT_ONCE):
-                    some = FlowRunFilter(id=FlowRunFilterId(any_=ids[start : start + RUNS_AT_ONCE]))
+                    some = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=ids[start : start + RUNS_AT_ONCE]))
                     runs = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
                     found |= {run.id: run.state for run in runs if run.state is not None}
         except _AWAY as error:
             if not _may_pass(error):
                 raise
-            self._warn("away", "The Prefect API does not answer (%s); the groups go on without it", error)
+            if not outages().is_on():
+                self._warn("away", "The Prefect API does not answer (%s); the groups go on without it", error)
         return found
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -396,7 +374,8 @@ class Groups:
                 ) from error
 
         def tell(error: Exception, _: float) -> None:
-            self._warn("away", "The Prefect API does not answer (%s); waiting for it", error)
+            if not outages().is_on():
+                self._warn("away", "The Prefect API does not answer (%s); waiting for it", error)
 
         return retry(ask, TRIES, tell, passes=_may_pass)
 
@@ -418,11 +397,13 @@ class Groups:
                 cancel_runs(client, _own_tag(), self._told)  # what has said how it ended, ends so
         if error is None:
             with ThreadPoolExecutor(READERS) as cleaners:
-                list(cleaners.map(lambda done: forget(*done), self._done))
+                list(cleaners.map(partial(forget, self._root), self._done))
         self._tasks.__exit__(kind, error, trace)
 
 
 _AWAY = (httpx.TransportError, PrefectHTTPStatusError)
+_RAISED = {"ValueError": ValueError, "ValidationError": ValueError, "FileNotFoundError": OSError, "PermissionError": OSError}
+"""Faults of groups that a build raises as they are; others are named in its message."""
 
 
 def _may_pass(error: Exception) -> bool:
@@ -431,23 +412,9 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, _AWAY) and (status is None or status >= 500 or status == 429)
 
 
-def _error(fault: Fault) -> Exception:
-    if fault.kind in ("ValueError", "ValidationError"):
-        return ValueError(fault.message)
-    if fault.kind in ("FileNotFoundError", "PermissionError"):
-        return OSError(fault.message)
-    return RuntimeError(f"{fault.kind}: {fault.message}")
-
-
-def _id_of(run: _Run) -> UUID:
-    """Of a group that was begun."""
-    assert run.id is not None
-    return run.id
-
-
 def _set_state(run: _Run, state: State[Any]) -> None:
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(_id_of(run), state, force=True)
+        client.set_flow_run_state(run.id, state, force=True)
 
 
 def _add_tag(run: FlowRun, tag: str) -> None:
@@ -464,7 +431,8 @@ def cancel_runs(client: SyncPrefectClient, tag: str, but: Collection[UUID] = ())
     """Cancel the runs with a tag that have not ended, *but* for some, each once: a run that just ends may refuse."""
     told = set(but)
     alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
-    some = FlowRunFilter(tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=alive)))
+    state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=alive))
+    some = filters.FlowRunFilter(tags=filters.FlowRunFilterTags(all_=[tag]), state=state)
     while True:
         found = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
         runs = {run.id for run in found} - told

@@ -9,21 +9,28 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
+from typing import TypeVar, cast
 from uuid import UUID
 
 from prefect import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.events import emit_event
 from prefect.logging.handlers import APILogHandler
+from prefect.states import Completed
 
 from flat_tokens.checker import Checked
 from flat_tokens.manifest import read_manifest
+from flat_tokens.reader import resolve
+from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import duration, size
+from flows.watch.outages import outages
 from flows.watch.terminal import progress_counts
 from tasks.config import BuildConfig
-from tasks.derive.inputs import version_at
 from tasks.progress import Done, Progress, meter, repeating
+
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +49,13 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
     with tolerated("tags"), get_client(sync_client=True) as client:
         known = client.read_flow_run(run.id).tags  # what the context has of it is as old as the run
         client.update_flow_run(run.id, tags=sorted({*known, *tags}))
-    with logged(), _progress(run.id, name):
+    with logged(), end_told(), _progress(run.id, name):
         yield
+
+
+def ended(result: R, headline: str) -> R:
+    """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result."""
+    return cast("R", Completed(message=headline, data=result))
 
 
 def tags_of(config: BuildConfig) -> list[str]:
@@ -53,8 +65,9 @@ def tags_of(config: BuildConfig) -> list[str]:
 
 def dataset_name(path_or_url: str) -> str:
     """Name of the dataset at a path: from its manifest, else from the path. Errors surface when it is read."""
-    with contextlib.suppress(Exception):  # stores have errors of their own
-        return str(read_manifest(version_at(path_or_url))["provenance"]["name"])
+    waits_are_told = logged() if FlowRunContext.get() else contextlib.nullcontext()
+    with contextlib.suppress(Exception), waits_are_told:  # stores have errors of their own
+        return str(read_manifest(resolve(Store.at(path_or_url)))["provenance"]["name"])
     return PurePath(path_or_url.rstrip("/")).name or "dataset"
 
 
@@ -82,14 +95,16 @@ def tolerated(what: str) -> Iterator[None]:
 
 
 def _tell(what: str, error: Exception) -> None:
-    logger.warning("The %s could not be shown: %s", what, error)
+    if not outages().is_on():
+        logger.warning("The %s could not be shown: %s", what, error)
 
 
 @contextlib.contextmanager
 def logged() -> Iterator[None]:
-    """Send the log lines of our own modules to the server, too: those of tasks as theirs, of other threads as the run's. What is
-    sent there already is not sent twice.
+    """Send our log lines to the server, too, each once: those of tasks as theirs, those of other threads as the run's. Of an
+    outage of the server there is one line.
     """
+    outages()
     handler, flow_run_id = APILogHandler(), flow_run().id
 
     def belongs(record: logging.LogRecord) -> bool:
@@ -100,16 +115,31 @@ def logged() -> Iterator[None]:
 
     handler.addFilter(belongs)
     loggers = [one for one in map(logging.getLogger, OURS) if not any(isinstance(known, APILogHandler) for known in one.handlers)]
-    levels = [one.level for one in loggers]
-    for one in loggers:
+    levels = {one: one.level for one in loggers}
+    for one, level in levels.items():
         one.addHandler(handler)
-        one.setLevel(min(one.level or logging.INFO, logging.INFO))
+        one.setLevel(min(level or logging.INFO, logging.INFO))
     try:
         yield
     finally:
-        for one, level in zip(loggers, levels, strict=True):
+        for one, level in levels.items():
             one.removeHandler(handler)
             one.setLevel(level)
+
+
+@contextlib.contextmanager
+def end_told() -> Iterator[None]:
+    """Tell the automations at the end of the block that no heartbeat need follow. Prefect's own event of a run's end may come
+    too late for them: behind its start, and that up to 15 minutes behind, where a schedule made the run (no event tells of that).
+    """
+    run = flow_run()
+    of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
+    tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
+    try:
+        yield
+    finally:
+        beat = emit_event("prefect.flow-run.heartbeat", of, related=tags)
+        emit_event("flat-tokens.run.ended", of, related=tags, follows=beat)  # so the server takes the two in this order
 
 
 @contextlib.contextmanager
@@ -119,6 +149,8 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
 
     def follow() -> None:
         nonlocal silent
+        if outages().is_on():
+            return
         try:
             shown.update()
             silent = False
@@ -130,9 +162,9 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
     try:
         with repeating(UPDATE_SECONDS, follow, "progress", patience=10 * UPDATE_SECONDS):
             yield
-    except Exception:
+    except BaseException as error:  # a cancellation is a signal, which is no Exception
         with tolerated("progress"):
-            shown.give_up()
+            shown.update("Failed" if isinstance(error, Exception) else "Stopped")
         raise
     with tolerated("progress"):
         shown.finish()
@@ -147,24 +179,15 @@ class _Shown:
         self._last: dict[str, Progress] = {}
         self._ended: set[tuple[str, int]] = set()
 
-    def update(self) -> None:
+    def update(self, over: str | None = None) -> None:
+        """*over*: how the run has ended, so that a stage of which nothing is known never will be."""
         *ended, now = self._stages()
-        for one in ended:
-            self._end(one)
-        if now.stage not in WITHOUT_PROGRESS:
-            self._put(now, percent(now), describe(now))
-
-    def give_up(self) -> None:
-        """Show how far the run came."""
-        *ended, now = self._stages()
-        for one in ended:
-            self._end(one)
-        if self._is_known(now):
-            self._put(now, percent(now), describe(now))
+        self._end(ended)
+        if self._is_known(now) if over else now.stage not in WITHOUT_PROGRESS:
+            self._put(now, percent(now), describe(now, over))
 
     def finish(self) -> None:
-        for one in self._stages():
-            self._end(one)
+        self._end(self._stages())
 
     def _stages(self) -> list[Progress]:
         """Those of the meter, behind those of which it knows nothing any more: a run may begin several things."""
@@ -172,12 +195,13 @@ class _Shown:
         known = {one.stage for one in stages}
         return [*(last for stage, last in self._last.items() if stage not in known), *stages]
 
-    def _end(self, one: Progress) -> None:
-        if self._is_known(one) and (one.stage, one.done.bytes) not in self._ended:
-            done = what_was_done(one) or "there was nothing to do"
-            self._put(one, 100.0, f"Done: {done}")
-            self._ended.add((one.stage, one.done.bytes))
-            logger.info("%s, %s: %s", self._name, one.stage, done)
+    def _end(self, stages: list[Progress]) -> None:
+        for one in stages:
+            if self._is_known(one) and (one.stage, one.done.bytes) not in self._ended:
+                done = what_was_done(one) or "there was nothing to do"
+                self._put(one, 100.0, f"Done: {done}")
+                self._ended.add((one.stage, one.done.bytes))
+                logger.info("%s, %s: %s", self._name, one.stage, done)
 
     def _is_known(self, one: Progress) -> bool:
         return one.stage not in WITHOUT_PROGRESS and bool(one.stage in self._ids or one.total or one.done.bytes)
@@ -187,13 +211,8 @@ class _Shown:
             if one.stage in self._ids:
                 client.update_artifact(self._ids[one.stage], ArtifactUpdate(data=share, description=description))
             else:
-                made = ArtifactCreate(
-                    type="progress",
-                    key=slug(f"{self._name}-{one.stage}"),
-                    description=description,
-                    data=share,
-                    flow_run_id=self._flow_run_id,
-                )
+                key, run = slug(f"{self._name}-{one.stage}"), self._flow_run_id
+                made = ArtifactCreate(type="progress", key=key, description=description, data=share, flow_run_id=run)
                 self._ids[one.stage] = client.create_artifact(made).id
         self._last[one.stage] = one
 
@@ -203,20 +222,25 @@ def percent(now: Progress) -> float:
     return round(100 * min(now.done.bytes / now.total, 1.0), 1) if now.total else 0.0
 
 
-def describe(now: Progress) -> str:
-    """Such as ``45%, 0:12 left: 12,345 documents, 6,789,012 tokens, 2.1 GB of 4.7 GB at 211.0 MB/s``: the card that it stands on
-    shows how it begins.
+def describe(now: Progress, over: str | None = None) -> str:
+    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211.0 MB/s``. The card it stands on shows how it begins.
+    The time that is left is not told before it is known, nor of what is *over*: ``Stopped at 45%: ...``.
     """
-    left = f", {duration(now.left)} left" if now.left is not None else ""
-    return f"**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or 'begun'}"
+    left = f", {duration(now.left)} left" if now.left is not None and not over else ""
+    at = f"{over} at " if over else ""
+    return f"{at}**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or 'begun'}"
 
 
 def what_was_done(now: Progress, *, of_all: bool = False) -> str:
-    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB at 211.0 MB/s``; nothing where it was nothing."""
+    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211.0 MB/s``, the rate of what was not;
+    nothing where it was nothing.
+    """
     parts = progress_counts(now)
     if now.done.bytes:
         of = f" of {size(now.total)}" if of_all and now.total else ""
-        parts.append(f"{size(now.done.bytes)}{of} at {now.rate / 1e6:,.1f} MB/s")
+        stored = f" ({size(now.done.stored)} were stored)" if now.done.stored else ""
+        rate = f" at {now.rate / 1e6:,.1f} MB/s" if now.work else ""
+        parts.append(f"{size(now.done.bytes)}{of}{stored}{rate}")
     return ", ".join(parts)
 
 

@@ -5,28 +5,32 @@ the server does not answer, the run ends all the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.assets import Asset, AssetProperties
+from prefect.assets import Asset, AssetProperties, materialize
 from prefect.cache_policies import NO_CACHE
-from prefect.tasks import MaterializingTask
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, SPLITS, read_manifest
+from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.export import ExportRequest
 from flat_tokens.tools.terminal import duration, size
+from flat_tokens.tools.terminal import markdown as as_markdown
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.export import ExportResult
 from flows.pipelines.import_ import ImportResult
 from flows.pipelines.publish import Published
+from flows.pipelines.to_hub import HubResult
+from flows.watch.markdown import code, link, page, table
+from flows.watch.page import link_to_page
 from flows.watch.progress import dataset_name, short, slug, tolerated
 from tasks.config import BuildConfig, Source
-from tasks.derive.inputs import version_at
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.output.paths import VERSIONS
 from tasks.progress import Progress
@@ -37,20 +41,19 @@ SHOWN_FILES = 20
 
 def leave(name: str, markdown: str, description: str) -> None:
     """Leave a text in Markdown on the run's page. *name* is the same for runs that do the same to the same."""
-    create_markdown_artifact(key=slug(name), markdown=markdown, description=description)
+    create_markdown_artifact(key=slug(name), markdown=markdown, description=as_markdown(description))
 
 
 def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> None:
-    """Leave a summary of a build, and the dataset as an asset that was made of its sources. *name*: instead of its own, where a
-    run builds several.
-    """
+    """Leave a summary of a build under *name*, else its own, and the dataset as an asset that was made of its sources."""
     tokenizer = short(config.tokenizer.name)
     with tolerated("summary"):
-        leave(f"{name or config.name}-summary", summary(config, result), _counted(result))
+        name = name or config.name
+        leave(f"{name}-summary", summary(config, result, name), _counted(result))
     with tolerated("asset"):
         made_of = {origin(source): source.name for source in config.sources}
         description = f"Tokens of {', '.join(made_of.values())} by {tokenizer}"
-        materialize(Store.at(config.output).url, config.name, description, made_of, {**_facts(result), "tokenizer": tokenizer})
+        record_asset(Store.at(config.output).url, config.name, description, made_of, {**_facts(result), "tokenizer": tokenizer})
 
 
 def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
@@ -61,7 +64,7 @@ def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
         leave(f"{name}-{result.operation}-summary", derived(made_of, result), _counted(result))
         outputs = {output_of(path): of for path, of in inputs.items()}
         description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
-        materialize(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
+        record_asset(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
 
 
 def show_import(request: ImportRequest, result: ImportResult) -> None:
@@ -71,7 +74,7 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
         name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
         leave(f"{name}-import-summary", imported(request, made_of, result), _counted(result))
         description = f"Tokens of {result.format} files"
-        materialize(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
+        record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
 def show_export(name: str, request: ExportRequest, result: ExportResult) -> None:
@@ -79,13 +82,20 @@ def show_export(name: str, request: ExportRequest, result: ExportResult) -> None
     with tolerated("summary"):
         leave(f"{name}-export-summary", exported(name, request, result), f"{_amount(result.objects)}: {result.path}")
     with tolerated("asset"):
-        materialize(
-            result.path,
-            f"{name} as {result.format}",
-            f"{result.format} files of {name}",
-            {output_of(request.location): name},
-            {"path": result.path, "format": result.format, "files": len(result.objects), "bytes": result.byte_count},
-        )
+        facts = {"path": result.path, "format": result.format, "files": len(result.objects), "bytes": result.byte_count}
+        made_of = {output_of(request.location): name}
+        record_asset(result.path, f"{name} as {result.format}", f"{result.format} files of {name}", made_of, facts)
+
+
+def show_publication(name: str, result: HubResult) -> None:
+    """Leave a summary of a publication on the hub of a dataset of that name."""
+    text = page(
+        f"# {as_markdown(name)} on the hub",
+        f"Version `{result.version}` as {result.form}: [{as_markdown(result.url)}]({result.url}/tree/{result.version}).",
+        f"{as_markdown(result.headline)}.",
+        _seconds(result.seconds),
+    )
+    leave(f"{name}-publish-summary", text, result.headline)
 
 
 def show_check(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> None:
@@ -95,31 +105,19 @@ def show_check(name: str, level: str, found: Verification | DamagedError, how_fa
         leave(f"{name}-verify-summary", checked(name, level, found, how_far), f"{result} ({level}): {found.path}")
 
 
-def materialize(location: str, name: str, description: str, made_of: Mapping[str, str], facts: dict[str, Any]) -> None:
+def record_asset(location: str, name: str, description: str, made_of: Mapping[str, str], facts: dict[str, Any]) -> None:
     """Record an asset and the assets that it was made of, within a flow run. *made_of*: location -> name."""
-    made = Asset(
-        key=asset_key(location),
-        properties=AssetProperties(
-            name=name, url=location if location.startswith(("http://", "https://")) else None, description=description
-        ),
-    )
+    url = location if location.startswith(("http://", "https://")) else None
+    made = Asset(key=asset_key(location), properties=AssetProperties(name=name, url=url, description=as_markdown(description)))
     deps = {asset_key(place): Asset(key=asset_key(place), properties=AssetProperties(name=of)) for place, of in made_of.items()}
     deps.pop(made.key, None)  # an append to itself
 
+    @materialize(made, asset_deps=[*deps.values()], task_run_name="publish {what}", cache_policy=NO_CACHE, persist_result=False)
     def publish(what: str) -> str:
         made.add_metadata(facts)
         return what
 
-    task = MaterializingTask(
-        publish,
-        assets=[made],
-        asset_deps=[*deps.values()],
-        name="publish",
-        task_run_name="publish {what}",
-        cache_policy=NO_CACHE,
-        persist_result=False,
-    )
-    task(str(facts.get("version", name)))
+    publish(str(facts.get("version", name)))
 
 
 def origin(source: Source) -> str:
@@ -134,7 +132,7 @@ def origin(source: Source) -> str:
 def output_of(path_or_url: str) -> str:
     """The output of the dataset at a path, or the path itself where it has none."""
     store = Store.at(path_or_url)
-    place = store.url if store.exists(POINTER) else version_at(path_or_url).url
+    place = store.url if store.exists(POINTER) else resolve(store).url
     above = place.rpartition("/")[0]
     return above.removesuffix(f"/{VERSIONS}") if above.endswith(f"/{VERSIONS}") else place
 
@@ -146,153 +144,102 @@ def asset_key(location: str) -> str:
     return f"{scheme.lower()}://{re.sub(r'[^A-Za-z0-9/@:._*=+,~-]+', '-', rest)}"[:512]
 
 
-def link(location: str) -> str:
-    """A place in Markdown: a link where a browser can follow it, else the place itself."""
-    scheme, _, path = location.partition("://")
-    match scheme:
-        case "http" | "https":
-            return f"[{location}]({location})"
-        case "hf" if repository := re.match(r"datasets/[^/@]+/[^/@]+", path):
-            return f"[{location}](https://huggingface.co/{repository[0]})"
-        case "gs" | "gcs":
-            return f"[{location}](https://console.cloud.google.com/storage/browser/{path})"
-        case "s3" | "s3a":
-            bucket, _, prefix = path.partition("/")
-            return f"[{location}](https://s3.console.aws.amazon.com/s3/buckets/{bucket}?prefix={prefix.rstrip('/')}/)"
-    return f"`{location}`"
-
-
-def summary(config: BuildConfig, result: BuildResult) -> str:
-    """A build in Markdown: its version, sources and documents."""
-    documents = result.totals["documents"]
+def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
+    """A build in Markdown: its version, sources and documents, and a link to the page of the dataset *name*."""
+    documents = as_markdown(result.totals["documents"])
     rows = [*documents.get("by_source", ())]
     if len(rows) > 1:
         whole = {name: sum(row[name] for row in rows) for name in ("read", "written", "text_bytes", "token_count")}
         rows.append({"name": "**all**", **whole, "skipped": documents["skipped"]})
-    lines = [
+    return page(
         f"# {config.name}",
-        "",
-        f"{_published(result)}, tokenizer `{short(config.tokenizer.name)}`. {BESIDE}",
-        "",
-        *_splits(result.totals),
-        "",
-        "| source | documents read | written | skipped | tokens | text | bytes per token |",
-        "|---|---:|---:|---|---:|---:|---:|",
-        *(_row(row) for row in rows),
-        "",
-        *(f"- {source.name}: {_link_to(source)}" for source in config.sources),
-        "",
-    ]
-    if documents.get("replaced"):
-        lines += [f"Mended: {_counts(documents['replaced'])}.", ""]
-    lines += _repeated(documents)
-    if not result.was_published:
-        lines += [f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.", ""]
-    return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
+        f"{_published(result)}, tokenizer {code(short(config.tokenizer.name))}. {BESIDE} {link_to_page(name)}.",
+        _splits(result.totals),
+        table("source | #documents read | #written | #skipped | #tokens | #text | #bytes per token", map(_source_row, rows)),
+        [f"- {source.name}: {_link_to(source)}" for source in config.sources],
+        f"Mended: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
+        _repeated(documents),
+        "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
+        _seconds(result.seconds),
+    )
+
+
+def _source_row(row: dict[str, Any]) -> Sequence[str | int]:
+    counts = row["read"], row["written"], _counts(row["skipped"]) or 0, row["token_count"]
+    rate = f"{row['text_bytes'] / row['token_count']:.2f}" if row["token_count"] else "–"
+    return (row["name"], *counts, size(row["text_bytes"]), rate)
 
 
 def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
     """A derived dataset in Markdown. *made_of*: the manifest's provenance."""
-    documents = result.totals["documents"]
+    made_of, documents = as_markdown((made_of, result.totals["documents"]))
     settings = {name: value for name, value in made_of.get("operation", {}).items() if name != "operation"}
-    lines = [
+    inputs = (
+        (one["name"], one["version"] or "", *(one["seq_counts"][split] for split in SPLITS), sum(one["token_counts"].values()))
+        for one in made_of.get("inputs", ())
+    )
+    sources = ((row["name"], row["written"], row["token_count"]) for row in documents["by_source"])
+    return page(
         f"# {made_of['name']}",
-        "",
-        f"{_published(result)}. {BESIDE}",
-        "",
-        f"{result.operation.capitalize()}{f' ({_settings(settings)})' if settings else ''} of:",
-        "",
-        "| dataset | version | train sequences | validation sequences | tokens |",
-        "|---|---|---:|---:|---:|",
-        *(
-            f"| {one['name']} | {one['version'] or ''} | {one['seq_counts']['train']:,} | {one['seq_counts']['validation']:,} "
-            f"| {sum(one['token_counts'].values()):,} |"
-            for one in made_of.get("inputs", ())
-        ),
-        "",
-        *_splits(result.totals),
-        "",
-        "| source | documents | tokens |",
-        "|---|---:|---:|",
-        *(f"| {row['name']} | {row['written']:,} | {row['token_count']:,} |" for row in documents["by_source"]),
-        "",
+        f"{_published(result)}. {BESIDE} {link_to_page(made_of['name'])}.",
+        f"{result.operation.capitalize()}{f' ({_plain(settings)})' if settings else ''} of:",
+        table("dataset | version | #train sequences | #validation sequences | #tokens", inputs),
+        _splits(result.totals),
+        table("source | #documents | #tokens", sources),
         f"{documents['written']:,} of {documents['read']:,} documents. Left out: {_counts(documents['skipped']) or 'none'}.",
-        "",
-        *_repeated(documents),
-    ]
-    if result.not_found:
-        lines += [f"{result.not_found:,} of the list are no document's.", ""]
-    return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
+        _repeated(documents),
+        f"{result.not_found:,} of the list are no document's." if result.not_found else "",
+        _seconds(result.seconds),
+    )
 
 
 def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResult) -> str:
     """An import in Markdown. *made_of*: the manifest's provenance."""
     files = [StoredObject(**part) for file in made_of["sources"][0]["files"] for part in file["parts"]]
+    made_of = as_markdown(made_of)
     tokenizer = made_of["tokenizer"].get("name")
-    lines = [
+    return page(
         f"# {made_of['name']}",
-        "",
-        f"{_published(result)}, {f'tokenizer `{tokenizer}`' if tokenizer else 'by a tokenizer that is not recorded'}. {BESIDE}",
-        "",
-        *_splits(result.totals),
-        "",
+        f"{_published(result)}, {f'tokenizer `{tokenizer}`' if tokenizer else 'by a tokenizer that is not recorded'}. {BESIDE} "
+        f"{link_to_page(made_of['name'])}.",
+        _splits(result.totals),
         f"Of {result.format} files, {_amount(files)}: {link(Store.at(request.path).url)}",
-        "",
-        *_files(files),
-        "",
-        *_repeated(result.totals["documents"]),
-    ]
-    if not result.was_published:
-        lines += [f"{result.parts_reused:,} of {result.parts:,} parts were taken from an earlier import.", ""]
-    return "\n".join([*lines, *_seconds(result.seconds)]) + "\n"
+        _files(files),
+        _repeated(result.totals["documents"]),
+        "" if result.was_published else f"{result.parts_reused:,} of {result.parts:,} parts were taken from an earlier import.",
+        _seconds(result.seconds),
+    )
 
 
 def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
     """An export in Markdown: its input and its files."""
-    reused = "There was nothing to do: an earlier run had written all of it."
-    if not result.was_done:
-        reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
+    reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
     took = result.seconds.get("export", 0.0)
-    source = request.source()
-    lines = [
-        f"# {name} as {result.format}",
-        "",
+    splits = ((split, tokens.seq_count, tokens.token_count) for split, tokens in request.source().items())
+    return page(
+        f"# {as_markdown(name)} as {result.format}",
         f"{link(result.path)}: {_amount(result.objects)}, of {link(request.location)}.",
-        "",
-        reused,
-        "",
-        "| split | sequences | tokens |",
-        "|---|---:|---:|",
-        *(f"| {split} | {tokens.seq_count:,} | {tokens.token_count:,} |" for split, tokens in source.items()),
-        "",
-        *_files(result.objects),
-        "",
-        *_seconds(result.seconds),
-    ]
-    if took:
-        lines += ["", f"{4 * request.token_count / max(took, 0.1) / 1e6:,.1f} MB of tokens a second."]
-    return "\n".join(lines) + "\n"
+        "There was nothing to do: an earlier run had written all of it." if result.was_done else reused,
+        f"The loss mask is not exported: {result.format} has no place for it." if result.loses_loss_mask else "",
+        table("split | #sequences | #tokens", splits),
+        _files(result.objects),
+        _seconds(result.seconds),
+        f"{4 * request.token_count / max(took, 0.1) / 1e6:,.1f} MB of tokens a second." if took else "",
+    )
 
 
 def checked(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> str:
     """A check in Markdown: its level and its faults."""
-    read = f"{size(how_far.done.bytes)} read in {duration(how_far.seconds)}, at {how_far.rate / 1e6:,.1f} MB/s."
-    lines = [f"# {name}", ""]
     if isinstance(found, Verification):
-        lines += [
-            f"{link(found.path)} is what it says, checked {DEPTHS[level]}.",
-            "",
-            "| level | objects | bytes | tokens | sequences |",
-            "|---|---:|---:|---:|---:|",
-            f"| {level} | {found.object_count:,} | {found.byte_count:,} | {found.token_count:,} | {found.seq_count:,} |",
-        ]
+        result = f"{link(found.path)} is what it says, checked {DEPTHS[level]}."
+        row = (level, found.object_count, found.byte_count, found.token_count, found.seq_count)
+        details = table("level | #objects | #bytes | #tokens | #sequences", [row])
     else:
-        lines += [
-            f"**{link(found.path)} is damaged**: {faults_found(len(found.faults))}, checked {DEPTHS[level]}.",
-            "",
-            *(f"- {_code(fault)}" for fault in found.faults),
-        ]
-    return "\n".join([*lines, "", read if how_far.done.bytes else f"It took {duration(how_far.seconds)}."]) + "\n"
+        result = f"**{link(found.path)} is damaged**: {faults_found(len(found.faults))}, checked {DEPTHS[level]}."
+        details = [f"- {code(fault)}" for fault in found.faults]
+    took, read = duration(how_far.seconds), how_far.done.bytes
+    speed = f"{size(read)} read in {took}, at {how_far.rate / 1e6:,.1f} MB/s." if read else f"It took {took}."
+    return page(f"# {as_markdown(name)}", result, details, speed)
 
 
 BESIDE = "Its card and manifest lie there: `README.md`, `manifest.json`."
@@ -304,76 +251,47 @@ def _published(result: Published) -> str:
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
 
-def _splits(totals: dict[str, Any]) -> Iterator[str]:
-    yield "| split | sequences | tokens | largest id |"
-    yield "|---|---:|---:|---:|"
-    for split in SPLITS:
-        facts = totals[split]
-        yield f"| {split} | {facts['seq_count']:,} | {facts['token_count']:,} | {facts['max_token_id']:,} |"
+def _splits(totals: dict[str, Any]) -> list[str]:
+    facts = ("seq_count", "token_count", "max_token_id")
+    rows = ((split, *(totals[split][fact] for fact in facts)) for split in SPLITS)
+    return table("split | #sequences | #tokens | #largest id", rows)
 
 
-def _seconds(seconds: Mapping[str, float]) -> Iterator[str]:
-    if seconds:
-        yield "| stage | seconds |"
-        yield "|---|---:|"
-    for stage, took in seconds.items():
-        yield f"| {stage} | {took:,.1f} |"
+def _seconds(seconds: Mapping[str, float]) -> list[str]:
+    return table("stage | #seconds", ((stage, f"{took:,.1f}") for stage, took in seconds.items())) if seconds else []
 
 
-def _files(files: Sequence[StoredObject]) -> Iterator[str]:
-    yield "| file | bytes | sha256 |"
-    yield "|---|---:|---|"
-    for one in files[:SHOWN_FILES]:
-        yield f"| {_code(one.key)} | {one.size:,} | `{one.sha256}` |"
-    if len(files) > SHOWN_FILES:
-        yield f"| and {len(files) - SHOWN_FILES:,} more | {sum(one.size for one in files[SHOWN_FILES:]):,} | |"
+def _files(files: Sequence[StoredObject]) -> list[str]:
+    rows: list[Sequence[str | int]] = [(code(one.key), one.size, f"`{one.sha256}`") for one in files[:SHOWN_FILES]]
+    if more := files[SHOWN_FILES:]:
+        rows.append((f"and {len(more):,} more", sum(one.size for one in more), ""))
+    return table("file | #bytes | sha256", rows)
 
 
 def _amount(files: Sequence[StoredObject]) -> str:
     return f"{size(sum(one.size for one in files))} in {len(files):,} file{'s' * (len(files) != 1)}"
 
 
-def _repeated(documents: dict[str, Any]) -> list[str]:
+def _repeated(documents: dict[str, Any]) -> str:
     count = documents.get("repeated_keys")
-    return [f"{count:,} documents have the key of another.", ""] if count else []
+    return f"{count:,} documents have the key of another." if count else ""
 
 
 def _link_to(source: Source) -> str:
     if source.hub is None:
         return link(origin(source))
-    return f"[{' '.join(filter(None, (source.hub.path, source.hub.name, source.hub.split)))}]" + (
-        f"(https://huggingface.co/datasets/{source.hub.path})"
-    )
-
-
-def _row(row: dict[str, Any]) -> str:
-    ratio = f"{row['text_bytes'] / row['token_count']:.2f}" if row["token_count"] else "–"
-    return (
-        f"| {row['name']} | {row['read']:,} | {row['written']:,} | {_counts(row['skipped']) or '0'} | {row['token_count']:,} "
-        f"| {size(row['text_bytes'])} | {ratio} |"
-    )
+    name = " ".join(filter(None, (source.hub.path, source.hub.name, source.hub.split)))
+    return f"[{as_markdown(name)}](https://huggingface.co/datasets/{quote(source.hub.path)})"
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_plain(value)}" for name, value in settings.items())
-
-
 def _plain(value: Any) -> str:
-    match value:
-        case dict():
-            return _settings(value)
-        case list() | tuple():
-            return ", ".join(map(str, value))
-    return str(value)
-
-
-def _code(text: str) -> str:
-    """Text as it is, whatever it holds; no line of a table ends in it."""
-    return "`" + text.replace("`", "'").replace("|", "/").replace("\n", " ") + "`"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _counted(result: Published) -> str:

@@ -1,58 +1,104 @@
-"""Progress on a terminal."""
+"""Progress on a terminal: a line that is brought up to date; elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from flat_tokens.tools.terminal import duration
+from flat_tokens.tools.terminal import bar, duration, line
 from tasks.progress import Progress, meter, repeating
 
-
-@contextlib.contextmanager
-def display(live: bool) -> Iterator[None]:
-    """Show progress on a terminal while the block runs."""
-    if not live:
-        yield
-        return
-    from rich.console import Console
-    from rich.live import Live
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-    with Live(
-        get_renderable=lambda: Text(progress_line(meter.read())),
-        console=Console(stderr=True),
-        refresh_per_second=8,
-        transient=True,
-    ):
-        yield
+EVERY_SECONDS = 10.0
+SHORTEST_BAR, LONGEST_BAR = 8, 30
+STYLES = {"name": "bold", "stage": "cyan", "bar": "green", "share": "bold", "left": "bold"}
+"""Of the parts of a line that have one. Colours are left out as NO_COLOR and TERM say."""
 
 
 @contextlib.contextmanager
-def log_progress(every: float = 10.0) -> Iterator[None]:
+def display(name: str, live: bool) -> Iterator[None]:
+    """Show the progress of what is called *name* while the block runs. *live*: on a terminal."""
+    if not live:
+        with repeating(EVERY_SECONDS, lambda: print(progress_line(meter.read(), name), file=sys.stderr, flush=True), "lines"):
+            yield
+        return
+    from rich.console import Console  # only a terminal needs it
+    from rich.live import Live
+
+    # It takes standard error over meanwhile: what is logged goes above the line.
+    with Live(_Line(name), console=Console(stderr=True), refresh_per_second=8, transient=True):
+        yield
+
+
+class _Line:
+    """The line of progress at this moment, as wide as the terminal is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text  # as above
+
+        parts = fitting(meter.read(), self._name, options.max_width - 1)
+        text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
+        text.truncate(options.max_width - 1)
+        yield text
+
+
+@contextlib.contextmanager
+def log_progress(name: str) -> Iterator[None]:
     """Log progress now and then while the block runs."""
 
     def log() -> None:
-        logging.getLogger("flows").info(progress_line(meter.read()))
+        logging.getLogger("flows").info(progress_line(meter.read(), name))
 
-    with repeating(every, log, "log"):
+    with repeating(EVERY_SECONDS, log, "log"):
         yield
 
 
-def progress_line(now: Progress) -> str:
-    """Such as ``tokenize  45%  12,345 documents  6,789,012 tokens  211 MB/s  0:12 left``."""
-    done, parts = now.done, [f"{now.stage:9}"]
+def progress_line(now: Progress, name: str = "") -> str:
+    """Such as ``web  tokenize   45%  12,345 documents  6,789,012 tokens  211 MB/s  0:12 left``."""
+    return "  ".join(text for _, text in _parts(now, name))
+
+
+def fitting(now: Progress, name: str, columns: int) -> list[tuple[str, str]]:
+    """The same in parts, each with its kind, with a bar, and without the counts for which a line of *columns* has no room."""
+    parts = _parts(now, name)
+    least = SHORTEST_BAR + 2 if now.total else 0
+    for counts in [part for part in parts if part[0] == "count"]:
+        if _width(parts) + least > columns:
+            parts.remove(counts)
+    room = min(columns - _width(parts) - 2, LONGEST_BAR)
+    if now.total and room >= SHORTEST_BAR:
+        place = next(i for i, (kind, _) in enumerate(parts) if kind == "share")
+        parts.insert(place, ("bar", f"{bar(now.done.bytes / now.total, room):{room}}"))
+    return parts
+
+
+def _width(parts: list[tuple[str, str]]) -> int:
+    return sum(len(text) for _, text in parts) + 2 * (len(parts) - 1)
+
+
+def _parts(now: Progress, name: str) -> list[tuple[str, str]]:
+    """The parts of a line with their kinds; those that may be left out are counts, the least important first."""
+    parts = [("name", line(name))] if name else []
+    parts.append(("stage", f"{now.stage:9}"))
     if now.total:
-        parts.append(f"{min(done.bytes / now.total, 1):4.0%}")
-    parts += progress_counts(now)
-    if done.bytes and now.seconds > 0.2:
-        parts.append(f"{now.rate / 1e6:,.0f} MB/s")
+        parts.append(("share", f"{min(now.done.bytes / now.total, 1):4.0%}"))
+    parts += [("count", text) for text in progress_counts(now)]
+    if now.work and now.seconds > 0.2:
+        parts.append(("count", f"{now.rate / 1e6:,.0f} MB/s"))
         if now.left is not None:
-            parts.append(f"{duration(now.left)} left")
+            parts.append(("left", f"{duration(now.left)} left"))
     else:
-        parts.append(duration(now.seconds))
-    return "  ".join(parts)
+        parts.append(("left", duration(now.seconds)))
+    return parts
 
 
 def progress_counts(now: Progress) -> list[str]:

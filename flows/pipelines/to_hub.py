@@ -1,0 +1,176 @@
+"""A publication on the Hugging Face hub: a version of a dataset in, a tagged commit of a repository out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
+from flat_tokens.stores.records import read_record
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.corpus import BESIDE
+from flat_tokens.tools.export import export_of
+from flat_tokens.tools.terminal import plural, size
+from flows.pipelines.export import export
+from flows.pipelines.publish import scratch_apart, timed
+from flows.pipelines.stages import Runner
+from tasks.config import Licence, Workers
+from tasks.locations import Location, Output, plain_location, writable
+from tasks.models import Model
+from tasks.output.paths import version_store
+from tasks.output.pointer import MARKERS
+from tasks.output.staging import attempt
+from tasks.output.versions import at_dataset, read_origin
+from tasks.progress import meter
+from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
+
+OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/", "staging/", "lock"))
+"""State of an export, which names a place of this machine."""
+
+ROOT_OBJECTS = (MANIFEST, *MARKERS, ".zattrs")
+"""Objects of a version that its manifest does not list."""
+
+PARQUET_CARD = """\
+Each row has the token ids of a document, in `input_ids`.
+
+```python
+from datasets import load_dataset
+
+dataset = load_dataset("{repo}", revision="{version}")
+```
+"""
+ZARR_CARD = """\
+```python
+import flat_tokens
+from huggingface_hub import snapshot_download
+
+directory = snapshot_download("{repo}", repo_type="dataset", revision="{version}")
+dataset = flat_tokens.open(f"{{directory}}/zarr")
+```
+"""
+
+
+Repository = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+
+
+class HubRequest(Model):
+    """The settings of a publication on the hub; ``flows.publish_dataset`` explains them."""
+
+    dataset: Location
+    repo: Repository
+    form: Literal["parquet", "zarr"] = "parquet"
+    private: bool | None = None
+    licence: Licence | None = None
+    workers: Workers | None = None
+    scratch: Output | None = None
+
+    @field_validator("repo")
+    @classmethod
+    def within_roots(cls, repo: str) -> str:
+        writable(plain_location(f"hf://datasets/{repo}"))
+        return repo
+
+
+class HubResult(Model):
+    """Result of a publication on the hub. ``byte_count``: of the files that it did not have. ``removed``: files of the version
+    before.
+    """
+
+    url: str
+    version: str
+    commit: str
+    form: str
+    files: int
+    uploaded: int
+    byte_count: int
+    removed: int
+    was_done: bool
+    seconds: dict[str, float]
+
+    @property
+    def headline(self) -> str:
+        """Such as ``version 80d2fd78 at URL, 3 of 12 files uploaded, 1.2 GB``."""
+        if self.was_done:
+            return f"version {self.version} was published already: {self.url}"
+        files = f"{self.uploaded} of {plural(self.files, 'file')} uploaded, {size(self.byte_count)}"
+        return f"version {self.version} at {self.url}, {files}"
+
+
+def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
+    """Upload a version's files that the repository does not have, then its card, then a tag with the version's name."""
+    meter.reset()
+    seconds: dict[str, float] = {}
+    root, version = at_dataset(request.dataset)
+    store, scratch = version_store(root, version), scratch_apart(request.scratch)
+    origin = read_origin(root, version)
+    licence = request.licence or (origin.config.get("licence") if origin else None)
+    card = hub_card(read_record(store, CARD).decode(), request, version, licence)
+    with attempt(Store.at(scratch), scratch, f"hub-{version}") as place:
+
+        def files() -> list[HubFile]:
+            found = _files(request, store, Path(place.staging), runner, seconds)
+            meter.begin("upload", sum(file.size for file in found))
+            return found
+
+        with timed("upload", seconds):
+            told = upload(
+                request.repo, files, card.encode(), version, request.private, lambda count: meter.add("upload", count, 0, 0)
+            )
+    meter.begin("done")
+    return HubResult(
+        url=told.url,
+        version=version,
+        commit=told.commit,
+        form=request.form,
+        files=told.files,
+        uploaded=told.uploaded,
+        byte_count=told.byte_count,
+        removed=told.removed,
+        was_done=told.was_done,
+        seconds=seconds,
+    )
+
+
+def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, seconds: dict[str, float]) -> list[HubFile]:
+    """The files of a version in the form that is wanted, on the local disk."""
+    digests = {one["key"]: one["sha256"] for one in read_manifest(store)["objects"]}
+    if request.form == "parquet":
+        exported = export(export_of(store.url, "parquet", {}), str(staging / DATA), runner)
+        seconds.update(exported.seconds)
+        return [file for file in files_below(staging / DATA, DATA) if not file.path.startswith(OF_THE_RUN)]
+    if store.is_local:
+        return _checked(files_below(Path(store.root), ZARR), digests, store)
+    with timed("download", seconds):
+        copy = Store.at(staging / ZARR)
+        for key in (*digests, *filter(store.exists, ROOT_OBJECTS)):
+            if ".." in key.split("/") or key.startswith("/"):
+                raise ValueError(f"{store.path(MANIFEST)}: {key!r} is no object of a dataset")
+            with copy.create(key) as target:
+                for block in store.blocks(key):
+                    target.write(block)
+        return _checked(files_below(staging / ZARR, ZARR), digests, store)
+
+
+def _checked(files: Iterable[HubFile], digests: dict[str, str], store: Store) -> list[HubFile]:
+    """The files of a version that its manifest lists, and those at its root. ValueError where one is not what it says."""
+    found = {file.path.removeprefix(f"{ZARR}/"): file for file in files}
+    for key, sha256 in digests.items():
+        if key not in found or found[key].sha256 != sha256:
+            raise ValueError(f"{store.path(key)}: is not what the manifest says. Find out what is damaged: flat-tokens verify")
+    return [file for key, file in found.items() if key in digests or key in ROOT_OBJECTS]
+
+
+def hub_card(card: str, request: HubRequest, version: str, licence: str | None) -> str:
+    """The card of a repository: the version's own, with the head that the hub reads, and how to read what is there."""
+    head = ["---", *([f"license: {licence}"] if licence else [])]
+    if request.form == "parquet":
+        head += ["configs:", "- config_name: default", "  data_files:"]
+        for split in SPLITS:
+            head += [f"  - split: {split}", f"    path: {DATA}/{split}-*"]
+    reading = (PARQUET_CARD if request.form == "parquet" else ZARR_CARD).format(repo=request.repo, version=version)
+    body = re.sub(r"(?<=\n## Read it\n\n).*?(?=\n## )", lambda _: reading, card, count=1, flags=re.DOTALL)
+    return "\n".join([*head, "---", "", body])

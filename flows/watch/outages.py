@@ -1,0 +1,102 @@
+"""Outages of the Prefect server: a line when it goes and one when it is back, in place of what each part of Prefect says of it.
+
+While the server does not answer, Prefect's heartbeats, events, observers and workers each log that, with tracebacks, again and
+again. Warnings of theirs are dropped then. Those of runs and tasks are not: they are about the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from flat_tokens.tools.terminal import duration, one_line
+
+logger = logging.getLogger(__name__)
+
+TOLD_ELSEWHERE = "FLAT_TOKENS_OUTAGES_TOLD"
+"""Environment variable, 1 where another process of this terminal tells of outages: make serve, for its workers and their runs."""
+
+OF_PREFECT = ("prefect", "asyncio", "httpx", "websockets")
+OF_THE_WORK = ("prefect.flow_runs", "prefect.task_runs")
+"""Loggers of runs. ``prefect.flow_runs.worker`` is not one of theirs."""
+
+ASK_SECONDS = 2.0
+LATE_SECONDS = 15.0
+"""For so long after an outage parts of Prefect notice that there was one."""
+
+
+def gone(url: str) -> str | None:
+    """Why nothing answers at the URL of an API; None where something does, or where that cannot be told."""
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ASK_SECONDS).close()  # noqa: S310  an operator's setting
+    except urllib.error.HTTPError as error:
+        return one_line(error) if error.code in (502, 503, 504) else None
+    except urllib.error.URLError as error:
+        return one_line(error.reason) if isinstance(error.reason, ConnectionError | TimeoutError) else None
+    except (ConnectionError, TimeoutError) as error:
+        return one_line(error)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+class Outages(logging.Filter):
+    """Watches a server when something warns. As a filter of handlers, it drops what Prefect says of an outage."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._lock = threading.Lock()
+        self._is_gone = False
+        self._back = -LATE_SECONDS
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        name = record.name
+        is_of_prefect = name.startswith(OF_PREFECT) and (name == "prefect.flow_runs.worker" or not name.startswith(OF_THE_WORK))
+        return record.levelno < logging.WARNING or not is_of_prefect or not self.is_on()
+
+    def is_on(self) -> bool:
+        """Whether the server is away, or was a moment ago. The first to ask while it is away has that told, and its return."""
+        with self._lock:
+            if self._is_gone or time.monotonic() < self._back + LATE_SECONDS:
+                return True
+            why = gone(self._url)
+            if why is not None:
+                self._is_gone = True
+                _tell("The Prefect server at %s does not answer (%s). What can, goes on without it", self._url, why)
+                threading.Thread(target=self._wait, name="outage", daemon=True).start()
+            return self._is_gone
+
+    def _wait(self) -> None:
+        since = time.monotonic()
+        while gone(self._url) is not None:
+            time.sleep(ASK_SECONDS)
+        self._is_gone, self._back = False, time.monotonic()
+        _tell("The Prefect server at %s answers again, after %s", self._url, duration(self._back - since))
+
+
+def _tell(message: str, *arguments: str) -> None:
+    if os.environ.get(TOLD_ELSEWHERE) != "1":
+        logger.warning(message, *arguments)
+
+
+_known: dict[str, Outages] = {}
+
+
+def outages() -> Outages:
+    """The watch over the server that Prefect is set up for, now a filter of the handlers that Prefect logs to a terminal with."""
+    # make serve tells of its own server, and does not wait for Prefect.
+    from prefect.logging.configuration import ensure_logging_setup
+    from prefect.settings import PREFECT_API_URL
+
+    ensure_logging_setup()
+    url = PREFECT_API_URL.value() or ""
+    found = _known.setdefault(url, Outages(url))
+    for name in (None, "prefect._internal"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(found)  # once, however often
+    return found

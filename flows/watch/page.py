@@ -1,0 +1,182 @@
+"""The page of a dataset in the Prefect UI, the artifact ``dataset-NAME``: its versions, schedule, last refresh, last failure and
+runs. Each run of the dataset brings it up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from prefect import get_client
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.terminal import duration, one_line, size
+from flat_tokens.tools.terminal import markdown as as_markdown
+from flows.watch.markdown import code, link, page, table
+from flows.watch.progress import flow_run, slug, tolerated
+from tasks.output.versions import Status, Version, status_of
+
+RUNS = 12
+"""Shown of a dataset's runs."""
+ASKED = 100
+"""Runs that the server is asked for: groups of slices have the dataset's tag, too."""
+FAILED = ("FAILED", "CRASHED")
+VERSION_COLUMNS = "version | made (UTC) | #documents | #tokens | tokenizer | layout | size | state"
+RUN_COLUMNS = "run | began (UTC) | took | ended"
+
+
+class Run(NamedTuple):
+    """A run that has ended. ``path``: of its page in the UI. ``says``: the message of its last state."""
+
+    name: str
+    path: str
+    at: datetime
+    seconds: float
+    state: str
+    says: str
+
+
+class Schedule(NamedTuple):
+    """The deployment that refreshes a dataset. ``at``: when it runs next; None where no run is planned."""
+
+    path: str
+    at: datetime | None
+    is_paused: bool
+
+
+@contextlib.contextmanager
+def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
+    """Bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have the *tags*."""
+    try:
+        yield
+    except Exception as error:
+        _bring_up_to_date(name, output, tags, error)
+        raise
+    _bring_up_to_date(name, output, tags, None)
+
+
+def _bring_up_to_date(name: str, output: str, tags: Sequence[str], error: Exception | None) -> None:
+    with tolerated("page of the dataset"), get_client(sync_client=True) as client:
+        found, this, now = status_of(Store.at(output)), flow_run(), datetime.now(UTC)
+        says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
+        began = this.start_time or now
+        run = Run(this.name, _path(this), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
+        runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
+        create_markdown_artifact(
+            key=page_key(name),
+            markdown=dataset_page(name, found, runs, _schedule(client, name)),
+            description=_headline(found, run),
+        )
+
+
+def page_key(name: str) -> str:
+    """Key of the artifact that is a dataset's page."""
+    return f"dataset-{slug(name)}"
+
+
+def link_to_page(name: str) -> str:
+    return f"[Page of the dataset](/artifacts/key/{page_key(name)})"
+
+
+def dataset_page(name: str, found: Status, runs: Sequence[Run], schedule: Schedule | None) -> str:
+    """The page in Markdown. *runs*: the newest first."""
+    failed = next((run for run in runs if run.state.upper() in FAILED), None)
+    newest, in_versions = runs[0] if runs else None, sum(one.byte_count for one in found.versions)
+    return page(
+        f"# {as_markdown(name)}",
+        f"**The last run failed**: {as_markdown(newest.says)}" if newest and newest is failed else "",
+        _latest(found),
+        [
+            f"- Output: {link(found.output)}",
+            f"- Schedule: {_told(schedule)}",
+            f"- Sources last looked up: {_time(found.last_refresh)}",
+            f"- Last failure: {_failure(failed)}",
+            f"- Stored: {size(in_versions)} in versions, {size(found.cache_bytes)} in `_cache`",
+        ],
+        ["```python", f"dataset = flat_tokens.open({found.output!r})", "```"] if found.latest else "",
+        table(VERSION_COLUMNS, map(_version, found.versions)) if found.versions else "",
+        table(RUN_COLUMNS, map(_run, runs[:RUNS])) if runs else "",
+    )
+
+
+def _failure(run: Run | None) -> str:
+    return f"{_link_to(run)}, {_time(run.at)}: {as_markdown(run.says)}" if run else "none is known"
+
+
+def _latest(found: Status) -> str:
+    if (latest := found.latest) is None:
+        return "Nothing is published yet."
+    counts = f"{latest.documents:,} documents, {latest.tokens:,} tokens of {code(latest.tokenizer)}"
+    return f"Latest version: {code(latest.version)}, made {_time(latest.at)}: {counts}, as {latest.layout}."
+
+
+def _version(one: Version) -> Sequence[str | int]:
+    pinned = "" if one.pinned is None else f"pinned: {as_markdown(one.pinned)}" if one.pinned else "pinned"
+    until = f" until {one.until:%Y-%m-%d %H:%M}" if one.until else ""
+    state = ", ".join(filter(None, ("" if one.state == "other" else f"{one.state}{until}", pinned)))
+    made = f"{one.at:%Y-%m-%d %H:%M}" if one.at else ""
+    return (code(one.version), made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count), state)
+
+
+def _run(run: Run) -> Sequence[str]:
+    says = f": {as_markdown(run.says)}" if run.says else ""
+    return (_link_to(run), f"{run.at:%Y-%m-%d %H:%M}", duration(run.seconds), f"{run.state.capitalize()}{says}")
+
+
+def _link_to(run: Run) -> str:
+    return f"[{as_markdown(run.name)}]({run.path})"
+
+
+def _told(schedule: Schedule | None) -> str:
+    if schedule is None:
+        return "none. `make serve` with a configuration file makes one."
+    if schedule.is_paused:
+        return f"[paused]({schedule.path})"
+    return f"[next run {_time(schedule.at)}]({schedule.path})" if schedule.at else f"[no run is planned]({schedule.path})"
+
+
+def _time(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC" if at else "not known"
+
+
+def _headline(found: Status, run: Run) -> str:
+    latest = f"version {found.latest.version}, {found.latest.tokens:,} tokens" if found.latest else "nothing is published yet"
+    return str(as_markdown(f"{latest}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
+
+
+def _path(run: FlowRun) -> str:
+    """Of the page of a run, on whatever host the UI is."""
+    return f"/runs/flow-run/{run.id}"
+
+
+def _ended(client: SyncPrefectClient, tags: Sequence[str]) -> Iterator[Run]:
+    """The runs with these tags that have ended, as far as the server keeps them; the newest first."""
+    some = FlowRunFilter.model_validate({"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}})
+    for run in client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.START_TIME_DESC, limit=ASKED):
+        if "group" not in run.parameters and run.state is not None and run.start_time is not None:
+            seconds = run.total_run_time.total_seconds()
+            yield Run(run.name, _path(run), run.start_time, seconds, run.state.type.value, run.state.message or "")
+
+
+def _schedule(client: SyncPrefectClient, name: str) -> Schedule | None:
+    """The schedule of the deployment that refreshes a dataset, which has its name; None without one."""
+    try:
+        deployment = client.read_deployment_by_name(f"refresh-dataset/{name}")
+    except ObjectNotFound:
+        return None
+    if not deployment.schedules:
+        return None
+    planned = FlowRunFilter.model_validate(
+        {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    )
+    runs = client.read_flow_runs(flow_run_filter=planned, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
+    is_paused = deployment.paused or not any(one.active for one in deployment.schedules)
+    return Schedule(f"/deployments/deployment/{deployment.id}", runs[0].expected_start_time if runs else None, is_paused)
