@@ -1,17 +1,15 @@
 """Register work pools, deployments and automations with the Prefect server at PREFECT_API_URL, or update them. Deployments
-that people have paused stay paused, and schedules that they have added stay.
-
-``register.py [DATASET.yaml ...] [--cron "0 3 * * *" | --every SECONDS] [--timezone UTC] [--keep N] [--notify TYPE/NAME]
-[--credentials secret/NAME]``: each dataset gets a deployment of its own that refreshes it, one run at a time. TYPE/NAME is a
-notification block, which is sent runs that failed or crashed. secret/NAME is a block with the credentials of stores
-(flows/credentials.py).
+that people have paused stay paused, and schedules that they have added stay. Each dataset gets a deployment of its own that
+refreshes it, one run at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,10 @@ from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, Inter
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
+from prefect.server.schemas.schedules import SCHEDULE_TYPES as SERVERS_SCHEDULES
 from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
@@ -37,13 +36,12 @@ sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
 
 from serve import arguments  # noqa: E402
 
-from flows.commands.config_file import read_config  # noqa: E402
+from flows.commands.build import read_config  # noqa: E402
 from flows.credentials import VARIABLE  # noqa: E402
 from flows.watch.progress import tags_of  # noqa: E402
 
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
-
 PROCESS = "process"
 
 
@@ -60,12 +58,10 @@ def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
 
 def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
     """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is no valid time."""
-    if options.cron is not None:
-        made = {"cron": options.cron, "timezone": options.timezone}
-    elif options.every is not None:
-        made = {"interval": options.every, "timezone": options.timezone}
-    else:
+    if options.cron is None and options.every is None:
         return None
+    when = {"interval": options.every} if options.cron is None else {"cron": options.cron}
+    made = {**when, "timezone": options.timezone}
     try:
         schedule(made)
         if not options.timezone:  # Prefect takes an empty one for none
@@ -76,9 +72,8 @@ def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
     except ValueError as error:
         faults = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
         wrong = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in faults)
-        raise ValueError(
-            f"{wrong}. --cron takes five fields, such as '0 3 * * *', --timezone a name such as Europe/Paris"
-        ) from error
+        remedy = "--cron takes five fields, such as '0 3 * * *', --timezone a name such as Europe/Paris"
+        raise ValueError(f"{wrong}. {remedy}") from error
     return made
 
 
@@ -119,7 +114,9 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     if parameters:
         flow.validate_parameters(parameters)
     name = f"{flow.name}/{deployment['name']}"
-    there = _deployment(client, name)
+    there = None
+    with suppress(ObjectNotFound):
+        there = client.read_deployment_by_name(name)
     schedules = schedules_of(deployment.get("schedules", ()), there.schedules if there else ())
     client.create_deployment(
         flow_id=client.create_flow(flow),
@@ -141,13 +138,6 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     return name + "".join(f" ({remark})" for remark in remarks(there, parameters, schedules))
 
 
-def _deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
-    try:
-        return client.read_deployment_by_name(name)
-    except ObjectNotFound:
-        return None
-
-
 def remarks(
     there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
 ) -> Iterator[str]:
@@ -157,6 +147,10 @@ def remarks(
         yield f"it refreshed {before} until now: two datasets of one name share a deployment"
     if (there is not None and there.paused) or any(not one.active for one in schedules):
         yield "paused"
+    else:
+        for one in schedules:
+            soon = asyncio.run(TypeAdapter(SERVERS_SCHEDULES).validate_python(one.schedule.model_dump()).get_dates(1))
+            yield from (f"next run {date:%Y-%m-%d %H:%M %Z}" for date in soon)
 
 
 def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[DeploymentSchedule]) -> list[DeploymentScheduleCreate]:
@@ -168,15 +162,13 @@ def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[Deployment
     for number, one in enumerate(listed):
         slug, when = f"{SLUG}-{number}", schedule(one)
         # No name, but the same times: an earlier release registered it.
-        former = next((each for each in there if each.slug == slug), None) or next(
-            (each for each in others if not each.slug and _times(each.schedule) == _times(when)), None
-        )
-        if former is None:
-            made.append(DeploymentScheduleCreate(slug=slug, schedule=when, active=one.get("active", True)))
-            continue
+        unnamed = (each for each in others if not each.slug and _times(each.schedule) == _times(when))
+        former = next((each for each in there if each.slug == slug), None) or next(unnamed, None)
         others = [each for each in others if each is not former]
-        same = _times(former.schedule) == _times(when)
-        made.append(DeploymentScheduleCreate(slug=slug, schedule=former.schedule if same else when, active=former.active))
+        if former and _times(former.schedule) == _times(when):
+            when = former.schedule
+        active = former.active if former else one.get("active", True)
+        made.append(DeploymentScheduleCreate(slug=slug, schedule=when, active=active))
     return made + [
         DeploymentScheduleCreate(slug=one.slug, schedule=one.schedule, active=one.active, parameters=one.parameters)
         for one in others
@@ -203,29 +195,22 @@ def process_template(env: Mapping[str, str]) -> dict[str, Any]:
     So people who may create a run of a deployment cannot make the worker run something else, or read and write outside the
     operator's roots.
     """
+    fixed = {name: {"type": "string", "enum": [value]} for name, value in env.items()}
+    about_output = "Show what runs print in the worker's output, too"
+    about_env = "Of the pool: register.py sets it, and workers have theirs"
+    variables = {
+        "name": {"title": "Name", "description": "Of the process; the run's without it", "type": "string"},
+        "stream_output": {"title": "Stream output", "description": about_output, "type": "boolean", "default": True},
+        "env": {"title": "Environment", "description": about_env, **_object_of(fixed)},
+    }
     return {
         "job_configuration": {"name": "{{ name }}", "stream_output": "{{ stream_output }}", "env": dict(env)},
-        "variables": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "name": {"title": "Name", "description": "Of the process; the run's without it", "type": "string"},
-                "stream_output": {
-                    "title": "Stream output",
-                    "description": "Show what runs print in the worker's output, too",
-                    "type": "boolean",
-                    "default": True,
-                },
-                "env": {
-                    "title": "Environment",
-                    "description": "Of the pool: register.py sets it, and workers have theirs",
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {name: {"type": "string", "enum": [value]} for name, value in env.items()},
-                },
-            },
-        },
+        "variables": _object_of(variables),
     }
+
+
+def _object_of(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def read_automations(client: SyncPrefectClient, notify: str | None) -> Iterator[AutomationCore]:
@@ -269,19 +254,14 @@ def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"two of the datasets are named {repeated[0]!r}; give each a name of its own")
     if taken := sorted({one["name"] for one in listed} & set(names)):
         raise ValueError(f"a dataset is named {taken[0]!r}, as a deployment of prefect.yaml is; give it another name")
-    return [_with_credentials(one, options.credentials) for one in [*listed, *of_datasets]]
+    if options.credentials:
+        for one in (*listed, *of_datasets):
+            one["work_pool"]["job_variables"]["env"][VARIABLE] = options.credentials
+    return [*listed, *of_datasets]
 
 
-def _with_credentials(deployment: dict[str, Any], name: str | None) -> dict[str, Any]:
-    if name is None:
-        return deployment
-    pool = deployment["work_pool"]
-    settings = {**pool["job_variables"], "env": {**pool["job_variables"]["env"], VARIABLE: name}}
-    return {**deployment, "work_pool": {**pool, "job_variables": settings}}
-
-
-def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Register deployments, their pools and the automations."""
+def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:
+    """Register deployments, their pools and the automations. Return a line for each deployment, its next run in it."""
     url = get_current_settings().api.url
     if url is None:  # Prefect would start a temporary server of its own
         raise ValueError("Which server? Set PREFECT_API_URL, such as http://127.0.0.1:4200/api.")
@@ -292,10 +272,13 @@ def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace)
             _block_id(client, options.credentials)
         automations = list(read_automations(client, options.notify))
         create_pools(client, deployments)
+        registered = []
         for deployment in deployments:
-            print(f"registered {register(client, deployment)}", flush=True)
+            registered.append(register(client, deployment))
+            print(f"registered {registered[-1]}", flush=True)
         for automation in automations:
             automate(client, automation)
+    return registered
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""``prefect server ...`` for SQLite under load: ``python deployments/server.py server start``. PostgreSQL does not need this.
+"""``prefect server start`` for one machine: ``python deployments/server.py server start --port PORT [FD ...]``. The file
+descriptors are those of sockets that listen at this port already.
 
 Prefect 3.8 begins transactions that read and then write as readers. If another transaction wrote in between, SQLite refuses the
 write at once ("database is locked"). Events are then lost, and clients retry after longer and longer pauses. Here transactions
@@ -11,9 +12,13 @@ until SQLite's timeout of a minute. Here garbage is collected in a thread that n
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
+import socket
+import sys
 import threading
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 COLLECT_SECONDS = 1.0
@@ -40,10 +45,63 @@ def begin_as_writers() -> None:
     AioSqliteConfiguration.begin_transaction = begin_transaction  # type: ignore[assignment, method-assign]
 
 
+def listen(port: int) -> list[socket.socket]:
+    """Sockets at a port of loopback: of IPv4, and of IPv6 if this machine has it. ValueError if the port cannot be had."""
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"There is no port {port}.")
+    sockets = []
+    try:
+        sockets.append(socket.create_server(("127.0.0.1", port)))
+        sockets.append(socket.create_server(("::1", port), family=socket.AF_INET6))
+    except OSError as error:
+        if not sockets or error.errno == errno.EADDRINUSE:
+            for one in sockets:
+                one.close()
+            remedy = "Stop what listens there, or choose another: --port."
+            raise ValueError(f"Port {port} cannot be had ({os.strerror(error.errno or 0)}). {remedy}") from error
+    return sockets
+
+
+def own_address_only(app: Any, port: int) -> Any:
+    """*app* for pages of its own: every request and websocket to another Host than loopback's names at *port* (a foreign name
+    may lead here), of another Origin than that Host, or for a frame, in which another page would hide ours, is refused.
+    """
+    from starlette.responses import PlainTextResponse
+    from starlette.websockets import WebSocketClose
+
+    at = "" if port == 80 else f":{port}"  # browsers leave out 80
+    own = [f"{name}{at}".encode() for name in ("localhost", "127.0.0.1", "[::1]")]
+    frames = {(b"sec-fetch-dest", kind) for kind in (b"iframe", b"frame", b"embed", b"object")}
+    refusal = PlainTextResponse(f"Only http://127.0.0.1{at} and its own pages are answered.\n", 403)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        given = [(name, value.lower()) for name, value in scope.get("headers", ())]
+        hosts = [value for name, value in given if name == b"host"]
+        allowed = {b"host": own, b"origin": [b"http://" + host for host in hosts]}
+        others = [name for name, value in given if value not in allowed.get(name, [value])]
+        is_own = len(hosts) == 1 and not others and frames.isdisjoint(given)
+        refusals = {} if is_own else {"http": refusal, "websocket": WebSocketClose(1008)}
+        await refusals.get(scope["type"], app)(scope, receive, send)
+
+    return answer
+
+
+def run(port: int, sockets: list[socket.socket]) -> None:
+    """Run the server until it is interrupted. ``prefect server start`` would ask people which profile to change."""
+    import uvicorn
+    from prefect.logging.configuration import setup_logging
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    setup_logging()
+    begin_as_writers()
+    app, level = own_address_only(create_app(final=True), port), get_current_settings().server.logging_level.lower()
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(app, proxy_headers=False, log_level=level)).run(sockets)
+
+
 if __name__ == "__main__":
+    port, *passed = (int(one) for one in sys.argv[1:] if one.isdecimal())
     gc.disable()
     threading.Thread(target=collect_garbage, args=(threading.Event(),), name="garbage", daemon=True).start()
-    begin_as_writers()
-    from prefect.cli import app
-
-    app()
+    run(port, [socket.socket(fileno=one) for one in passed] or listen(port))

@@ -1,0 +1,16 @@
+"""``prefect worker start`` which says of an outage of the server that there is one, and no more: ``python deployments/worker.py
+worker start --pool POOL``.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+
+from prefect.cli import app
+
+from flows.watch.outages import outages
+
+if __name__ == "__main__":
+    outages()
+    app()
