@@ -95,5 +95,5 @@ def prefect_server() -> Iterator[None]:
     """A Prefect server on a fresh database, for the flows that need one."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=300):
         yield

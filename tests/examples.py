@@ -1,7 +1,11 @@
-"""How many examples a property is tried with: a fifth by default, all of them in ``make test-slow``."""
+"""How much is tried: a fifth of the examples of a property, and the first of a long list of cases; all in ``make test-slow``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 ALL, FEW = "all", "few"
@@ -15,3 +19,8 @@ settings.register_profile(FEW, _common, max_examples=100 // SHARE)
 def examples(count: int) -> settings:
     """Try a property with *count* examples, not with 100."""
     return settings(max_examples=count if settings.get_current_profile_name() == ALL else max(count // SHARE, 3))
+
+
+def first_fast(cases: Iterable[Any], fast: int = 1) -> list[Any]:
+    """Cases for ``parametrize``, of which those behind the first are slow tests. Names are given by ``ids``."""
+    return [case if k < fast else pytest.param(case, marks=pytest.mark.slow) for k, case in enumerate(cases)]

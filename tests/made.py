@@ -14,10 +14,9 @@ import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.arrays.writing import ArrayWriter
 from flat_tokens.manifest import manifest_bytes
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import FlatTokensWriter, commit
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter, commit
 from tasks.output.pointer import publish
 from tasks.shards.read import document_spec
 

@@ -30,9 +30,10 @@ class Proxy:
     """What passed, and the rule for what passes next.
 
     *spoil* is asked about each request (method, path) and says what happens to it: None, or the name of a fault.
-    ``"429"``, ``"503"``, ``"403"``: answered so, ``"reset"``: the connection is cut; the server never sees it.
+    ``"429"``, ``"500"``, ``"503"``, ``"403"``: answered so, ``"reset"``: the connection is cut; the server never sees it.
     ``"lost"``: the server does it, the connection is cut before the answer. ``"half"``: half of the answer, then a cut.
     ``"half upload"``: the server gets half of the body, then a cut. ``"stall"``: nothing for *stall_seconds*, then a cut.
+    ``"twice"``: the server does it twice, and answers the second time. ``"kill"``: the server does it, then *kill* is called.
     *conditions*: answer ``ifGenerationMatch`` of Google Cloud Storage here, for an emulator that does not know it.
     """
 
@@ -40,6 +41,7 @@ class Proxy:
     delay: float = 0.0
     stall_seconds: float = 5.0
     spoil: Callable[[str, str], str | None] = lambda method, path: None
+    kill: Callable[[], None] = lambda: None
     conditions: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path with query, ``Range`` header of each request, in order."""
@@ -123,12 +125,17 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
         if fault == "half upload":
             await _send_half(request, upstream, body)
             return _cut(request)
-        async with state.one_by_one if state.conditions and "ifGenerationMatch" in request.query else contextlib.nullcontext():
-            if state.conditions and not await _is_met(request, body, upstream, session):
-                status, kept, data = 412, {"Content-Type": "application/json"}, b'{"error": {"message": "conditionNotMet"}}'
-            else:
-                status, kept, data = await _forward(request, body, upstream, session)
-        if fault == "lost":
+        for _ in range(2 if fault == "twice" else 1):
+            async with (
+                state.one_by_one if state.conditions and "ifGenerationMatch" in request.query else contextlib.nullcontext()
+            ):
+                if state.conditions and not await _is_met(request, body, upstream, session):
+                    status, kept, data = 412, {"Content-Type": "application/json"}, b'{"error": {"message": "conditionNotMet"}}'
+                else:
+                    status, kept, data = await _forward(request, body, upstream, session)
+        if fault == "kill":
+            state.kill()
+        if fault in ("lost", "kill"):
             return _cut(request)
         if request.method != "HEAD":
             kept["Content-Length"] = str(len(data))

@@ -1,4 +1,5 @@
-"""A small Hugging Face hub on loopback: as much of its HTTP interface as ``huggingface_hub`` and ``datasets`` use to read.
+"""A small Hugging Face hub on loopback: as much of its HTTP interface as ``huggingface_hub`` and ``datasets`` use to read, and
+``huggingface_hub`` to write.
 
 Repositories are directories, one for each commit: ``{datasets|models}/{organisation}/{name}/commits/{commit}/...``, and
 ``.../refs/{branch}`` holds a commit. A test module that imports ``stand_in_hub_fixture`` has the fixture ``stand_in_hub``;
@@ -7,11 +8,12 @@ another process is pointed to a hub by ``environment``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +25,10 @@ import pytest
 
 Kind = Literal["datasets", "models"]
 API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?")
+WRITE = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit|tag)/(?P<revision>[^/]+)")
+BATCH = re.compile(r"/datasets/[^/]+/[^/]+\.git/info/lfs/objects/batch")
+LARGE = 1000
+"""Files of so many bytes lie in the store for large files."""
 RESOLVE = re.compile(r"/(?:(?P<kind>datasets)/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
 
@@ -51,6 +57,14 @@ class StandInHub:
     url: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
+    token: str = ""
+    """Who writes must have it."""
+    large: dict[str, bytes] = field(default_factory=dict)
+    """Content of the store for large files, by sha256."""
+    made: dict[str, str] = field(default_factory=dict)
+    """For whom repositories were made, by name."""
+    messages: list[str] = field(default_factory=list)
+    """Of commits, in order."""
     faults: list[Fault] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -59,6 +73,7 @@ class StandInHub:
         contents = {path: content.encode() if isinstance(content, str) else content for path, content in files.items()}
         digest = hashlib.sha1(repr((kind, repo, sorted(contents.items()))).encode()).hexdigest()
         home = self.root / kind / repo
+        (home / "commits" / digest).mkdir(parents=True, exist_ok=True)
         for path, content in contents.items():
             target = home / "commits" / digest / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +93,7 @@ class StandInHub:
         with self.lock:
             return sum(part in path and method in ("", asked) for asked, path in self.requests)
 
-    def answer(self, method: str, target: str, body: bytes) -> Answer:
+    def answer(self, method: str, target: str, body: bytes, token: str = "") -> Answer:
         """What the hub says to a request; *target* is path and query as they were sent."""
         parts = urlsplit(target)
         path = unquote(parts.path)
@@ -88,6 +103,15 @@ class StandInHub:
                 if fault.times and fault.part in path:
                     fault.times -= 1
                     return Answer(fault.status, b"stand-in fault", fault.headers)
+        if method == "PUT" and path.startswith("/large/"):
+            self.large[path.rpartition("/")[2]] = body
+            return Answer(200)
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/refs", path):
+            return self._refs(match[1])
+        if path == "/api/validate-yaml":
+            return _json({"errors": [], "warnings": []})
+        if path == "/api/repos/create" or WRITE.fullmatch(parts.path) or BATCH.fullmatch(path):
+            return self._write(parts.path, body) if token == self.token else _json({"error": "not you"}, 403)
         # Revisions such as refs%2Fpr%2F1 are one part of the path: what is matched is still quoted.
         if match := API.fullmatch(parts.path):
             return self._api(**match.groupdict(), query=parse_qs(parts.query), form=parse_qs(body.decode()))
@@ -95,6 +119,56 @@ class StandInHub:
             kind, repo, revision, name = match.group("kind") or "models", *map(unquote, match.group("repo", "revision", "path"))
             return self._file(kind, repo, revision, name)
         return _missing("EntryNotFound")
+
+    def _write(self, path: str, body: bytes) -> Answer:
+        if match := WRITE.fullmatch(path):
+            repo, revision = match["repo"], unquote(match["revision"])
+            if match["verb"] == "commit":
+                return self._commit(repo, revision, map(json.loads, body.splitlines()))
+            if match["verb"] == "tag":
+                (self.root / "datasets" / repo / "refs" / json.loads(body)["tag"]).write_text(revision)
+                return Answer(201)
+            files = [
+                {"path": one["path"], "uploadMode": "lfs" if one["size"] >= LARGE else "regular", "shouldIgnore": False}
+                for one in json.loads(body)["files"]
+            ]
+            return _json({"files": files})
+        told = json.loads(body)
+        if "objects" in told:
+            missing = [one["oid"] for one in told["objects"] if one["oid"] not in self.large]
+            hrefs = {oid: {"actions": {"upload": {"href": f"{self.url}/large/{oid}"}}} for oid in missing}
+            return _json({"transfer": "basic", "objects": [{**one, **hrefs.get(one["oid"], {})} for one in told["objects"]]})
+        repo = f"{told['organization']}/{told['name']}"
+        answer = {"url": f"{self.url}/datasets/{repo}"}
+        if (self.root / "datasets" / repo).exists():
+            return _json(answer, 409)
+        self.commit(repo, {})
+        self.made[repo] = str(told.get("visibility"))
+        return _json(answer)
+
+    def _commit(self, repo: str, branch: str, lines: Iterable[dict[str, Any]]) -> Answer:
+        now = self._find("datasets", repo, branch)
+        assert isinstance(now, str)
+        content = {name: file.read_bytes() for name, file in self._files("datasets", repo, now).items()}
+        for line in lines:
+            value = line["value"]
+            match line["key"]:
+                case "header":
+                    self.messages.append(value["summary"])
+                case "file":
+                    content[value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    content[value["path"]] = self.large[value["oid"]]
+                case "deletedFile":
+                    del content[value["path"]]
+        oid = self.commit(repo, content, branch=branch)
+        return _json({"commitUrl": f"{self.url}/datasets/{repo}/commit/{oid}", "commitOid": oid})
+
+    def _refs(self, repo: str) -> Answer:
+        refs = {path.name: path.read_text() for path in sorted((self.root / "datasets" / repo / "refs").iterdir())}
+        told = [{"name": name, "ref": f"refs/{name}", "targetCommit": commit} for name, commit in refs.items()]
+        branches = [one for one in told if one["name"] == "main"]
+        return _json({"branches": branches, "converts": [], "tags": [one for one in told if one["name"] != "main"]})
 
     def _api(
         self, kind: str, repo: str, verb: str | None, rest: str | None, query: dict[str, list[str]], form: dict[str, list[str]]
@@ -162,8 +236,8 @@ def _missing(code: str, headers: Mapping[str, str] | None = None) -> Answer:
     return Answer(404, json.dumps({"error": code}).encode(), {"X-Error-Code": code, **(headers or {})})
 
 
-def _json(value: Any) -> Answer:
-    return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+def _json(value: Any, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
 def _oid(content: bytes) -> str:
@@ -172,11 +246,11 @@ def _oid(content: bytes) -> str:
 
 
 def _entry(path: str, file: Path) -> dict[str, Any]:
-    """A file as the hub lists it: Parquet files lie in its store for large ones, which tells their digests."""
+    """A file as the hub lists it: Parquet files and large ones lie in a store that tells their digests."""
     content = file.read_bytes()
     entry = {"type": "file", "oid": _oid(content), "size": len(content), "path": path}
     large = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-    return {**entry, "lfs": large} if path.endswith(".parquet") else entry
+    return {**entry, "lfs": large} if path.endswith(".parquet") or len(content) >= LARGE else entry
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -186,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        answer = self.hub.answer(self.command, self.path, body)
+        answer = self.hub.answer(self.command, self.path, body, (self.headers.get("Authorization") or "").removeprefix("Bearer "))
         status, content, headers = answer.status, answer.body, dict(answer.headers)
         if status == 200 and (match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")):
             start, stop = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
@@ -200,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
             with suppress(ConnectionError):  # a reader may stop when it has seen enough
                 self.wfile.write(content)
 
-    do_GET = do_HEAD = do_POST = _respond  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = _respond  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: what was asked is in ``StandInHub.requests``."""
@@ -232,6 +306,7 @@ def environment(url: str, home: Path) -> dict[str, str]:
         "HF_DATASETS_CACHE": str(home / "datasets"),
         "HF_XET_CACHE": str(home / "xet"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
         "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     }
 
@@ -256,6 +331,7 @@ def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
         "AGENT_HARNESSES_PATH": str(home / "harnesses.json"),
         "HF_HUB_OFFLINE": False,
         "HF_HUB_DISABLE_TELEMETRY": True,
+        "HF_HUB_DISABLE_XET": True,
     }
     in_datasets: dict[str, object] = {
         "HF_ENDPOINT": url,

@@ -1,153 +1,228 @@
-"""Make a large corpus out of the small one: real text, repeated, no two documents alike byte for byte."""
+"""Text that does not repeat, without a download: the source and documentation files of what is installed.
 
-import argparse
+Every file is a document, whole. Files of the same content are taken once, and files of the same name in the same folder of a
+package once, though their content differ: two versions of a package repeat most of their text. The order is by a digest of the
+name, so that the text is mixed and the same machine gives the same files again. *gather* may stop early: any prefix is a sample.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import shutil
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-DEFAULT_CORPUS = Path(__file__).resolve().parents[2] / ".." / "shared" / "corpus"
-FILE_TEXT_BYTES = 512_000_000
-FILE_PATTERN = "repeated-*.parquet"
+FILES = 8
+"""Files of a corpus of the wanted size: shares of it are so many files."""
+ROW_GROUP_BYTES = 4_000_000
+READERS = 8
+BATCH_FILES = 256
+ENDINGS = frozenset(
+    f".{ending}"
+    for ending in [
+        "c",
+        "cc",
+        "cfg",
+        "cmake",
+        "cpp",
+        "css",
+        "cu",
+        "cuh",
+        "el",
+        "h",
+        "hpp",
+        "html",
+        "inc",
+        "ini",
+        "java",
+        "js",
+        "lua",
+        "md",
+        "mjs",
+        "php",
+        "pl",
+        "pm",
+        "pod",
+        "proto",
+        "py",
+        "pyi",
+        "pyx",
+        "rb",
+        "rs",
+        "rst",
+        "scm",
+        "sh",
+        "sql",
+        "tcl",
+        "td",
+        "tex",
+        "toml",
+        "ts",
+        "txt",
+        "vim",
+        "yaml",
+        "yml",
+    ]
+)
+"""Of source and documentation. Data is none of it: .json, .csv and .xml repeat themselves."""
+PACKED = re.compile(r"/(?:doc|man/man\d|info)/.*\.gz$")
+"""Documentation that Linux distributions compress, in English: of other languages there are few pages, much alike."""
+PACKAGES = re.compile(r".*/(?:site-packages|dist-packages|python\d[\d.]*)/")
+MARKER = "gathered.json"
 
 
-@dataclass(frozen=True)
-class RowGroup:
-    """One row group of the original corpus, in memory."""
+class TextFile(NamedTuple):
+    """A Parquet file with the columns `text` and `id`."""
 
-    table: pa.Table
+    path: Path
+    documents: int
     text_bytes: int
 
 
-@dataclass(frozen=True)
-class Part:
-    """One row group to write: an original one, marked with the number of its repetition."""
+class Corpus(NamedTuple):
+    """Parquet files, all below *directory*."""
 
-    source: RowGroup
-    repetition: int
+    directory: Path
+    files: tuple[TextFile, ...]
 
     @property
     def documents(self) -> int:
-        return self.source.table.num_rows
+        return sum(file.documents for file in self.files)
 
     @property
     def text_bytes(self) -> int:
-        return self.source.text_bytes + self.documents * len(text_prefix(self.repetition))
+        return sum(file.text_bytes for file in self.files)
+
+    @property
+    def paths(self) -> list[Path]:
+        return [file.path for file in self.files]
+
+    def first(self, count: int, directory: Path) -> Corpus:
+        """The first *count* files in a directory of their own, as links."""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        linked = tuple(file._replace(path=directory / file.path.name) for file in self.files[:count])
+        for file, link in zip(self.files, linked, strict=False):
+            os.link(file.path, link.path)
+        return Corpus(directory, linked)
 
 
-@dataclass(frozen=True)
-class Totals:
-    """What the repeated corpus holds; the marker file is this as JSON."""
+class Found(NamedTuple):
+    """A file and its name within its package, folders without their versions."""
 
-    files: int
-    documents: int
-    text_bytes: int
-    parquet_bytes: int
+    name: str
+    path: str
 
 
-def text_prefix(repetition: int) -> str:
-    return f"{repetition} "
+def installed() -> list[Path]:
+    """Where text may lie on a Linux machine: this interpreter's packages, its library, and what the system installed."""
+    python = [Path(sysconfig.get_path("purelib")), Path(sys.base_prefix) / "lib"]
+    return [*python, *map(Path, ("/usr/lib/python3", "/usr/share", "/usr/include", "/usr/lib", "/usr/local", "/usr/src"))]
 
 
-def read_row_groups(corpus_dir: Path) -> list[RowGroup]:
-    """Every row group of the original files, in the order of their names."""
-    paths = sorted(corpus_dir.glob("*.parquet"))
-    if not paths:
-        raise FileNotFoundError(f"{corpus_dir}: no Parquet files. Name the corpus with --corpus.")
-    groups = []
-    for path in paths:
-        file = pq.ParquetFile(path)
-        for index in range(file.num_row_groups):
-            table = file.read_row_group(index, columns=["text", "id"])
-            groups.append(RowGroup(table, pc.sum(pc.binary_length(table["text"])).as_py()))
-    return groups
+def name_of(path: str) -> str:
+    """A file's name from its package on; digits and dots leave the folders, so that versions of one package agree."""
+    folder, _, name = PACKAGES.sub("", path, count=1).rpartition("/")
+    return f"{re.sub(r'[-_]?[0-9][0-9.]*', '', folder)}/{name}"
 
 
-def plan_parts(groups: list[RowGroup], text_bytes: int) -> Iterator[Part]:
-    """The original row groups over and over, until they hold at least `text_bytes` of text."""
-    planned = repetition = 0
-    while planned < text_bytes:
-        for group in groups:
-            part = Part(group, repetition)
-            planned += part.text_bytes
-            yield part
-            if planned >= text_bytes:
-                return
-        repetition += 1
+def files_below(roots: Iterable[Path]) -> list[Found]:
+    """Files that may be text, in the order in which they are taken. Of two with one name, that of the earlier root."""
+    found: dict[str, str] = {}
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for name in sorted(names):
+                path = f"{folder}/{name}"
+                if os.path.splitext(name)[1] in ENDINGS or PACKED.search(path):
+                    found.setdefault(name_of(path), path)
+    return [Found(*one) for one in sorted(found.items(), key=lambda one: hashlib.sha256(os.fsencode(one[0])).digest())]
 
 
-def plan_files(parts: Iterator[Part]) -> list[list[Part]]:
-    """Consecutive parts, cut into files of about `FILE_TEXT_BYTES` of text."""
-    files: list[list[Part]] = []
-    room = 0
-    for part in parts:
-        if room <= 0:
-            files.append([])
-            room = FILE_TEXT_BYTES
-        files[-1].append(part)
-        room -= part.text_bytes
-    return files
+def text_of(path: str) -> str | None:
+    """A file's text, unpacked; None where it is empty, not UTF-8, a link, or cannot be read."""
+    if os.path.islink(path) or not os.path.isfile(path):
+        return None
+    try:
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+            text = file.read().decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
+        return None
+    return text if text.strip() and "\0" not in text else None
 
 
-def marked(part: Part) -> pa.Table:
-    """The part's rows with text "7 ..." and id "...-7" in repetition 7, so that no content-addressed cache helps."""
-    text, ids = part.source.table["text"], part.source.table["id"]
-    return pa.table(
-        {
-            "text": pc.binary_join_element_wise(text_prefix(part.repetition), text, ""),
-            "id": pc.binary_join_element_wise(ids, f"-{part.repetition}", ""),
-        }
-    )
+def documents(found: Sequence[Found]) -> Iterator[tuple[str, str, int]]:
+    """(id, text, bytes of the text) of every file that is text, the same content once."""
+    seen = set()
+    # Threads, for the disk: it is asked for many small files. So many at a time, as memory is not for all of them.
+    with ThreadPoolExecutor(READERS) as readers:
+        for start in range(0, len(found), BATCH_FILES):
+            batch = found[start : start + BATCH_FILES]
+            for (name, _), text in zip(batch, readers.map(text_of, [path for _, path in batch]), strict=True):
+                if text is None:
+                    continue
+                data = text.encode()
+                digest = hashlib.sha256(data).digest()
+                if digest not in seen:
+                    seen.add(digest)
+                    yield name.encode("utf-8", "replace").decode(), text, len(data)
 
 
-def write_file(path: Path, parts: list[Part]) -> int:
-    """Write one Parquet file, a row group per part; return its size. The same parts give the same bytes."""
-    schema = pa.schema({"text": pa.string(), "id": pa.string()})
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for part in parts:
-            writer.write_table(marked(part))
-    return path.stat().st_size
-
-
-def is_done(marker: Path, files: int, documents: int, text_bytes: int) -> bool:
-    """Whether the directory holds exactly the planned corpus, by its marker and the sizes of its files."""
+def gather(directory: Path, wanted: int, roots: Sequence[Path] = ()) -> Corpus:
+    """Write about *wanted* bytes of text, or all that is below *roots* (by default what is installed), unless it is there.
+    FileNotFoundError where there is none.
+    """
+    marker = directory / MARKER
     if not marker.exists():
-        return False
-    sizes = [path.stat().st_size for path in marker.parent.glob(FILE_PATTERN)]
-    return json.loads(marker.read_text()) == asdict(Totals(files, documents, text_bytes, sum(sizes)))
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        places = list(roots) or installed()
+        left = documents(files_below(places))
+        files = [write_file(directory / f"text-{number:05}.parquet", left, wanted // FILES) for number in range(FILES)]
+        if not files[0].documents:
+            raise FileNotFoundError(f"no text below {', '.join(map(str, places))}. Name other directories with --text.")
+        marker.write_text(json.dumps([(file.path.name, *file[1:]) for file in files if file.documents]))
+    return Corpus(directory, tuple(TextFile(directory / name, *counts) for name, *counts in json.loads(marker.read_text())))
 
 
-def repeat_corpus(corpus_dir: Path, out_dir: Path, gigabytes: float) -> Totals:
-    """Write at least `gigabytes` (1e9 bytes) of text below `out_dir`, unless it is there already; return the totals."""
-    files = plan_files(plan_parts(read_row_groups(corpus_dir), round(gigabytes * 1e9)))
-    documents = sum(part.documents for parts in files for part in parts)
-    text_bytes = sum(part.text_bytes for parts in files for part in parts)
-    marker = out_dir / "done.json"
-    if not is_done(marker, len(files), documents, text_bytes):
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for stale in [marker, *out_dir.glob(FILE_PATTERN)]:
-            stale.unlink(missing_ok=True)
-        paths = [out_dir / f"repeated-{index:05d}.parquet" for index in range(len(files))]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            parquet_bytes = sum(threads.map(write_file, paths, files))
-        marker.write_text(json.dumps(asdict(Totals(len(files), documents, text_bytes, parquet_bytes))))
-    return Totals(**json.loads(marker.read_text()))
+def write_file(path: Path, left: Iterator[tuple[str, str, int]], wanted: int) -> TextFile:
+    """Write documents of *left* until they have *wanted* bytes of text. Without any document, no file is written."""
+    schema = pa.schema({"text": pa.string(), "id": pa.string()})
+    count = total = 0
+    while total < wanted and (group := list(up_to(left, min(ROW_GROUP_BYTES, wanted - total)))):
+        ids, texts, sizes = zip(*group, strict=True)
+        if not count:
+            writer = pq.ParquetWriter(path, schema, compression="zstd")
+        writer.write_table(pa.table({"text": pa.array(texts, pa.string()), "id": pa.array(ids, pa.string())}))
+        count, total = count + len(group), total + sum(sizes)
+    if count:
+        writer.close()
+    return TextFile(path, count, total)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, default=DEFAULT_CORPUS, help="the original Parquet files")
-    parser.add_argument("--output", type=Path, required=True, help="directory for the repeated corpus")
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="text to write, in 1e9 bytes")
-    args = parser.parse_args()
-    print(json.dumps(asdict(repeat_corpus(args.corpus, args.output, args.gigabytes))))
+def up_to(left: Iterator[tuple[str, str, int]], wanted: int) -> Iterator[tuple[str, str, int]]:
+    """Documents of *left* until they have *wanted* bytes of text."""
+    while wanted > 0 and (document := next(left, None)):
+        wanted -= document[2]
+        yield document
 
 
-if __name__ == "__main__":
-    main()
+def as_json_lines(corpus: Corpus, path: Path) -> Path:
+    """Write the corpus as JSON lines, an object with `text` and `id` a line, in its order; return the path."""
+    with path.open("w", encoding="utf-8") as lines:
+        for source in corpus.paths:
+            for batch in pq.ParquetFile(source).iter_batches():
+                lines.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in batch.to_pylist())
+    return path

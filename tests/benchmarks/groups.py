@@ -1,26 +1,28 @@
-"""What spreading a build costs: 100,000 slices in 1,000 groups, taken by workers that store reports instead of tokenizing.
+"""Groups.
 
-    python tests/benchmarks/groups.py --scratch $BENCH [--groups 100 1000] [--slices 100] [--workers 8]
-
-The server is one of its own on a fresh database; parent and workers are processes of their own. Prints a Markdown table: what
-a group costs the parent, in requests and in time, what it costs the server, and how long the whole takes.
+100,000 slices in groups of 100 as runs of their own, with the server of `make serve`; workers are simulated by eight threads that
+report results without tokenizing, so that what is measured is what spreading a build costs: the parent in requests and in time,
+and the server. A real group takes its worker 4 to 10 s to start: groups should be minutes long.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
-import resource
+import re
 import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from tests.benchmarks.bench import Bench, Grid
 
+PACKAGES = ("prefect", "sqlalchemy", "pydantic")
+GROUPS, SLICES, WORKERS = (100, 1000), 100, 8
 TICKS = os.sysconf("SC_CLK_TCK")
 MARK = "measured: "
 
@@ -31,6 +33,7 @@ def parent(output: str, groups: int, slices: int) -> None:
     from prefect import flow
 
     import flows.runners.work_pool
+    from flat_tokens.stores.store import Store
     from flows.pipelines.stages import SHARD_WRITE, TOKENIZE, in_order
     from flows.runners.work_pool import Groups
     from tasks.config import BuildConfig, DocumentPolicy
@@ -69,8 +72,8 @@ def parent(output: str, groups: int, slices: int) -> None:
             "groups": policy,
         }
     )
+    place = Place(Store.at(output), "")
     recipe = Recipe(
-        place=Place(output=output, staging=""),
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest="0" * 64,
@@ -88,18 +91,23 @@ def parent(output: str, groups: int, slices: int) -> None:
     @flow(name="simulated-build", persist_result=False)
     def simulated() -> int:
         with Groups(config) as runner:
-            return sum(
-                shard.written for shard in in_order(runner, parts, TOKENIZE.given(recipe), SHARD_WRITE.given(recipe.place))
-            )
+            shards = in_order(runner, parts, TOKENIZE.given(recipe, place, ()), SHARD_WRITE.given(place))
+            return sum(shard.written for shard in shards)
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     begin = time.perf_counter()
     done = simulated()
     seconds = time.perf_counter() - begin
     if done != groups * slices:
         raise SystemExit(f"{done} documents instead of {groups * slices}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(MARK + json.dumps({"seconds": seconds, "before": before, "peak": peak, "spent": spent, "calls": calls}))
+    print(MARK + json.dumps({"seconds": seconds, "before": before, "peak": peak(), "spent": spent, "calls": calls}))
+
+
+def peak() -> int:
+    """Peak memory of this process in kB."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1])
 
 
 def workers(output: str, count: int) -> None:
@@ -122,8 +130,8 @@ def workers(output: str, count: int) -> None:
             client.set_flow_run_state(run.id, Pending())
             client.set_flow_run_state(run.id, Running())
             group = read_group(root, run.parameters["group"])
-            slices, steps = work_of(group, Place(output=output, staging=""))
-            (recipe,) = steps[0].shared
+            slices, steps = work_of(group, Place(root, ""))
+            recipe, _ = steps[0].shared
             shards = [
                 TokenShard(
                     key=recipe.key(part),
@@ -169,58 +177,61 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def measure(scratch: Path, groups: int, slices: int, count: int) -> str:
-    from tests.flows.pool import pool
+def spread_out(scratch: Path, groups: int, slices: int) -> Sequence[object]:
+    """A row: a build of so many groups."""
+    from tests.flows.pool import pool  # the two processes below need no server of their own
 
     home = scratch / f"home-{groups}"
     home.mkdir(parents=True)
     output = str(scratch / f"out-{groups}")
+    sizes = ("--scratch", output, "--groups", str(groups), "--slices", str(slices))
     with pool(home) as started:
         server = started.running[0]
-        here = str(Path(__file__))
-        taking = started.start(here, "--as", "workers", "--scratch", output, "--workers", str(count))
+        here = ("-m", "tests.benchmarks.groups")
+        taking = started.start(*here, "--as", "workers", *sizes)
         before = cpu_seconds(server.pid)
-        build = started.start(
-            here, "--as", "parent", "--scratch", output, "--groups", str(groups), "--slices", str(slices), stdout=subprocess.PIPE
-        )
-        out, _ = build.communicate()
+        build = started.start(*here, "--as", "parent", *sizes, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, told = build.communicate()
         used = cpu_seconds(server.pid) - before
         database = sum(path.stat().st_size for path in home.glob("prefect.db*")) / 1e6
         started.stop([taking])
     lines = [line for line in out.splitlines() if line.startswith(MARK)]
     if not lines:
-        raise SystemExit("the build failed")
+        raise RuntimeError(f"the build failed:\n{(out + told)[-3000:]}")
     facts = json.loads(lines[0].removeprefix(MARK))
     spent, calls = facts["spent"], facts["calls"]
-    return (
-        f"| {groups * slices:,} | {groups:,} | {facts['seconds']:,.0f} | {spent['put'] / groups * 1e3:.1f} "
-        f"| {spent['create'] / groups * 1e3:.0f} | {spent['look']:.1f} in {calls['look']:,} | {calls['requests'] / groups:.1f} "
-        f"| {facts['peak'] / 1e3:.0f} ({facts['before'] / 1e3:.0f}) | {used / groups * 1e3:.0f} | {database:.0f} |"
-    )
+    return [
+        f"{groups * slices:,}",
+        f"{groups:,}",
+        f"{facts['seconds']:,.0f}",
+        f"{spent['put'] / groups * 1e3:.1f}",
+        f"{spent['create'] / groups * 1e3:.0f}",
+        f"{spent.get('look', 0):.1f}",
+        f"{calls['requests'] / groups:.1f}",
+        f"{facts['peak'] / 1e3:.0f} ({facts['before'] / 1e3:.0f})",
+        f"{used / groups * 1e3:.0f}",
+        f"{database:.0f}",
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", required=True, help="a directory that does not hold anything else")
-    parser.add_argument("--groups", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--slices", type=int, default=100, help="in a group (100)")
-    parser.add_argument("--workers", type=int, default=8, help="simulated (8)")
-    parser.add_argument("--as", dest="part", choices=["parent", "workers"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.part == "parent":
-        parent(options.scratch, options.groups[0], options.slices)
-        return
-    if options.part == "workers":
-        workers(options.scratch, options.workers)
-        return
-    print(
-        "| slices | groups | seconds | storing a group, ms | creating its run, ms | looks at all, s | parent's requests a group "
-        "| parent's memory, MB (before) | server's processor, ms a group | its database, MB |"
-    )
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for groups in options.groups:
-        print(measure(Path(options.scratch), groups, options.slices, options.workers), flush=True)
+def measure(bench: Bench) -> list[Grid]:
+    scratch = bench.fresh("groups")
+    counts, slices = bench.size((GROUPS, SLICES), ((3,), 2))
+    rows = [spread_out(scratch, count, slices) for count in counts]
+    bench.fresh("groups")
+    columns = ["slices", "groups", "s", "storing a group, ms", "creating its run, ms", "looking at all, s"]
+    more = ["requests of the parent a group", "parent's memory, MB (before)", "server's processor, ms a group", "database, MB"]
+    return [Grid([*columns, *more], rows)]
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--as", dest="part", choices=["parent", "workers"], required=True)
+    parser.add_argument("--scratch", required=True)
+    parser.add_argument("--groups", type=int, required=True)
+    parser.add_argument("--slices", type=int, required=True)
+    options = parser.parse_args()
+    if options.part == "parent":
+        parent(options.scratch, options.groups, options.slices)
+    else:
+        workers(options.scratch, WORKERS)

@@ -1,17 +1,16 @@
-"""What watching a build costs: the same build of many small slices without a Prefect server and with one.
+"""Watching a build.
 
-    python tests/benchmarks/orchestration.py --scratch $BENCH [--slices 2000 5000 20000] [--workers N]
-
-Every build is a whole process; the server is one of its own, on a fresh database. Prints a Markdown table: seconds of the
-tokenize stage, what a slice costs more with a server, the processor time and the database that the server needed, and how long
-after the build's end the server showed all of its task runs as completed.
+The same build of many small slices (2 kB each) on a thread a core, without a Prefect server and with one on the same cores and a
+fresh SQLite database. Slices below 8 MB share a task as soon as there is more to do than workers, up to 28 of them; every slice
+has its own receipt and is resumed by itself all the same. "Behind": how long after the build's end the server showed all of it.
+Seconds of the tokenize stage, unless said otherwise.
 """
 
-import argparse
+from __future__ import annotations
+
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -24,16 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.bench import Bench, Grid, python, run_whole
+
+PACKAGES = ("prefect", "sqlalchemy", "pydantic")
+SLICES = (2000, 5000, 20_000)
 TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
-BUILD = """
-import re, sys
-from flows.commands.main import main
-status = main(sys.argv[1:])
-print("peak kB:", re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
-sys.exit(status)
-"""
 
 
 class Built(NamedTuple):
@@ -63,33 +58,21 @@ def build(scratch: Path, slices: int, workers: int, api: str | None) -> Built:
         "workers": workers,
     }
     (scratch / "build.yaml").write_text(json.dumps(config))
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    environment |= {"PREFECT_API_URL": api} if api else {}
-    begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, "build", str(scratch / "build.yaml"), *([] if api else ["--no-server"])],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    seconds = time.perf_counter() - begin
-    if done.returncode:
-        raise SystemExit(f"the build failed:\n{done.stdout}{done.stderr}")
+    environment = {"PREFECT_HOME": str(scratch / "prefect"), **({"PREFECT_API_URL": api} if api else {})}
+    command = python("-m", "flows", "build", scratch / "build.yaml", "--quiet", *([] if api else ["--no-server"]))
+    done = run_whole(command, environment)
     (record,) = (out / "runs").glob("*.json")
     facts: dict[str, Any] = json.loads(record.read_text())
     if facts["slices"] != slices:
-        raise SystemExit(f"{facts['slices']} slices instead of {slices}")
-    peak = re.search(r"peak kB: (\d+)", done.stderr)
-    assert peak
-    return Built(seconds, facts["seconds"]["tokenize"], int(peak[1]) / 1e3)
+        raise RuntimeError(f"{facts['slices']} slices instead of {slices}")
+    return Built(done.seconds, facts["seconds"]["tokenize"], done.peak / 1e6)
 
 
 class Server(NamedTuple):
     """A Prefect server of our own."""
 
     api: str
-    process: "subprocess.Popen[bytes]"
+    process: subprocess.Popen[bytes]
     home: Path
 
     def cpu_seconds(self) -> float:
@@ -126,7 +109,7 @@ def server(scratch: Path) -> Iterator[Server]:
         port = probe.getsockname()[1]
     home = scratch / "prefect"
     shutil.rmtree(home, ignore_errors=True)
-    home.mkdir()
+    home.mkdir(parents=True)
     environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -144,7 +127,7 @@ def server(scratch: Path) -> Iterator[Server]:
                 break
             except (urllib.error.URLError, OSError):
                 if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit("the Prefect server did not start") from None
+                    raise RuntimeError("the Prefect server did not start") from None
                 time.sleep(0.3)
         yield made
     finally:
@@ -152,37 +135,34 @@ def server(scratch: Path) -> Iterator[Server]:
         process.wait()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--scratch", type=Path, required=True)
-    parser.add_argument("--slices", type=int, nargs="+", default=[2000, 5000, 20000])
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    args = parser.parse_args()
-    scratch = args.scratch / "orchestration"
-    scratch.mkdir(parents=True)
-    os.environ["PREFECT_HOME"] = str(scratch / "prefect")
-    print(
-        "| slices | task runs | tokenize alone, s | with a server, s | more per slice, ms | whole build, s | peak memory, MB "
-        "| server's processor, s | database, MB | behind, s |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
-    )
-    for slices in args.slices:
+def measure(bench: Bench) -> list[Grid]:
+    scratch = bench.fresh("orchestration")
+    rows = []
+    for slices in bench.size(SLICES, (40,)):
+        scratch.mkdir(exist_ok=True)
         write_text(scratch / f"{slices}.jsonl", slices)
-        plain = build(scratch, slices, args.workers, None)
+        plain = build(scratch, slices, os.cpu_count() or 1, None)
         with server(scratch) as watching:
             before = watching.cpu_seconds()
-            watched = build(scratch, slices, args.workers, watching.api)
+            watched = build(scratch, slices, os.cpu_count() or 1, watching.api)
             ended = time.perf_counter()
             while not watching.knows_all() and time.perf_counter() < ended + CATCH_UP_SECONDS:
                 time.sleep(1)
             behind = time.perf_counter() - ended
-            print(
-                f"| {slices:,} | {watching.task_runs():,} | {plain.tokenize:.1f} | {watched.tokenize:.1f} "
-                f"| {1e3 * (watched.tokenize - plain.tokenize) / slices:.1f} | {watched.seconds:.1f} | {watched.peak_mb:.0f} "
-                f"| {watching.cpu_seconds() - before:.0f} | {watching.megabytes():.0f} | {behind:.0f} |",
-                flush=True,
+            rows.append(
+                [
+                    f"{slices:,}",
+                    f"{watching.task_runs():,}",
+                    f"{plain.tokenize:.1f}",
+                    f"{watched.tokenize:.1f}",
+                    f"{1e3 * (watched.tokenize - plain.tokenize) / slices:.1f}",
+                    f"{watched.seconds:.1f}",
+                    f"{watched.peak_mb:.0f}",
+                    f"{watching.cpu_seconds() - before:.0f}",
+                    f"{watching.megabytes():.0f}",
+                    f"{behind:.0f}",
+                ]
             )
-    shutil.rmtree(scratch)
-
-
-if __name__ == "__main__":
-    main()
+        bench.fresh("orchestration")
+    columns = ["slices", "task runs", "alone, s", "with a server, s", "more per slice, ms", "whole build, s", "peak memory, MB"]
+    return [Grid([*columns, "server's processor, s", "database, MB", "behind, s"], rows)]

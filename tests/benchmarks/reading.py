@@ -1,39 +1,43 @@
-"""Random reads, batches, opening and packing, side by side with np.memmap and zarr-python, in one run.
+"""Reading.
 
-    python tests/benchmarks/reading.py --scratch $BENCH [--tokens 200_000_000] [--only warm cold loader open remote]
-
-Prints a Markdown table a section. Every figure is the best of several passes, peers and this library in turn.
+200 million tokens in documents of lognormal length, ids by Zipf's law; each figure the best of seven passes with the sides in
+turn (cold: of five). `np.memmap` reads the same tokens from a raw file, zarr is zarr-python on the same dataset, `reference` is
+the reference writer's zarr v2 layout (4 Mi chunks, Blosc lz4 with bitshuffle). A torch DataLoader is there where torch is
+installed: `make peers`.
 """
 
-import argparse
+from __future__ import annotations
+
+import importlib.util
+import mmap
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numcodecs
 import numpy as np
 import zarr
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+import flat_tokens
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.arrays.layouts import LAYOUTS
+from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
+from tests.proxy import proxy
 
-import flat_tokens  # noqa: E402
-from flat_tokens import TokenBatch, write_dataset  # noqa: E402
-
+PACKAGES = ("zarr", "numpy", "numcodecs", "torch")
+TOKENS = 200_000_000
 LENGTH = 2048
 BATCH = 512
 PASSES = 7
-SECTIONS = ("warm", "cold", "loader", "open", "remote")
 
 
-def documents(token_count: int) -> Iterator[TokenBatch]:
+def documents(token_count: int, highest_id: int = 100_000) -> Iterator[TokenBatch]:
     """Documents of 1 to some 5,000 tokens whose ids follow Zipf's law and repeat as phrases do, 4 Mi tokens at a time."""
     rng = np.random.default_rng(0)
-    phrases = np.minimum(rng.zipf(1.2, (1 << 16, 8)), 100_000).astype(np.uint32)
+    phrases = np.minimum(rng.zipf(1.2, (1 << 16, 8)), highest_id).astype(np.uint32)
     for start in range(0, token_count, 1 << 22):
         count = min(1 << 22, token_count - start)
         tokens = phrases[np.minimum(rng.zipf(1.1, -(-count // 8)), len(phrases)) - 1].reshape(-1)[:count].copy()
@@ -44,10 +48,8 @@ def documents(token_count: int) -> Iterator[TokenBatch]:
 
 
 def make(scratch: Path, token_count: int) -> None:
-    if (scratch / "done").exists():
-        return
-    shutil.rmtree(scratch, ignore_errors=True)
-    for layout in ("mmap", "compact"):
+    """The same tokens in each layout, as the reference writer has them, and as a raw file."""
+    for layout in LAYOUTS:
         write_dataset(scratch / layout, documents(token_count), layout=layout)
     train = flat_tokens.open(scratch / "mmap").train
     blosc = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE)
@@ -73,10 +75,9 @@ def make(scratch: Path, token_count: int) -> None:
     with (scratch / "tokens.bin").open("wb") as file:
         for start in range(0, train.token_count, 1 << 22):
             file.write(train.slice(start, min(start + (1 << 22), train.token_count)).data)
-    (scratch / "done").touch()
 
 
-def best(sides: dict[str, tuple[Callable[[], object], int]], passes: int = PASSES) -> dict[str, float]:
+def best(sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, float]:
     """Seconds a call of each side, the sides in turn: {name: (pass over all calls, number of calls)}."""
     times = dict.fromkeys(sides, float("inf"))
     for _ in range(passes):
@@ -95,17 +96,16 @@ def each(read: Callable[[int], object], items: list[int]) -> tuple[Callable[[], 
     return run, len(items)
 
 
-def table(title: str, times: dict[str, float], unit: float = 1e-6, name: str = "µs", against: str | None = None) -> None:
-    against = against or next(iter(times))
-    print(f"\n{title}\n\n| | {name} | times {against} |\n|---|---|---|")
-    for side, seconds in times.items():
-        print(f"| {side} | {seconds / unit:.2f} | {seconds / times[against]:.2f} |")
+def compared(above: str, times: dict[str, float]) -> Grid:
+    """Seconds of each side as microseconds, and beside the first side's."""
+    first = next(iter(times.values()))
+    return Grid(["", "µs", "times the first"], [[name, f"{s * 1e6:.2f}", f"{s / first:.2f}"] for name, s in times.items()], above)
 
 
-def warm(scratch: Path) -> None:
+def warm(scratch: Path, passes: int) -> list[Grid]:
     raw = np.memmap(scratch / "tokens.bin", "<u4", "r")
     raw[::1024].sum()  # into the page cache
-    layouts = {layout: flat_tokens.open(scratch / layout).train for layout in ("mmap", "compact", "reference")}
+    layouts = {layout: flat_tokens.open(scratch / layout).train for layout in (*LAYOUTS, "reference")}
     layouts["mmap"].slice(0, layouts["mmap"].token_count)
     packed = {name: train.packed(LENGTH) for name, train in layouts.items()}
     arrays = {name: zarr.open_array(scratch / name / "train/encoded_tokens", mode="r") for name in layouts}
@@ -113,13 +113,13 @@ def warm(scratch: Path) -> None:
     rows = order.tolist()
     few, some = rows[:200], rows[:2000]
     sides = {"np.memmap, slice and copy": each(lambda i: raw[i * LENGTH : (i + 1) * LENGTH].copy(), rows)}
-    sides["mmap: slice"] = each(lambda i: layouts["mmap"].slice(i * LENGTH, (i + 1) * LENGTH), rows)
-    sides["mmap: packed[i]"] = each(packed["mmap"].__getitem__, rows)
-    sides["mmap: zarr"] = each(lambda i: arrays["mmap"][i * LENGTH : (i + 1) * LENGTH], few)
-    for name in ("compact", "reference"):
-        sides[f"{name}: packed[i]"] = each(packed[name].__getitem__, some if name == "compact" else few)
-        sides[f"{name}: zarr"] = each(lambda i, name=name: arrays[name][i * LENGTH : (i + 1) * LENGTH], few[:50])
-    table(f"One random packed sequence of {LENGTH} tokens, warm", best(sides))
+    sides["`mmap`: `slice`"] = each(lambda i: layouts["mmap"].slice(i * LENGTH, (i + 1) * LENGTH), rows)
+    sides["`mmap`: `packed[i]`"] = each(packed["mmap"].__getitem__, rows)
+    sides["`mmap`: zarr"] = each(lambda i: arrays["mmap"][i * LENGTH : (i + 1) * LENGTH], few)
+    for name in ("compact", "zarr2", "reference"):
+        sides[f"`{name}`: `packed[i]`"] = each(packed[name].__getitem__, some if name == "compact" else few)
+        sides[f"`{name}`: zarr"] = each(lambda i, name=name: arrays[name][i * LENGTH : (i + 1) * LENGTH], few[:50])
+    one = compared(f"One random packed sequence of {LENGTH:,} tokens, warm page cache:", best(sides, passes))
 
     batches = [order[k : k + BATCH] for k in range(0, len(order), BATCH)]
     lists = [batch.tolist() for batch in batches]
@@ -138,13 +138,14 @@ def warm(scratch: Path) -> None:
         for batch in batches:
             packed["mmap"].batch(batch)
 
-    def items() -> None:
+    def many() -> None:
         for batch in lists:
             packed["mmap"].__getitems__(batch)
 
-    runs = {"np.memmap, np.stack": memmap_stack, "np.memmap, one array for all": memmap_into, "mmap: batch": ours}
-    runs["mmap: __getitems__"] = items
-    table(f"A batch of {BATCH} such sequences, warm", best({name: (run, len(batches)) for name, run in runs.items()}))
+    runs = {"np.memmap, np.stack": memmap_stack, "np.memmap, into one array for all batches": memmap_into, "`batch`": ours}
+    runs["`__getitems__` (512 items, as torch's loader asks)"] = many
+    times = best({name: (run, len(batches)) for name, run in runs.items()}, passes)
+    return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", times)]
 
 
 def forget(scratch: Path) -> None:
@@ -157,12 +158,10 @@ def forget(scratch: Path) -> None:
             os.close(fd)
 
 
-def cold(scratch: Path) -> None:
-    import mmap
-
+def cold(scratch: Path, passes: int) -> Grid:
     rng = np.random.default_rng(2)
-    times = {name: float("inf") for name in ("np.memmap with MADV_RANDOM", "np.memmap", "mmap: packed[i]", "mmap: batch of 64")}
-    for _ in range(5):
+    times = {name: float("inf") for name in ("np.memmap with MADV_RANDOM", "np.memmap", "`mmap`: `packed[i]`", "`batch` of 64")}
+    for _ in range(passes):
         for name in times:
             forget(scratch)
             train = flat_tokens.open(scratch / "mmap").train
@@ -184,7 +183,7 @@ def cold(scratch: Path) -> None:
                     raw[i * LENGTH : (i + 1) * LENGTH].copy()
             times[name] = min(times[name], (time.perf_counter() - begin) / len(rows))
             del raw, train, packed
-    table(f"One random packed sequence of {LENGTH} tokens, page cache dropped", times)
+    return compared("A sequence, page cache dropped:", times)
 
 
 LOADER = """
@@ -220,29 +219,27 @@ if __name__ == "__main__":
 """
 
 
-def loader(scratch: Path) -> None:
-    def run(program: str, *args: object) -> float:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", program, *map(str, args)], env=env, capture_output=True, text=True)
-        if done.returncode:
-            print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
-            return float("nan")
-        return float(done.stdout)
-
-    program = scratch / "nanogpt_loader.py"
-    program.write_text(NANOGPT)
-    times = {"mmap, shuffled, encoded tokens": run(LOADER, scratch / "mmap", "encoded", 150)}
-    times["mmap, shuffled, inputs and targets"] = run(LOADER, scratch / "mmap", "fields", 100)
-    times["compact, shuffled, encoded tokens"] = run(LOADER, scratch / "compact", "encoded", 30)
-    for workers in (0, 2):
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, program, scratch / "tokens.bin", workers, 30]
-        done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True)
-        if done.returncode == 0:
-            times[f"torch DataLoader over np.memmap, {workers} workers"] = float(done.stdout)
-    print(f"\nBatches of {BATCH} x {LENGTH} tokens to a consumer\n\n| | ms a batch | GB/s of 4-byte tokens |\n|---|---|---|")
-    for name, seconds in times.items():
-        print(f"| {name} | {seconds * 1e3:.2f} | {BATCH * LENGTH * 4 / seconds / 1e9:.2f} |")
+def loader(bench: Bench, scratch: Path) -> Grid:
+    """Batches to a consumer, a process a side."""
+    program, path = scratch / "nanogpt_loader.py", {"PYTHONPATH": str(ROOT)}
+    program.write_text(NANOGPT)  # its workers are processes that import it
+    share = bench.size(1, 10)
+    commands = {
+        "`ShuffledLoader`, prefetch 2, `mmap`, as stored": ["-c", LOADER, scratch / "mmap", "encoded", 150 // share],
+        "the same, `inputs` and `targets` derived by the consumer": ["-c", LOADER, scratch / "mmap", "fields", 100 // share],
+        "`ShuffledLoader`, `compact`": ["-c", LOADER, scratch / "compact", "encoded", 100 // share],
+        "`ShuffledLoader`, `zarr2`": ["-c", LOADER, scratch / "zarr2", "encoded", 30 // share],
+    }
+    if importlib.util.find_spec("torch"):
+        for workers, name in ((0, "no workers"), (2, "2 workers"))[bench.size(0, 1) :]:
+            peer = f"torch DataLoader over np.memmap, int64 inputs and targets, {name}"
+            commands[peer] = [program, scratch / "tokens.bin", workers, bench.size(30, 1)]
+    rows = []
+    for name, command in commands.items():
+        seconds = float(run_whole(python(*command), path).out)
+        rows.append([name, f"{seconds * 1e3:.2f}", f"{BATCH * LENGTH * 4 / seconds / 1e9:.2f}"])
+    above = f"Batches of {BATCH} x {LENGTH:,} tokens to a consumer:"
+    return Grid(["", "ms a batch", "GB/s of 4-byte tokens"], rows, above)
 
 
 OPEN = """
@@ -261,87 +258,85 @@ print(time.perf_counter() - begin, len(packs), (peak() - before) / 1e3)
 """
 
 
-def opening(scratch: Path) -> None:
-    path = scratch / "many"
-    if not path.exists():
+def opening(bench: Bench, scratch: Path) -> Grid:
+    """Many short sequences, a process a round."""
+    path, blocks = scratch / "many", bench.size(100, 1)
+
+    def short() -> Iterator[TokenBatch]:
         rng = np.random.default_rng(3)
+        for _ in range(blocks):
+            lengths = rng.integers(1, 60, 100_000)
+            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
+            yield TokenBatch.from_flat(np.ones(int(starts[-1]), np.uint32), starts)
 
-        def short() -> Iterator[TokenBatch]:
-            for _ in range(100):
-                lengths = rng.integers(1, 60, 100_000)
-                starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
-                yield TokenBatch.from_flat(np.ones(int(starts[-1]), np.uint32), starts)
-
-        write_dataset(path, short())
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    runs = []
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", OPEN, str(path), "pack"], env=env, capture_output=True, text=True, check=True
-        )
-        runs.append([float(figure) for figure in done.stdout.split()])
-    seconds, memory, packing, packs, peak = (min(column) for column in zip(*runs, strict=True))
-    print(f"\n10,000,000 sequences: open() {seconds * 1e3:.1f} ms, {memory:.1f} MB; greedy packing index at 2,048 tokens")
-    print(f"{packing:.2f} s, {packs:.0f} packs, memory up by {peak:.0f} MB in all")
+    write_dataset(path, short())
+    runs = [run_whole(python("-c", OPEN, path, "pack"), {"PYTHONPATH": str(ROOT)}).out.split() for _ in range(bench.size(5, 1))]
+    seconds, memory, packing, packs, peak = (min(map(float, column)) for column in zip(*runs, strict=True))
+    columns = [
+        "sequences",
+        "`open()`, ms",
+        "its memory, MB",
+        "greedy packing index at 2,048 tokens, s",
+        "packs",
+        "memory in all, MB",
+    ]
+    row = [f"{blocks * 100_000:,}", f"{seconds * 1e3:.1f}", f"{memory:.1f}", f"{packing:.2f}", f"{packs:,.0f}", f"{peak:.0f}"]
+    return Grid(columns, [row])
 
 
-def remote(scratch: Path) -> None:
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """A directory over HTTP, with ranges of files, from a process of its own; its URL."""
+    with subprocess.Popen(python("-c", SERVE, directory), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+SERVE = """
+import asyncio, sys
+from aiohttp import web
+async def forever():
+    app = web.Application()
+    app.router.add_static("/", sys.argv[1])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.sleep(1e9)
+asyncio.run(forever())
+"""
+
+
+def remote(scratch: Path, passes: int) -> Grid:
     """Through a proxy that holds every answer for 30 ms."""
-    import asyncio
-    import threading
-
-    from aiohttp import web
-
-    from tests.proxy import proxy
-
-    def serve(ready: list[int], event: threading.Event) -> None:
-        async def forever() -> None:
-            app = web.Application()
-            app.router.add_static("/", scratch)
-            runner = web.AppRunner(app, access_log=None)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            ready.append(runner.addresses[0][1])
-            event.set()
-            await asyncio.sleep(1e9)
-
-        asyncio.run(forever())
-
-    ready: list[int] = []
-    event = threading.Event()
-    threading.Thread(target=serve, args=(ready, event), daemon=True).start()
-    event.wait()
     rng = np.random.default_rng(4)
-    print("\nOver HTTP with 30 ms a request\n\n| | ms | requests |\n|---|---|---|")
-    with proxy(f"http://127.0.0.1:{ready[0]}", delay=0.03) as slow:
+    rows = []
+    with served(scratch) as url, proxy(url, delay=0.03) as slow:
         for layout in ("mmap", "compact"):
             begin = time.perf_counter()
             packed = flat_tokens.open(f"{slow.url}/{layout}").train.packed(LENGTH)
-            print(f"| {layout}: open | {(time.perf_counter() - begin) * 1e3:.0f} | {len(slow.requests)} |")
+            rows.append([f"`{layout}`: open", f"{(time.perf_counter() - begin) * 1e3:.0f}", f"{len(slow.requests)}"])
             packed.batch(np.arange(0, len(packed), 16))  # indexes of shards
             for name, count in (("one sequence", 1), ("64 sequences", 64)):
-                lines = []
-                for _ in range(PASSES):
-                    rows = rng.integers(0, len(packed), count)
+                found = []
+                for _ in range(passes):
+                    order = rng.integers(0, len(packed), count)
                     slow.requests.clear()
                     begin = time.perf_counter()
-                    packed.batch(rows)
-                    lines.append((time.perf_counter() - begin, len(slow.requests)))
-                print(f"| {layout}: {name} | {min(lines)[0] * 1e3:.0f} | {min(lines)[1]} |")
+                    packed.batch(order)
+                    found.append((time.perf_counter() - begin, len(slow.requests)))
+                rows.append([f"`{layout}`: {name}", f"{min(found)[0] * 1e3:.0f}", f"{min(found)[1]}"])
             slow.requests.clear()
+    return Grid(["", "ms", "requests"], rows, "Over HTTP, through a proxy that holds every answer for 30 ms:")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--scratch", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=200_000_000)
-    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=SECTIONS)
-    args = parser.parse_args()
-    make(args.scratch, args.tokens)
-    sections = {"warm": warm, "cold": cold, "loader": loader, "open": opening, "remote": remote}
-    for name in args.only:
-        sections[name](args.scratch)
-
-
-if __name__ == "__main__":
-    main()
+def measure(bench: Bench) -> list[Grid]:
+    scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
+    make(scratch, bench.size(TOKENS, 2_000_000))
+    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), opening(bench, scratch)]
+    grids.append(remote(scratch, passes))
+    bench.fresh("reading")
+    return grids

@@ -72,8 +72,16 @@ class Service(NamedTuple):
         return f"http://127.0.0.1:{self.port}/api"
 
     @property
+    def secret_file(self) -> Path:
+        return self.home / "prefect" / "flat-tokens-secret"
+
+    @property
+    def secret(self) -> str:
+        return self.secret_file.read_text().strip()
+
+    @property
     def environment(self) -> dict[str, str]:
-        return {**environment(self.home), "PREFECT_API_URL": self.url}
+        return {**environment(self.home), "PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self.secret}
 
     @property
     def output(self) -> str:
@@ -83,7 +91,8 @@ class Service(NamedTuple):
         """An answer of the API. What it could not do because its database was busy is asked again."""
 
         def answer() -> tuple[requests.Response] | None:
-            given = requests.request(method, self.url + path, json=body, timeout=60)
+            user, _, password = self.secret.partition(":")
+            given = requests.request(method, self.url + path, json=body, auth=(user, password), timeout=60)
             return None if given.status_code >= 500 else (given,)
 
         return until(answer, f"{method} {path}")[0]

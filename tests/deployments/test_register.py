@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import yaml
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.utilities.schema_tools.validation import validate
 
 from deployments.register import (
     SLUG,
@@ -33,7 +35,8 @@ from deployments.register import (
     wanted,
 )
 from deployments.serve import arguments as command_line
-from flows.commands.config_file import read_config
+from flows.build import build_dataset
+from flows.commands.build import read_config
 from tasks.config import BuildConfig
 
 CHECKOUT = Path(__file__).parents[2]
@@ -59,6 +62,7 @@ def schema_of(name: str) -> dict[str, Any]:
 def test_the_deployments_that_there_are() -> None:
     assert set(DEPLOYMENTS) == {
         "build",
+        "publish",
         "refresh",
         "retokenize",
         "export",
@@ -352,3 +356,31 @@ def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are() ->
     """Not by the names of classes, which one of the two UIs would show."""
     config = schema_of("build")["definitions"]["BuildConfig"]["properties"]
     assert [config[name]["title"] for name in ("tokenizer", "documents", "groups")] == ["Tokenizer", "Documents", "Groups"]
+
+
+def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
+    """Unless it is paused."""
+    yearly = CronSchedule(cron="30 4 1 2 *", timezone="Asia/Tokyo")
+    (told,) = remarks(None, {}, schedules_of([{"cron": yearly.cron, "timezone": yearly.timezone}], []))
+    assert re.fullmatch(r"next run \d{4}-02-01 04:30 JST", told)
+    (told,) = remarks(None, {}, schedules_of([{"interval": 3600, "timezone": "UTC"}], []))
+    assert re.fullmatch(r"next run \d{4}-\d\d-\d\d \d\d:\d\d UTC", told)
+    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
+    assert list(remarks(None, {}, [paused])) == ["paused"]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_right"),
+    [
+        ({}, False),
+        ({"path": None}, False),
+        ({"path": None, "hub": None}, False),
+        ({"path": "/in"}, True),
+        ({"hub": {"path": "a/b"}}, True),
+    ],
+)
+def test_the_form_refuses_a_source_without_a_place(source: dict[str, Any], is_right: bool) -> None:
+    """When it is submitted, as the server does by the schema alone."""
+    config = {"output": "/out", "sources": [source], "tokenizer": {"name": "bytes"}, "slice_bytes": "128 MB"}
+    faults = validate({"config": config}, run_form(build_dataset), preprocess=True)
+    assert (not faults) is is_right

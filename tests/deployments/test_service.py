@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import requests
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from websockets import Subprotocol
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
 import flat_tokens
 from deployments.register import automate, create_pools, read_automations, read_deployments, register
+from flat_tokens.stores.store import Store
+from tasks.output.leases import building
+from tasks.shards.index import read_index
 from tests.deployments.service import CHECKOUT, Service, descendants, end, environment, kill, start, until, worker
 from tests.deployments.service import free_port as some_port
 
@@ -64,6 +76,11 @@ def service(home: Path) -> Iterator[Service]:
         end(started)
 
 
+def reaching(service: Service) -> AbstractContextManager[Any]:
+    """Prefect's clients in this process reach the service."""
+    return temporary_settings({PREFECT_API_URL: service.url, PREFECT_API_AUTH_STRING: service.secret})
+
+
 def said(tokens: Any) -> str:
     """What tokens of the tokenizer "bytes" say."""
     return bytes(int(token) - 1 for token in tokens).decode()
@@ -92,7 +109,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     assert set(before) == {text for documents in TEXTS.values() for _, text in documents}
     assert set(before.values()) == {"train", "validation"}
     reader = flat_tokens.open(out)
-    shards = {receipt.parent.name: receipt.stat().st_mtime_ns for receipt in (out / "_cache").glob("*/receipt.json")}
+    slices = {shard.key for shard in read_index(Store.at(out), old.name)}
 
     changed = [("b1", "bananas"), ("b2", "blueberries"), ("b3", "beets")]
     put(texts, "d.jsonl", [("d1", "dates"), ("d2", "dill")])
@@ -104,9 +121,9 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     after = splits(new)
     assert {text: after[text] for text in before if text in after} == {text: before[text] for text in before if text in after}
     assert after["blueberries"] == before["berries"]  # the id is the same document
-    now = {receipt.parent.name: receipt.stat().st_mtime_ns for receipt in (out / "_cache").glob("*/receipt.json")}
-    assert {key: now[key] for key in shards} == shards
-    assert len(now) == len(shards) + 2  # of the file that came and of the one that changed
+    now = {shard.key for shard in read_index(Store.at(out), new.name)}
+    assert len(now & slices) == 1
+    assert len(now - slices) == 2  # of the file that came and of the one that changed
     seen = [said(reader.train[i]) for i in range(len(reader.train))]
     assert set(seen) == {text for text, split in before.items() if split == "train"}
     assert flat_tokens.verify(old, "full").seq_count == len(before)
@@ -139,6 +156,7 @@ def test_a_run_can_be_watched(service: Service) -> None:
         ("fruit-split", "progress"),
         ("fruit-summary", "markdown"),
         ("fruit-refresh", "markdown"),
+        ("dataset-fruit", "markdown"),
     }
     assert [float(artifacts[f"fruit-{stage}"]["data"]) for stage in ("download", "tokenize", "split")] == [100.0] * 3
     assert artifacts["fruit-tokenize"]["description"].startswith("Done: 9 documents, ")
@@ -246,7 +264,7 @@ def test_a_pool_of_another_type_is_the_operators(service: Service) -> None:
     """Made before the deployments are registered, it keeps its template."""
     template = json.loads((CHECKOUT / "docker/kubernetes-job.json").read_text())
     (build,) = (one for one in read_deployments() if one["name"] == "build")
-    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
+    with reaching(service), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
         create_pools(client, [{**build, "work_pool": {**build["work_pool"], "name": "cluster"}}])
         pool = client.read_work_pool("cluster")
@@ -275,6 +293,162 @@ def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(
     assert sorted((str(one["schedule"]), one["active"]) for one in schedules) == before
     (own,) = (one for one in schedules if "cron" in one["schedule"])
     service.ask("DELETE", f"{path}/{own['id']}").raise_for_status()
+
+
+ATTACK = {
+    "name": "theirs",
+    "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "touch taken"}}],
+    "work_pool_name": "flat-tokens",
+    "entrypoint": "flows/build.py:build_dataset",
+}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Basic YWRtaW46cGFzc3dvcmQ="}, 401),
+        ({"Authorization": "Bearer theirs"}, 401),
+        ({"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+    ],
+    ids=str,
+)
+def test_no_page_and_no_other_user_makes_a_deployment(service: Service, headers: dict[str, str], status: int) -> None:
+    """With a step of its own, a deployment runs anything. Pages may send without asking, if it is text."""
+    before = len(service.get("/deployments/filter", {"limit": 200}))
+    flow = {"flow_id": service.deployment("build")["flow_id"]}
+    refused = requests.post(f"{service.url}/deployments/", data=json.dumps({**ATTACK, **flow}), headers=headers, timeout=60)
+    assert refused.status_code == status
+    assert "access-control-allow-origin" not in refused.headers
+    assert len(service.get("/deployments/filter", {"limit": 200})) == before
+
+
+def test_no_page_may_ask_whether_it_may(service: Service) -> None:
+    """The request that a browser sends first, before one with a header of its own."""
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    refused = requests.options(f"{service.url}/deployments/", headers=asked, timeout=60)
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_what_answers_without_the_secret(service: Service) -> None:
+    """Whether the server is well, and the files of the UI, which asks for the secret. Other names get none of it."""
+    root = service.url.removesuffix("/api")
+    paths = ["/api/health", "/api/ready", "/", "/deployments", "/ui-settings"]
+    for path in paths:
+        given = requests.get(root + path, headers={"Accept": "text/html"}, timeout=60)
+        assert given.status_code == 200, path
+        assert service.secret not in given.text
+        assert requests.get(root + path, headers={"Host": "evil.example"}, timeout=60).status_code == 403
+    told = requests.get(f"{root}/ui-settings", timeout=60).json()
+    assert (told["auth"], told["api_url"]) == ("BASIC", "/api")  # whichever of its names the browser shows
+    assert service.ask("GET", "/version").status_code == 200
+
+    private = [
+        "/version",
+        "/admin/settings",
+        "/admin/version",
+        "/openapi.json",
+        "/docs",
+        "/csrf-token?client=x",
+        "/Health",
+        "/health/",
+    ]
+    for path in private:
+        assert requests.get(service.url + path, timeout=60).status_code == 401, path
+
+
+def heard(service: Service, path: str, token: str | None, protocols: list[Subprotocol] | None, headers: dict[str, str]) -> str:
+    """The first message of a websocket, after a login."""
+    address = f"ws://127.0.0.1:{service.port}/api/{path}"
+    with connect(address, subprotocols=protocols, additional_headers=headers, proxy=None) as there:
+        there.send(json.dumps({"type": "auth", "token": token}))
+        return str(there.recv(30))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled", "work_pools/flat-tokens/workers/connect"],
+)
+def test_no_websocket_opens_without_the_secret(service: Service, path: str) -> None:
+    prefect, mine = [Subprotocol("prefect")], {"Origin": f"http://127.0.0.1:{service.port}"}
+    assert "auth_success" in heard(service, path, service.secret, prefect, {})
+    assert "auth_success" in heard(service, path, service.secret, prefect, mine)
+    with pytest.raises(WebSocketException):
+        heard(service, path, None, None, mine)
+    for token, headers in [(None, mine), ("theirs", mine), (service.secret, {"Origin": "http://evil.example"})]:
+        with pytest.raises(WebSocketException):
+            heard(service, path, token, prefect, headers)
+
+
+def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
+    """Arguments of processes are everybody's. Logs and the database may be."""
+    service.get("/deployments/filter", {"limit": 1})
+    for pid in {service.process.pid} | descendants(service.process.pid):
+        assert service.secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert stat.S_IMODE(service.secret_file.stat().st_mode) == 0o600
+    password = service.secret.removeprefix("admin:").encode()
+    holders = [path for path in home.rglob("*") if path.is_file() and password in path.read_bytes()]
+    assert holders == [service.secret_file]
+
+
+def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service: Service, home: Path) -> None:
+    """In a shell, as printed. Without the secret the server lets no build in."""
+    (line,) = (line for line in service.output.splitlines() if line.startswith("  from a shell "))
+    assert f"Run builds at http://127.0.0.1:{service.port}/deployments" in service.output
+    assert str(service.secret_file) in service.output
+    assert re.search(r"datasets       refresh-dataset/fruit \(next run \d{4}-\d\d-\d\d \d\d:\d\d UTC\)", service.output)
+    assert "notifications  off: a failing run shows in the UI alone. Turn them on: --notify TYPE/NAME" in service.output
+    config = {"output": f"{home}/typed", "source": {"path": f"{home}/texts"}, "tokenizer": "bytes", "name": "typed"}
+    (home / "typed.yaml").write_text(json.dumps(config))
+    command = line.removeprefix("  from a shell ").strip().replace("...", f"{home}/typed.yaml")
+    done = subprocess.run(command, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [run["state_type"] for run in service.runs_tagged("dataset:typed")] == ["COMPLETED"]
+
+    alone = command.replace("PREFECT_API_AUTH_STRING=", "NOTHING=")
+    failed = subprocess.run(alone, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
+    assert failed.returncode != 0
+    assert "PREFECT_API_AUTH_STRING" in failed.stderr
+
+
+PROFILES = """active = "mine"
+
+[profiles.mine]
+
+[profiles.other]
+PREFECT_API_URL = "http://127.0.0.1:PORT/api"
+"""
+
+
+@pytest.mark.parametrize("profiles", [None, PROFILES], ids=["fresh", "profiles"])
+def test_in_a_terminal_it_asks_nothing_and_leaves_the_profiles_alone(tmp_path: Path, profiles: str | None) -> None:
+    """Prefect's own command asks which profile to change, or changes to the one of this address."""
+    port, file = some_port(), tmp_path / "prefect" / "profiles.toml"
+    if profiles is not None:
+        file.parent.mkdir()
+        file.write_text(profiles.replace("PORT", str(port)))
+    before = file.read_text() if file.exists() else None
+    ours, theirs = pty.openpty()
+    told = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "wb") as end_of_it:
+        command = [sys.executable, "deployments/serve.py", "--port", str(port)]
+        process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=environment(tmp_path), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        end_of_it.close()
+        try:
+            while b"from a shell" not in told and select.select([terminal], [], [], 180)[0]:
+                told += terminal.read(1 << 16)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    assert b"Run builds at" in told, told
+    assert b"proceed?" not in told
+    assert (file.read_text() if file.exists() else None) == before
 
 
 class Webhook(BaseHTTPRequestHandler):
@@ -306,7 +480,7 @@ def webhook() -> Iterator[str]:
 
 def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path, webhook: str) -> None:
     """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
-    with temporary_settings({PREFECT_API_URL: service.url}):
+    with reaching(service):
         block = CustomWebhookNotificationBlock(
             name="pager", url=webhook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
         )
@@ -336,15 +510,17 @@ def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service,
 
 def test_an_unknown_block_is_told_before_anything_is_registered(service: Service) -> None:
     with (
-        temporary_settings({PREFECT_API_URL: service.url}),
+        reaching(service),
         get_client(sync_client=True) as client,
         pytest.raises(ValueError, match="There is no block slack-webhook/nobody"),
     ):
         list(read_automations(client, "slack-webhook/nobody"))
 
 
-def test_a_run_whose_worker_died_is_marked_crashed_and_finishes_when_run_again(service: Service, home: Path) -> None:
-    """By the automation that is shipped, told to wait for 15 seconds instead of minutes."""
+def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: Service, home: Path) -> None:
+    """When the automation that is shipped, told to wait for 15 seconds instead of minutes, has marked the run as crashed. The run
+    itself can be tried again, too.
+    """
     text = home / "long.txt"
     text.write_text("".join(f"line {number} of a text that takes some time\n" for number in range(200_000)))
     config = {
@@ -355,9 +531,9 @@ def test_a_run_whose_worker_died_is_marked_crashed_and_finishes_when_run_again(s
         "slice_bytes": 100_000,
         "workers": 1,
     }
-    (build,) = (one for one in read_deployments() if one["name"] == "build")
-    elsewhere = {**build, "name": "elsewhere", "work_pool": {**build["work_pool"], "name": "elsewhere"}}
-    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
+    (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
+    elsewhere = {**refresh, "name": "elsewhere", "schedules": [], "work_pool": {**refresh["work_pool"], "name": "elsewhere"}}
+    with reaching(service), get_client(sync_client=True) as client:
         create_pools(client, [elsewhere])
         register(client, elsewhere)
         (silent,) = (one for one in read_automations(client, None) if one.name == "flat-tokens-silent-runs")
@@ -365,23 +541,29 @@ def test_a_run_whose_worker_died_is_marked_crashed_and_finishes_when_run_again(s
         trigger.within, trigger.match_related = timedelta(seconds=15), {"prefect.resource.id": "prefect.tag.short-of-patience"}
         automate(client, silent.model_copy(update={"name": "short-of-patience"}))
 
-    run_id = service.start_run("elsewhere", {"config": config}, ["short-of-patience"]).json()["id"]
+    def start_one(*tags: str) -> str:
+        return str(service.start_run("elsewhere", {"config": config}, tags).json()["id"])
+
+    (home / "long/_cache").mkdir(parents=True)
+    output_in_use = building(Store.at(home / "long"), home / "long/_cache")  # so that its builds leave their shards
+    run_id = start_one("short-of-patience")
     with worker(service, "elsewhere") as pid:
         until(lambda: list((home / "long/_cache").glob("*/receipt.json")), "the first shard")
         kill({pid} | descendants(pid))
     done = {path.parent.name: path.stat().st_mtime_ns for path in (home / "long/_cache").glob("*/receipt.json")}
 
-    crashed = service.ended(run_id)
+    with output_in_use, worker(service, "elsewhere"):
+        crashed = service.ended(run_id)
+        with reaching(service), get_client(sync_client=True) as client:
+            for one in client.read_automations_by_name("short-of-patience"):  # heartbeats come every 30 seconds
+                client.delete_automation(one.id)
+        following = service.ended(start_one())
+        retry = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+        service.ask("POST", f"/flow_runs/{run_id}/set_state", {"state": retry, "force": True}).raise_for_status()
+        again = service.ended(run_id)
     assert crashed["state_type"] == "CRASHED"
     assert "Run it again" in crashed["state"]["message"]
-    with temporary_settings({PREFECT_API_URL: service.url}), get_client(sync_client=True) as client:
-        for one in client.read_automations_by_name("short-of-patience"):  # heartbeats come every 30 seconds
-            client.delete_automation(one.id)
-
-    retry = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-    service.ask("POST", f"/flow_runs/{run_id}/set_state", {"state": retry, "force": True}).raise_for_status()
-    with worker(service, "elsewhere"):
-        again = service.ended(run_id)
+    assert following["state_type"] == "COMPLETED"
     assert (again["state_type"], again["run_count"]) == ("COMPLETED", 2)
     now = {path.parent.name: path.stat().st_mtime_ns for path in (home / "long/_cache").glob("*/receipt.json")}
     assert {key: now[key] for key in done} == done

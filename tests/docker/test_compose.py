@@ -54,6 +54,14 @@ def test_server_and_clients_have_the_same_authentication(services: dict[str, Ser
         assert given == {SECRETS["AUTH_STRING"]}, name
 
 
+def test_pages_of_others_may_not_call_the_server(services: dict[str, Service]) -> None:
+    """Without the setting Prefect answers the pages of all origins. Its own page calls it by the name that it was loaded from."""
+    for chosen in (services, read_services({**SECRETS, "PUBLIC_URL": "https://prefect.example"})):
+        environment = chosen["server"]["environment"]
+        assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == ""
+        assert environment["PREFECT_SERVER_UI_API_URL"] == "/api"
+
+
 def test_workers_reach_neither_database_nor_redis_nor_their_passwords(services: dict[str, Service]) -> None:
     """Who writes to Redis runs code in the server; flows run what people ask for."""
     networks = yaml.safe_load(COMPOSE.read_text("utf-8"))["networks"]

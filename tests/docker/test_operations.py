@@ -63,7 +63,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
         ("shards written, and read for either split, *m* machines", lambda tokens: 12 * tokens / NETWORK),
         ("slices of 128 MB", lambda tokens: tokens * BYTES_A_TOKEN / 128e6),
         ("slices of 1 GB", lambda tokens: tokens * BYTES_A_TOKEN / 1e9),
-        ("token shards (`_cache`), until collected", lambda tokens: tokens * 4),
+        ("token shards (`_cache`), until the version is published", lambda tokens: tokens * 4),
         ("downloads (`scratch`), until collected", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
     ],
 )

@@ -29,6 +29,7 @@ from tests.docker.dockerfile import Stage, read_stages
 from tests.docker.rehearse import Image, copy
 
 DEADLINE = 300.0
+GRACE = 120.0
 NOBODY = 65534
 
 # Debian keeps these off the PATH.
@@ -150,11 +151,17 @@ class Stack:
         return (self.root / f"{name}.log").read_text("utf-8", "replace")
 
     def stop(self, name: str) -> int:
-        """As ``docker stop`` does: the image's signal, then time to end. The exit status."""
+        """As ``docker stop`` does: the image's signal, time to end, then death: a worker of Prefect's may wait for a run. The
+        exit status.
+        """
         process = self.running[name]
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        return process.wait(DEADLINE)
+        try:
+            return process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
     def down(self) -> None:
         """Nothing of the stack is left, whatever became of it."""

@@ -1,4 +1,4 @@
-"""The table of formats says of each what the registry says, and leaves none out."""
+"""docs/formats.md: the table says of each format what the registry says, and the program prints what stands beneath it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import re
 from pathlib import Path
 
 from flat_tokens.formats import FORMATS
+from tests.docs.programs import ROOT, printed_by, programs
 
-TABLE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 
 
 def test_every_format_has_a_row() -> None:
-    assert re.findall(r"^\| `([^`]+)` \|", TABLE, re.MULTILINE) == list(FORMATS)
+    assert re.findall(r"^\| `([^`]+)` \|", TEXT, re.MULTILINE) == list(FORMATS)
+
+
+def test_the_program_prints_what_stands_beneath_it(tmp_path: Path) -> None:
+    (program,) = programs(TEXT)
+    (tmp_path / "deployments").symlink_to(ROOT / "deployments")
+    assert printed_by(program, tmp_path) == program.printed

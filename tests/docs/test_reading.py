@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import fsspec
 import pytest
 import yaml
 
+from tests.docs.programs import ROOT, Program, printed_by, programs
 from tests.flat_tokens.demo import build_dataset
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reading.md").read_text()
-FRAMEWORKS = ("torch", "torchdata", "jax", "grain")
-
-
-class Program(NamedTuple):
-    """A block of Python and the block of text behind it."""
-
-    heading: str
-    source: str
-    printed: str
-
-    @property
-    def frameworks(self) -> list[str]:
-        return [name for name in FRAMEWORKS if re.search(rf"^(import|from) {name}\b", self.source, re.MULTILINE)]
-
-
-def programs(text: str) -> list[Program]:
-    found = re.finditer(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
-    return [Program(re.findall(r"^## (.*)", text[: match.start()], re.MULTILINE)[-1], *match.groups()) for match in found]
-
-
 PROGRAMS = programs(TEXT)
 
 
@@ -68,23 +43,6 @@ def s3(demo: Path) -> Iterator[dict[str, str]]:
     yield {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": endpoint}
     fs.rm("bucket", recursive=True)
     server.stop()
-
-
-def printed_by(program: Program, directory: Path, environment: dict[str, str]) -> str:
-    """What it prints, run as a file in *directory*; warnings of the library are errors, and nothing goes to stderr."""
-    (directory / "program.py").write_text(program.source)
-    # torchdata calls what torch deprecates, and torch says so.
-    strict = ["-W", "ignore:'set_vital' is deprecated"] if program.frameworks else ["-W", "error"]
-    done = subprocess.run(
-        [sys.executable, *strict, "program.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
 
 
 def test_every_block_of_python_is_a_program_with_its_output() -> None:

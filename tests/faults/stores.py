@@ -16,7 +16,6 @@ import pytest
 import requests
 
 import flat_tokens.stores.local
-import flat_tokens.stores.remote
 import flat_tokens.stores.retry
 import flat_tokens.stores.store
 from tests.proxy import Proxy, proxy
@@ -44,17 +43,33 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.import_module(client), "asyncio", _QuickAsyncio())
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
     for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
         monkeypatch.setattr(logging.getLogger(server), "disabled", True)
 
 
+def reach(monkeypatch: pytest.MonkeyPatch, protocol: str, url: str) -> None:
+    """Let this process's clients of a kind of store ask at *url*, by ambient credentials."""
+    if protocol == "s3":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    else:
+        # Read when gcsfs is imported: what it would look up else, no emulator knows, and it waits for a minute.
+        monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        monkeypatch.setenv("NO_GCE_CHECK", "true")  # it would look for credentials in the network
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
 @dataclass
 class Bucket:
-    """A bucket, by its *url*. What this process asks of it goes through *proxy*."""
+    """A bucket, by its *url*. What this process asks of it goes through *proxy*; *server* is behind that."""
 
     url: str
     proxy: Proxy
+    server: str
 
     @property
     def protocol(self) -> str:
@@ -63,18 +78,15 @@ class Bucket:
 
 @contextlib.contextmanager
 def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket on an S3 server, reached by ambient credentials."""
+    """A bucket on an S3 server."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     try:
+        requests.put(f"http://{host}:{port}/bucket", timeout=10).raise_for_status()
         with proxy(f"http://{host}:{port}") as between:
-            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
-            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-            monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-            monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-            yield Bucket("s3://bucket", between)
+            reach(monkeypatch, "s3", between.url)
+            yield Bucket("s3://bucket", between, f"http://{host}:{port}")
     finally:
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10)  # another one here would find the bucket
@@ -96,19 +108,16 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         return data
 
     monkeypatch.setattr(emulator, "_read_raw_data", read_all)
-    # Read when gcsfs is imported: what it would look up else, no emulator knows, and it waits for a minute.
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # it would look for credentials in the network
     server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
     server.start()
     server._api._httpd.handle_error = lambda request, client_address: None
     server._api._httpd.socket.listen(128)  # where more than five ask at once, the others would wait for a second
     try:
-        with proxy(f"http://127.0.0.1:{server._api._httpd.server_address[1]}") as between:
+        address = f"http://127.0.0.1:{server._api._httpd.server_address[1]}"
+        with proxy(address) as between:
             between.conditions = True
-            monkeypatch.setenv("STORAGE_EMULATOR_HOST", between.url)
-            fsspec.get_filesystem_class("gs").clear_instance_cache()
-            yield Bucket("gs://bucket", between)
+            reach(monkeypatch, "gs", between.url)
+            yield Bucket("gs://bucket", between, address)
     finally:
         fsspec.get_filesystem_class("gs").clear_instance_cache()
         server.stop()

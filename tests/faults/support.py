@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flows.pipelines.build import BuildResult, build
 from flows.runners.threads import Threads
@@ -53,6 +58,20 @@ def version_digests(root: Path, version: str) -> dict[str, str]:
     return digests(root / "versions" / version)
 
 
+@contextlib.contextmanager
+def shards_stay() -> Iterator[None]:
+    """Builds in the block leave their token shards, as one does that dies behind its commit, or beside another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.pipelines.publish.remove_held_shards", lambda root: None)
+        yield
+
+
+def unpublish(root: Path) -> None:
+    """Leave the token shards alone."""
+    shutil.rmtree(root / "versions")
+    (root / "latest.json").unlink()
+
+
 def staged(root: Path) -> list[str]:
     """What is left in the staging directory."""
     return sorted(path.relative_to(root).as_posix() for path in root.glob("_staging/**/*"))
@@ -73,5 +92,5 @@ def command(config: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "flows", "build", str(config), "--no-server", *arguments]
 
 
-def run_command(config: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **options)
+def run_command(config: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -8,13 +8,13 @@ import logging
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import flat_tokens
-from tasks.models import TokenShard
+from tasks.models import TokenShard, digest_of
 from tasks.shards.receipts import receipt_json
 from tests.faults.support import (
     Settings,
@@ -24,7 +24,9 @@ from tests.faults.support import (
     receipts,
     run_command,
     settings_of,
+    shards_stay,
     staged,
+    unpublish,
     version_digests,
     write_notes,
 )
@@ -59,8 +61,14 @@ def become_directory(path: Path) -> None:
     path.mkdir()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _shards_stay() -> Iterator[None]:
+    with shards_stay():
+        yield
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, str, dict[str, str]]:
+def built(tmp_path_factory: pytest.TempPathFactory, _shards_stay: None) -> tuple[Settings, str, dict[str, str]]:
     """A build of many slices, undisturbed: what it was told, its version, its bytes."""
     work = tmp_path_factory.mktemp("built")
     settings = settings_of(work / "out", write_notes(work / "in" / "a.jsonl", 12), slice_bytes=150)
@@ -75,12 +83,6 @@ def output(built: tuple[Settings, str, dict[str, str]], tmp_path: Path) -> Path:
     return shutil.copytree(built[0]["output"], tmp_path / "out", symlinks=True)
 
 
-def unpublish(root: Path) -> None:
-    """Leave the token shards alone."""
-    shutil.rmtree(root / "versions")
-    (root / "latest.json").unlink()
-
-
 def check_mended(
     built: tuple[Settings, str, dict[str, str]], root: Path, damaged: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,7 +92,7 @@ def check_mended(
     stamps = {key: (root / f"_cache/{key}/zarr.json").stat().st_ctime_ns for key in receipts(root) - damaged}
     with caplog.at_level(logging.WARNING):
         result = build_here({**settings, "output": str(root)})
-    warned = {message.split()[2] for message in caplog.messages if "is damaged and is built again" in message}
+    warned = {message.split()[2] for message in caplog.messages if "is not trusted and is built again" in message}
     assert warned == {key[:12] for key in damaged}
     assert {path.name.rpartition("-")[0] for path in root.glob("_quarantine/*-*")} == damaged
     assert stamps == {key: (root / f"_cache/{key}/zarr.json").stat().st_ctime_ns for key in stamps}
@@ -188,7 +190,7 @@ def pointing_out(name: str) -> Callable[[Path, list[str]], None]:
         facts.pop("sha256")
         (root / "outside").write_bytes(b"outside")
         facts["objects"].append([name.format(root=root), 7, "0" * 64])
-        path.write_bytes(receipt_json(TokenShard.model_validate(facts)))
+        path.write_bytes(json.dumps({"sha256": digest_of(facts), **facts}).encode())
 
     return write
 

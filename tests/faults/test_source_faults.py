@@ -14,7 +14,6 @@ import pytest
 
 import flat_tokens
 import flat_tokens.stores.local
-import flat_tokens.stores.remote
 import flat_tokens.stores.retry
 import flat_tokens.stores.store
 import tasks.download.fetch
@@ -42,7 +41,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tasks.download.sources, tasks.download.fetch):
         monkeypatch.setattr(module, "TIMEOUT", (10, 1.5))
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
 
 
 @pytest.fixture

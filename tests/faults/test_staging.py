@@ -6,19 +6,26 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import flows.pipelines.build
+import tasks.shards.write
+from flat_tokens.stores.store import Store
 from tasks.output.staging import attempt, sweep
 from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
 
 HOLD = """
 import sys
 from pathlib import Path
+from flat_tokens.stores.store import Store
 from tasks.output.staging import attempt
-with attempt(sys.argv[1], Path(sys.argv[1]) / "_cache", "0123456789abcdef") as place:
+with attempt(Store.at(sys.argv[1]), Path(sys.argv[1]) / "_cache", "0123456789abcdef") as place:
     Path(place.staging, "half").write_text("written")
     print(place.staging, flush=True)
     sys.stdin.read()
@@ -71,16 +78,26 @@ def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path: 
     (staging / "other").mkdir()
     (staging / "other" / "ba9876543210.lock").touch()
     (staging / "third").mkdir()
-    with attempt(str(tmp_path), tmp_path, "mine") as place:
+    with attempt(Store.at(tmp_path), tmp_path, "mine") as place:
         assert sorted(path.name for path in staging.iterdir()) == ["mine"]
         assert Path(place.staging).is_dir()
     assert not staging.exists()
-    sweep(staging)
+    sweep(str(tmp_path))
+
+
+def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(tmp_path: Path) -> None:
+    """Its rerun has nothing to write, and no attempt of its own."""
+    notes, url = write_notes(tmp_path / "in" / "a.jsonl", 2), f"memory://{uuid.uuid4().hex}"
+    settings = {**settings_of(tmp_path, notes, scratch=str(tmp_path / "scratch")), "output": url}
+    left = tmp_path / "scratch" / "_staging" / build_here(settings).version / "dead"
+    left.mkdir(parents=True)
+    assert build_here(settings).was_published
+    assert not (tmp_path / "scratch" / "_staging").exists()
 
 
 def test_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with attempt(str(tmp_path), tmp_path, "build") as place:
+        with attempt(Store.at(tmp_path), tmp_path, "build") as place:
             Path(place.staging, "file").write_text("x")
             raise RuntimeError("stop")
 
@@ -96,10 +113,10 @@ def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> No
     def come_and_go(build: str) -> None:
         try:
             for _ in range(60):
-                with attempt(str(tmp_path), tmp_path, build) as place:
+                with attempt(Store.at(tmp_path), tmp_path, build) as place:
                     written = Path(place.staging, "file")
                     written.write_text("x")
-                    sweep(tmp_path / "_staging")
+                    sweep(str(tmp_path))
                     assert written.read_text() == "x"
         except BaseException as error:
             faults.append(error)
@@ -111,3 +128,27 @@ def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> No
         thread.join()
     assert faults == []
     assert not (tmp_path / "_staging").exists()
+
+
+def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that fails waits for the shards that are under way. Else half a shard is moved to the cache, with a receipt."""
+    failed, stayed = threading.Event(), []
+    real = tasks.shards.write.tokenize_slice
+
+    def tokenize(slice_: Any, recipe: Any, place: Any, indexed: Any) -> Any:
+        if slice_.start:
+            failed.wait(20)
+            time.sleep(0.3)
+            stayed.append(Path(place.staging).exists())
+        return real(slice_, recipe, place, indexed)
+
+    def count(*_: Any) -> Any:
+        failed.set()
+        raise OSError("stop")
+
+    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
+    monkeypatch.setattr(flows.pipelines.build, "count_documents", count)
+    with pytest.raises(OSError, match="stop"):
+        build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 8), slice_bytes=400), 2)
+    assert stayed
+    assert all(stayed)

@@ -1,14 +1,12 @@
-"""Object stores that are busy, cut connections and lose acknowledgements: the same bytes as on a disk, or a clear error.
+"""Object stores that are busy, cut connections and lose acknowledgements: what is written and read is right, or a clear error.
 
-``STORE_TRIALS=30 pytest tests/faults/test_store_faults.py -k spoiled`` builds thirty times on each store.
+Whole commands on such stores are trials of the harness: ``python -m tests.faults --only stores --only together``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,29 +18,23 @@ import pytest
 
 import flat_tokens
 import flat_tokens.stores.local
-import flat_tokens.stores.remote
 import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
-from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
-from tasks.garbage import Policy, collect
-from tasks.output.pointer import look, read_pointer, swap
-from tasks.output.versions import list_versions
+from tasks.output.pointer import look, swap
+from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
 from tests.faults.support import write_notes
 from tests.proxy import MANY_FAULTS, Proxy, at_random
 
-TRIALS = int(os.environ.get("STORE_TRIALS", "1"))
 LAYOUTS = ("compact", "zarr2", "mmap")
-POLICY = Policy(keep_versions=1, grace_days=0)
-
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
+@pytest.fixture(scope="module", params=first_fast(["s3", "gs"]))
 def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     with pytest.MonkeyPatch.context() as monkeypatch, BUCKETS[request.param](monkeypatch) as bucket:
         hurry(monkeypatch)
@@ -61,15 +53,6 @@ def bucket(server: Bucket) -> Iterator[Bucket]:
     server.proxy.spoil, server.proxy.stall_seconds = lambda method, path: None, 5.0
 
 
-def put_text(bucket: Bucket, scratch: Path, state: int) -> None:
-    """The source: three files, of which one changes and one comes in the second state. No fault is in the way."""
-    spoil, bucket.proxy.spoil = bucket.proxy.spoil, lambda method, path: None
-    names = {"a": 30, "b": 40 + 20 * state, **({"c": 25} if state else {})}
-    for name, count in names.items():
-        Store.at(bucket.url).upload(f"text/{name}.jsonl", write_notes(scratch / f"{name}.jsonl", count))
-    bucket.proxy.spoil = spoil
-
-
 def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) -> BuildConfig:
     return BuildConfig.model_validate(
         {
@@ -85,55 +68,8 @@ def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) ->
     )
 
 
-def build_and_refresh(bucket: Bucket, output: str | Path, scratch: Path, layout: str) -> str:
-    """A build, a refresh that removes its version, a collection of garbage; the version that is left."""
-    config = config_of(bucket, output, scratch, layout)
-    put_text(bucket, scratch, 0)
-    with Threads(2) as runner:
-        assert build(config, runner).sequence == 1
-    put_text(bucket, scratch, 1)
-    with Threads(2) as runner:
-        result = refresh(config, runner, POLICY)
-    assert (result.outcome, result.sequence, len(result.removed)) == ("published", 2, 1)
-    collect(Store.at(output), POLICY, delete=True)
-    return result.version
-
-
 def objects(store: Store) -> dict[str, bytes]:
     return {key: store.read(key) for key, _ in store.listing()}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120 + 120 * TRIALS)
-def test_builds_on_a_spoiled_store_are_those_on_a_disk(
-    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Build, refresh, removal of the old version, collection of garbage, with a fifth of all requests spoiled."""
-    right: dict[str, tuple[str, dict[str, bytes]]] = {}
-    for layout in LAYOUTS[:TRIALS]:
-        here = tmp_path / layout
-        version = build_and_refresh(bucket, here, tmp_path / "scratch", layout)
-        right[layout] = (version, objects(Store.at(here / "versions" / version)))
-    for seed in range(TRIALS):
-        layout = LAYOUTS[seed % len(LAYOUTS)]
-        bucket.proxy.requests.clear()
-        bucket.proxy.faults.clear()
-        bucket.proxy.spoil = at_random(seed)
-        begun, url = time.monotonic(), f"{bucket.url}/out-{seed}"
-        version = build_and_refresh(bucket, url, tmp_path / f"scratch-{seed}", layout)
-        assert flat_tokens.verify(url, "full").seq_count == 115
-        asked, spoiled, seconds = len(bucket.proxy.requests), len(bucket.proxy.faults), time.monotonic() - begun
-        bucket.proxy.spoil = lambda method, path: None
-        root = Store.at(url)
-        assert (version, objects(root / "versions" / version)) == right[layout]
-        pointer = read_pointer(root)
-        assert (pointer.version, pointer.sequence) == (version, 2)
-        assert [one.version for one in list_versions(root)] == [version]
-        assert {key.partition("/")[0] for key, _ in root.listing()} == {"_cache", "latest.json", "origins", "runs", "versions"}
-        assert spoiled > asked / 10
-        if TRIALS > 1:
-            with capsys.disabled():
-                print(f"\n{url} {layout}: {asked} requests, {spoiled} spoiled, {seconds:.1f} s", end="")
 
 
 @pytest.mark.slow
@@ -214,19 +150,19 @@ def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
 @pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call hangs. The error names the object, and is one of those that another try may mend."""
-    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: "stall"
     with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
         store.exists("object")
     bucket.proxy.spoil = lambda method, path: None
-    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 60)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
     assert not Store.at(f"{bucket.url}/out").exists("object")
 
 
 def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_tokens.stores.remote, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store, faults = Store.at(f"{bucket.url}/out"), ["stall", "stall", "stall"]
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: faults.pop() if faults else None
@@ -328,7 +264,7 @@ def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         flat_tokens.verify(url)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first_fast(LAYOUTS))
 def test_readers_of_a_spoiled_store_read_right(bucket: Bucket, layout: flat_tokens.LayoutName) -> None:
     check_reading(bucket.proxy, f"{bucket.url}/read-{layout}", f"{bucket.url}/read-{layout}", layout)
 
@@ -358,7 +294,8 @@ def test_credentials_are_in_nothing_that_is_written_or_said(
     """Neither in objects nor in files, logs or errors, of builds that succeed and of one that fails half way."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", f"token-{SECRET}")
     caplog.set_level(logging.INFO)
-    put_text(bucket, tmp_path, 0)
+    for name, number in {"a": 30, "b": 40}.items():
+        Store.at(bucket.url).upload(f"text/{name}.jsonl", write_notes(tmp_path / f"{name}.jsonl", number))
     config = config_of(bucket, f"{bucket.url}/out", tmp_path / "scratch", "compact")
     passed = [0]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
+from tests.examples import first_fast
 from tests.faults.support import (
     ROOT,
     Settings,
@@ -28,7 +29,7 @@ from tests.faults.support import (
 def together(*several: Settings) -> list[dict[str, Any]]:
     """Builds that begin behind one barrier; the result or the error of each."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.faults.forked", "together", *(json.dumps(settings) for settings in several)],
+        [sys.executable, "-m", "tests.faults.together", *(json.dumps(settings) for settings in several)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -59,7 +60,7 @@ def check_equal_builds(settings: Settings, outcomes: list[dict[str, Any]], calm:
     flat_tokens.verify(root, "full")
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", first_fast([2, 4]))
 def test_equal_builds_at_once_all_succeed(settings: Settings, tmp_path: Path, count: int) -> None:
     outcomes = together(*[settings] * count)
     check_equal_builds(settings, outcomes, tmp_path / "calm")
@@ -83,7 +84,7 @@ def test_equal_builds_as_commands_all_succeed(settings: Settings, tmp_path: Path
     check_equal_builds(settings, outcomes, tmp_path / "calm")
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", first_fast([1, 8]))
 def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
     settings: Settings, tmp_path: Path, times: int
 ) -> None:
@@ -100,7 +101,7 @@ def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
         check_equal_builds(settings, together(*[settings] * 4), tmp_path / f"calm-{turn}")
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", first_fast([1, 12]))
 def test_different_builds_at_once_lose_no_update(settings: Settings, tmp_path: Path, times: int) -> None:
     """Both versions are complete; who comes second to the pointer is told so, and its rerun makes it the latest."""
     root = Path(settings["output"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import operator
 import os
 import pickle
 import shutil
@@ -23,10 +25,9 @@ import flat_tokens.checker
 import flat_tokens.manifest
 from flat_tokens import LAYOUTS, Checked, DamagedError, Layout, LayoutName, TokenBatch, verify
 from flat_tokens.arrays.layouts import group_metadata
-from flat_tokens.arrays.writing import ArrayWriter, put_metadata
 from flat_tokens.manifest import manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import commit, write_dataset
+from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
 from tests.examples import examples
 
 NAMES = get_args(LayoutName)
@@ -39,7 +40,9 @@ def in_small_objects(name: LayoutName) -> Layout:
     """The layout with objects of six items, in chunks of two where it has shards."""
     layout = LAYOUTS[name]
     small = {"object_length": 6, "chunk_length": 6 if layout.zarr_format == 2 else 2}
-    return layout._replace(encoded_tokens=replace(layout.encoded_tokens, **small), seq_starts=replace(layout.seq_starts, **small))
+    blocks = layout.encoded_tokens.block_length and 1
+    tokens = replace(layout.encoded_tokens, **small, block_length=blocks)
+    return layout._replace(encoded_tokens=tokens, seq_starts=replace(layout.seq_starts, **small))
 
 
 def publish(
@@ -60,7 +63,9 @@ def publish(
             objects += writer.objects
         objects += put_metadata(store, split, group_metadata(layout.zarr_format, {"max_token_id": max_token_id}))
     if manifest:
-        store.put("manifest.json", manifest_bytes(objects, {}, layout.name, {}))
+        counts = {"token_count": 0, "seq_count": 0, "max_token_id": 0}
+        totals = dict.fromkeys(("train", "validation"), counts)
+        store.put("manifest.json", manifest_bytes(objects, totals, layout.name, {}))
     commit(store, layout)
 
 
@@ -144,7 +149,7 @@ def test_nothing_published_is_a_file_not_found_error(dataset: Path) -> None:
     for marker in ("zarr.json", ".zgroup"):
         (dataset / marker).unlink(missing_ok=True)
     for level in ("quick", "full"):
-        with pytest.raises(FileNotFoundError, match=f"{dataset}: there is no zarr group here"):
+        with pytest.raises(FileNotFoundError, match=f"{dataset}: is no flat-tokens dataset"):
             verify(dataset, level)  # type: ignore[arg-type]
 
 
@@ -326,6 +331,92 @@ def test_a_pointer_to_another_manifest_is_named(tmp_path: Path, level: str, wron
     assert "manifest.json is not the one that latest.json names" in refused(root, level)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"sequence": sequence} for sequence in (None, "1", 1.5, True, 0, -1)),
+        *({name: value} for name in ("former", "withdrawn") for value in ("a", 3, [3], ["a"], [{}], {"version": "a"})),
+        *(
+            {"former": [{"version": version, "until": until, **more}]}
+            for version, until, more in [
+                ("../a", "2026-01-01T00:00:00+00:00", {}),
+                (3, "2026-01-01T00:00:00+00:00", {}),
+                ("a", "2026-01-01T00:00:00", {}),
+                ("a", "yesterday", {}),
+                ("a", None, {}),
+                ("a", "2026-01-01T00:00:00+00:00", {"more": 1}),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_a_pointer_that_stops_builds_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    root = pointed_at(tmp_path, **wrong)
+    assert "latest.json: is not a pointer to a version. Restore it or remove it" in refused(root, "quick")
+    assert flat_tokens.open(root).train.token_count == 8
+
+
+def test_a_pointer_without_a_sequence_is_named(tmp_path: Path) -> None:
+    root = pointed_at(tmp_path)
+    value = json.loads((root / "latest.json").read_bytes())
+    del value["sequence"]
+    (root / "latest.json").write_text(json.dumps(value))
+    assert "latest.json: is not a pointer to a version" in refused(root)
+
+
+@pytest.mark.parametrize("wrong", ["another version", "nowhere", "a directory"])
+def test_a_link_that_leads_elsewhere_than_the_pointer_is_named(tmp_path: Path, wrong: str) -> None:
+    root = pointed_at(tmp_path)
+    verify(root)
+    (root / "latest").symlink_to("versions/a")
+    verify(root)
+    verify(root / "latest")
+    (root / "latest").unlink()
+    if wrong == "a directory":
+        shutil.copytree(root / "versions/a", root / "latest")
+    else:
+        (root / "latest").symlink_to(f"versions/{wrong}")
+    told = refused(root)
+    assert "latest leads to " in told
+    assert "but latest.json names a" in told
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_metadata_of_the_root_is_named(tmp_path: Path, name: LayoutName, level: str) -> None:
+    """It is the one thing that no manifest knows, and plain zarr takes the arrays' shapes from a copy there."""
+    publish(tmp_path, in_small_objects(name))
+    verify(tmp_path, level)  # type: ignore[arg-type]
+    for key in group_metadata(LAYOUTS[name].zarr_format, {}):
+        before = (tmp_path / key).read_bytes()
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": {}}
+        for more in ({"attributes": {"max_length": 1}}, {"consolidated_metadata": consolidated}, {"max_length": 1}):
+            (tmp_path / key).write_text(json.dumps({**json.loads(before), **more}))
+            assert f"{key} is missing, or says something else" in refused(tmp_path, level)
+        (tmp_path / key).write_bytes(before)
+    if LAYOUTS[name].zarr_format == 2:
+        (tmp_path / ".zattrs").unlink()
+        assert ".zattrs is missing" in refused(tmp_path, level)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("name", NAMES)
+def test_consolidated_metadata_of_another_writer_agrees_with_the_arrays(tmp_path: Path, name: LayoutName) -> None:
+    """Right copies pass; one with another shape makes plain zarr read fewer tokens."""
+    publish(tmp_path, in_small_objects(name), manifest=False)
+    zarr.consolidate_metadata(str(tmp_path))
+    verify(tmp_path, "full")
+    key, wrong = ".zmetadata" if LAYOUTS[name].zarr_format == 2 else "zarr.json", 6
+    value = json.loads((tmp_path / key).read_bytes())
+    copies = value.get("consolidated_metadata", value)["metadata"]
+    copies[next(path for path in copies if path.startswith("train/encoded_tokens") and not path.endswith("attrs"))]["shape"] = [
+        wrong
+    ]
+    (tmp_path / key).write_text(json.dumps(value))
+    assert zarr.open_group(tmp_path, mode="r")["train/encoded_tokens"].shape == (wrong,)  # type: ignore[union-attr]
+    assert "differs from its copy in the consolidated metadata" in refused(tmp_path, "quick")
+
+
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_a_changed_or_missing_manifest_is_named(tmp_path: Path, level: str) -> None:
     root = pointed_at(tmp_path)
@@ -345,16 +436,6 @@ def test_a_changed_or_missing_manifest_is_named(tmp_path: Path, level: str) -> N
         "null",
         "[" * 100_000,
         "{}",
-        '{"format": "other", "format_version": 1, "objects": []}',
-        '{"format": "flat-tokens", "format_version": 2, "objects": []}',
-        '{"format": "flat-tokens", "format_version": 1}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": 3}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": ["train/zarr.json"]}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1}]}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1, "sha256": "", "more": 1}]}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": ["a"], "size": 1, "sha256": ""}]}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": 1.5, "sha256": ""}]}',
-        '{"format": "flat-tokens", "format_version": 1, "objects": [{"key": "a", "size": true, "sha256": ""}]}',
     ],
 )
 def test_a_manifest_of_junk_is_a_named_error(tmp_path: Path, junk: str) -> None:
@@ -368,6 +449,76 @@ def test_a_manifest_of_junk_is_a_named_error(tmp_path: Path, junk: str) -> None:
     for attempt in attempts:
         with pytest.raises(ValueError, match=f"{tmp_path}/dataset/manifest.json: is not a manifest that is understood here"):
             attempt()
+
+
+STORED = {"key": "a", "size": 1, "sha256": ""}
+FILE = {"name": "a", "size": 1, "sha256": ""}
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        ("format", "other"),
+        ("format_version", 2),
+        ("layout", "fast"),
+        ("layout", {}),
+        ("objects", 3),
+        ("objects", ["train/zarr.json"]),
+        ("objects", [{"key": "a", "size": 1}]),
+        ("objects", [{**STORED, "more": 1}]),
+        ("objects", [{**STORED, "key": ["a"]}]),
+        ("objects", [{**STORED, "size": 1.5}]),
+        ("objects", [{**STORED, "size": True}]),
+        ("objects", [{**STORED, "size": -1}]),
+        ("objects", [{**STORED, "size": 1 << 63}]),
+        ("totals", None),
+        ("totals", {}),
+        ("totals.train", None),
+        ("totals.train.seq_count", "1"),
+        ("totals.validation.token_count", float("inf")),
+        ("totals.documents", 3),
+        ("totals.documents", {"by_source": [{"name": 1}]}),
+        ("provenance", None),
+        ("provenance", []),
+        ("provenance.name", 1),
+        ("provenance.tokenizer", "bytes"),
+        ("provenance.tokenizer", {"name": "bytes", "highest_id": "256"}),
+        ("provenance.documents", 268435456),
+        ("provenance.split", [1]),
+        ("provenance.semantics", 1),
+        ("provenance.inputs", [1]),
+        ("provenance.sources", "x"),
+        ("provenance.sources", [1]),
+        ("provenance.sources", [{"files": []}]),
+        ("provenance.sources", [{"name": "a", "files": 3}]),
+        ("provenance.sources", [{"name": "a", "files": [{"name": "a"}]}]),
+        ("provenance.sources", [{"name": "a", "files": [{**FILE, "size": float("inf")}]}]),
+        ("provenance.sources", [{"name": "a", "files": [{**FILE, "parts": [1]}]}]),
+    ],
+)
+def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path: Path, at: str, value: object) -> None:
+    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)])
+    path = tmp_path / "dataset/manifest.json"
+    manifest = json.loads(path.read_text())
+    *above, name = at.split(".")
+    functools.reduce(operator.getitem, above, manifest)[name] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=rf"{path}: is not a manifest that is understood here \(.+\)\. Restore it"):
+        read_manifest(Store.at(tmp_path / "dataset"))
+
+
+def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path: Path) -> None:
+    """Null stands for what is not known."""
+    source = {"name": "a", "revision": None, "files": [FILE], "more": [1]}
+    said: dict[str, Any] = {"name": None, "sources": [source], "tokenizer": {"digest": None}, "more": {"a": 1.5}}
+    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)], provenance=said)
+    assert read_manifest(Store.at(tmp_path / "dataset"))["provenance"] == said
+
+
+def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokenizer is 'bytes'"):
+        write_dataset(tmp_path / "dataset", [], provenance={"tokenizer": "bytes"})
+    assert not (tmp_path / "dataset").exists()
 
 
 @pytest.mark.parametrize("key", ["../pipe", "{tmp_path}/pipe"])

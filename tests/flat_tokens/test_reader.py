@@ -151,11 +151,11 @@ def test_datasets_and_splits_can_be_pickled(tmp_path: Path, layout: LayoutName) 
 
 
 def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing: there is no zarr group here"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing: there is nothing here"):
         flat_tokens.open(tmp_path / "nothing")
     write(tmp_path / "dataset")
     (tmp_path / "dataset/zarr.json").unlink()
-    with pytest.raises(FileNotFoundError, match="there is no zarr group here"):
+    with pytest.raises(FileNotFoundError, match="is no flat-tokens dataset"):
         flat_tokens.open(tmp_path / "dataset")
 
 
@@ -545,6 +545,14 @@ def test_a_missing_max_token_id_is_refused(tmp_path: Path, layout: LayoutName) -
         change(path, removal)
         with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: max_token_id is None"):
             flat_tokens.open(tmp_path / "dataset")
+
+
+def test_a_split_whose_attributes_were_removed_is_gone_not_wrong(tmp_path: Path) -> None:
+    """A version that is removed loses its files one by one."""
+    write(tmp_path / "dataset", layout="zarr2")
+    (tmp_path / "dataset/train/.zattrs").unlink()
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/dataset/train/.zattrs"):
+        flat_tokens.open(tmp_path / "dataset")
 
 
 def rewrite_starts(root: Path, entries: list[int]) -> None:

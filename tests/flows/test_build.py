@@ -70,13 +70,13 @@ def test_five_stages_are_seen_with_names_that_a_person_recognises(tmp_path: Path
 
 @pytest.mark.slow
 def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
-    """A new split finds every shard, and the server shows it as cached; without the receipt it is not."""
+    """A new split finds the tokens of every slice, and the server shows it as cached; without the indexes it does not."""
     build_dataset(config(tmp_path / "out", name="first"))
     again = build_dataset(config(tmp_path / "out", name="second", validation_fraction=0.5))
     assert again.slices_reused == again.slices == 1
     assert task_runs("build second with bytes")["tokenize stories.parquet[0:3]"] == "Cached"
-    for receipt in (tmp_path / "out" / "_cache").glob("*/receipt.json"):
-        receipt.unlink()
+    for index in (tmp_path / "out" / "_cache" / "index").glob("*.json"):
+        index.unlink()
     build_dataset(config(tmp_path / "out", name="third", validation_fraction=0.25))
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
 

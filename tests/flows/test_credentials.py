@@ -14,6 +14,7 @@ from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 
 import flat_tokens
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from flows.build import build_dataset
 from flows.credentials import VARIABLE, credentials
@@ -83,6 +84,7 @@ def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(buc
         ("secret/odd", HIDDEN, "does not hold a JSON object"),
         ("secret/odd", [HIDDEN], "does not hold a JSON object"),
         ("secret/odd", {"s3": HIDDEN}, "does not hold a JSON object"),
+        ("secret/odd", {"signing": {"keys": HIDDEN}}, "the block secret/odd has no keys of 64 or more hexadecimal digits"),
         ("secret/odd", {"ftp": {"password": HIDDEN}}, "the block secret/odd has options for ftp; known are gs, "),
     ],
 )
@@ -92,9 +94,27 @@ def test_what_is_no_such_block_is_told_without_what_it_holds(
     if value is not None:
         Secret(value=value).save("odd", overwrite=True)
     monkeypatch.setenv(VARIABLE, name)
-    with pytest.raises(ValueError, match=message) as refused, credentials():
+    with pytest.raises((ValueError, PermissionError), match=message) as refused, credentials():
         pass
     assert HIDDEN not in str(refused.value)
+
+
+def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They sign in all threads of a run, and nobody is told them."""
+    key = HIDDEN.encode().hex() + "ab" * 16
+    Secret(value={"signing": {"keys": key}}).save("odd", overwrite=True)
+    monkeypatch.setenv(VARIABLE, "secret/odd")
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
+    source = {"path": f"{tmp_path}/notes.jsonl"}
+    told_ = {"output": f"{tmp_path}/out", "tokenizer": "bytes", "name": "signed-by-block", "source": source}
+    build_dataset(BuildConfig.model_validate(told_))
+    assert verify_dataset(f"{tmp_path}/out", "full")["seq_count"] == 1
+    assert signing.keys() == ()
+    with signing.using((bytes.fromhex(key),)):
+        assert flat_tokens.open(tmp_path / "out").train.store is not None
+    assert "signing" not in fsspec.config.conf
+    assert key not in asyncio.run(told())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
 def test_options_that_were_there_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:

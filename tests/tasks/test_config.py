@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.config import BuildConfig, DocumentPolicy, HubDataset, Source, TokenizerConfig
+from tasks.config import BuildConfig, DocumentPolicy, HubDataset, Source, TokenizerConfig, available_cores
 from tasks.faults import faults_of
 from tasks.locations import plain_location
 from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
 
 ROOT = Path(__file__).parents[2]
+MINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def config(**settings: Any) -> BuildConfig:
@@ -69,7 +73,7 @@ def test_examples_are_valid(example: Path) -> None:
         "gs://bucket/path",
         "s3://bucket/user@example.org/a",
         "hf://datasets/org/name@main/data",
-        "https://example.org/a.jsonl?download=true&keyword=x&monkey=y",
+        "https://example.org/a.jsonl?download=true&type=x&page=2",
         "memory://x",
         "/data/with space",
     ],
@@ -220,3 +224,57 @@ def test_a_receipt_survives_json() -> None:
     shard = token_shard(objects=[("encoded_tokens/c/0", 8, "ab" * 32)], rows=3, read=3, written=3)
     assert TokenShard.model_validate(json.loads(json.dumps(shard.model_dump(mode="json")))) == shard
     assert shard.byte_count == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, MINE),
+        ({"cpu.max": "max 100000\n"}, MINE),
+        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, min(64, MINE or 1)),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, MINE),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu.max": "nonsense\n"}, MINE),
+    ],
+)
+def test_a_containers_share_of_the_time_counts(tmp_path: Path, files: dict[str, str], cores: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_cores(tmp_path) == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_a_process_that_is_bound_to_one_core_has_one() -> None:
+    program = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from tasks.config import available_cores; print(available_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "bytes_"),
+    [
+        ("128 MB", 128_000_000),
+        ("128MB", 128_000_000),
+        ("1.5 GiB", 3 << 29),
+        ("64 kB", 64_000),
+        ("7", 7),
+        ("512 B", 512),
+        (99, 99),
+    ],
+)
+def test_sizes_are_for_people(told: str | int, bytes_: int) -> None:
+    config = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes"}
+    assert BuildConfig.model_validate({**config, "slice_bytes": told}).slice_bytes == bytes_
+
+
+@pytest.mark.parametrize("told", ["128 mb", "MB", "-1 MB", "1.5 B", "9 TB", "", True])
+def test_a_size_that_is_none_is_refused(told: str | bool) -> None:
+    config = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes", "slice_bytes": told}
+    with pytest.raises(ValidationError, match="slice_bytes"):
+        BuildConfig.model_validate(config)

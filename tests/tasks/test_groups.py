@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.groups import (
     Group,
@@ -71,17 +72,35 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: 
         read_group(root, digest)
 
 
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"labels": []}, "labels: needs at least one item"),
+        ({"workers": "many"}, "workers: should be a whole number"),
+        ({"output": "https://user:word@host/out"}, "output: "),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_a_group_that_is_damaged_is_refused_by_its_path(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
+    root = Store.at(tmp_path / "out")
+    digest = put_group(root, group(tmp_path))
+    path = tmp_path / "out" / GROUPS / digest / "group.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: {words}")):
+        read_group(root, digest)
+
+
 def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> None:
     root, mine = Store.at(tmp_path), group(tmp_path)
     digest = put_group(root, mine)
     assert read_report(root, digest, "run") is None
-    with reporting(root, mine, "run") as report:
+    with reporting(root, mine, "run") as results:
         first = read_report(root, digest, "run")
         assert first is not None
         assert (first.results, first.fault, first.process) == (None, None, os.getpid())
         assert first.under_way == mine.labels
-        report.add(WRITTEN)
-        report.add(WRITTEN)
+        results.append(WRITTEN)
+        results.append(WRITTEN)
     last = read_report(root, digest, "run")
     assert last is not None
     assert last.results == (WRITTEN, WRITTEN)
@@ -129,8 +148,8 @@ def test_a_failure_is_reported_with_whether_another_try_may_help(tmp_path: Path,
 def test_a_report_that_is_damaged_counts_as_none(tmp_path: Path) -> None:
     root, mine = Store.at(tmp_path), group(tmp_path)
     digest = put_group(root, mine)
-    with reporting(root, mine, "run") as report:
-        report.add(WRITTEN)
+    with reporting(root, mine, "run") as results:
+        results.append(WRITTEN)
     path = tmp_path / GROUPS / digest / "run.json"
     whole = path.read_text()
     for damaged in (whole[:-20], whole.replace("12", "13"), "[]", "null", '{"sha256": "00"}'):
@@ -147,7 +166,7 @@ def test_a_group_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_path: Path) -> None:
-    with attempt(str(tmp_path / "out"), tmp_path / "scratch", "one") as place:
+    with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "one") as place:
         assert group(tmp_path).place(place).scratch == str(tmp_path / "scratch")
         assert group(tmp_path, keep_files=False).place(place).scratch == place.staging
 
@@ -161,3 +180,29 @@ def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
         check_seen(root)
     publish_docs(tmp_path / "out", docs_of((1, 2)))
     check_seen(root)
+
+
+def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(tmp_path: Path) -> None:
+    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
+    with signing.using((b"k" * 32,)):
+        digest = put_group(root, mine)
+        assert read_group(root, digest) == mine
+    with pytest.raises(ValueError, match=f"the build signs, but .* has no key. Set {signing.KEY_FILE} on every worker"):
+        read_group(root, digest)
+    with (
+        signing.using((b"another" * 8,)),
+        pytest.raises(ValueError, match=r"group\.json: the signature beside it is of something"),
+    ):
+        read_group(root, digest)
+    with reporting(root, mine, "plain") as results:
+        results += [WRITTEN, WRITTEN]
+    with signing.using((b"k" * 32,)):
+        with reporting(root, mine, "signed") as results:
+            results += [WRITTEN, WRITTEN]
+        assert read_report(root, digest, "plain") is None
+        signed = read_report(root, digest, "signed")
+        assert signed is not None
+        assert signed.results == (WRITTEN, WRITTEN)
+        for suffix in ("", signing.SIGNATURE):  # one run's report is not another's
+            os.replace(root.path(f"{GROUPS}/{digest}/signed.json{suffix}"), root.path(f"{GROUPS}/{digest}/plain.json{suffix}"))
+        assert read_report(root, digest, "plain") is None

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from deployments.register import run_form
+from flat_tokens.stores.store import Store
+from flows.build import build_dataset
 from flows.derive import merge_datasets, subset_dataset
 from flows.export import export_dataset
 from flows.groups import tokenize_group
 from flows.retokenize import retokenize_dataset
 from flows.verify import verify_dataset
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, HubDataset, Source, TokenizerConfig
 from tasks.derive.request import ImportRequest
-from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS, Location, Output
+from tasks.download.fetch import fetch_file
+from tasks.download.sources import resolve_source
+from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS, Location, Output, plain_location, unbound
+from tasks.models import FoundFile
+from tasks.tokenize.tokenizers import load_tokenizer
 
 READ, WRITE = TypeAdapter(Location).validate_python, TypeAdapter(Output).validate_python
 
@@ -92,12 +102,46 @@ def test_a_link_leads_nowhere_else(roots: Path) -> None:
         {"sources": [{"hub": {"path": "allenai/c4", "name": "en"}}]},
         {"tokenizer": {"name": "/etc/tokenizer.json"}},
         {"tokenizer": {"name": "../tokenizer.tiktoken"}},
+        {"tokenizer": {"name": "openai-community/gpt2"}},
+        {"tokenizer": "openai-community/gpt2"},
     ],
     ids=str,
 )
 def test_every_place_of_a_configuration_is_looked_at(roots: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"may not be (read|written) here"):
         config(roots, **settings)
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "is_let_through"),
+    [
+        ("hf://openai-community", "openai-community/gpt2", True),
+        ("hf://openai-community/", "openai-community/gpt2", True),
+        ("hf://openai-community/gpt2", "openai-community/gpt2", True),
+        ("/data,hf://openai-community/gpt2", "openai-community/gpt2", True),
+        ("hf://", "openai-community/gpt2", True),
+        ("/data", "cl100k_base", True),
+        ("/data", "bytes", True),
+        ("/data", "openai-community/gpt2", False),
+        ("hf://openai-community", "openai-community-2/gpt2", False),
+        ("hf://openai-community", "openai/openai-community", False),
+        ("hf://openai-community/gpt2", "openai-community/gpt2-xl", False),
+        ("hf://openai-community/gpt2", "openai-community/../evil/gpt2", False),
+        ("hf://openai-community/gpt2", "openai-community/gpt2@main", True),  # the hub has no repository of that name
+        ("hf://datasets/openai-community", "openai-community/gpt2", False),
+        ("https://huggingface.co", "openai-community/gpt2", False),
+        ("openai-community", "openai-community/gpt2", False),
+    ],
+)
+def test_a_tokenizer_from_the_hub_lies_below_a_root(
+    monkeypatch: pytest.MonkeyPatch, root: str, name: str, is_let_through: bool
+) -> None:
+    monkeypatch.setenv(INPUT_ROOTS, root)
+    if is_let_through:
+        assert TokenizerConfig(name=name).name == name
+    else:
+        with pytest.raises(ValidationError, match=r"may not be read here: FLAT_TOKENS_INPUT_ROOTS allows|goes up"):
+            TokenizerConfig(name=name)
 
 
 def test_every_deployment_is_bound(roots: Path) -> None:
@@ -126,3 +170,238 @@ def test_without_roots_there_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert READ("/etc/passwd") == WRITE("/etc/passwd") == "/etc/passwd"
     monkeypatch.setenv(INPUT_ROOTS, "/data")
     assert WRITE("/srv/out") == "/srv/out"  # each of them bounds its own
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://HOST/x?:/../../../data.example/corpus/y",
+        "http://169.254.169.254:80/../data.example/corpus/y",
+        "https://data.example/corpus/../secret",
+        "https://data.example/corpus/%2e%2e/secret",
+        "https://data.example/corpus/.%2E/secret",
+        "https://data.example/corpus/%252e%252e/secret",
+        "https://data.example/corpus/..%2fsecret",
+        "https://data.example/corpus/..;/secret",
+        "https://data.example/corpus/..\\secret",
+        "https://data.example/corpus%2fx",
+        "https://data.example/corpus%5c..%5csecret",
+        "https://data.example/corpus?path=x/../y&url=z",
+        "https://data.example:8443/corpus/y",
+        "http://data.example/corpus/y",
+        "https://data.example./corpus/y",
+        "https://evil.example\\.data.example/corpus",
+        "https://evil.example\t/corpus",
+        " https://data.example/corpus/y",
+        "https://data.example//corpus/y",
+        "https://data.example:0/corpus/y",
+        "https://data.example%2fcorpus/y",
+        "https://ｄata.example/corpus/y",
+        "s3://other/k:/../../good/out",
+        "s3://good/out/../in",
+        "s3://good//out/x",
+        "s3://good/out%2f..%2f..%2fx",
+        "hf://datasets/other:x/../org/y",
+        "hf://datasets/other/x@main/../../org/y",
+        "hf://datasets/org-else/y",
+        "hf://datasets/else@x/org/y",
+        "file://local:///good/x",
+        "file://local://{roots}/text",
+        "local://file://{roots}/text",
+        "file:{roots}/text",
+        "FILE://{roots}/text",
+        "file:/etc/passwd",
+        "{roots}/text/k:/../../elsewhere",
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_within_no_root(roots: Path, monkeypatch: pytest.MonkeyPatch, location: str) -> None:
+    allowed = f"{roots}/text,https://data.example/corpus,s3://good/out,hf://datasets/org"
+    monkeypatch.setenv(INPUT_ROOTS, allowed)
+    monkeypatch.setenv(OUTPUT_ROOTS, allowed)
+    monkeypatch.chdir(roots / "text")
+    for check in (READ, WRITE):
+        with pytest.raises(ValidationError):
+            check(location.format(roots=roots))
+
+
+def test_spellings_of_one_place_are_one_place(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INPUT_ROOTS, "https://data.example:443/corpus/,hf://datasets/org/name,s3://good/a b")
+    for location in (
+        "https://DATA.example/corpus/x y/a.jsonl?download=true",
+        "https://data.example/%63orpus/x%20y",
+        "hf://datasets/org/name@refs%2Fconvert%2Fparquet/a.parquet",
+        "hf://datasets/org/name@refs/pr/1/a.parquet",
+        "s3://good/a b/c#1?.jsonl",
+    ):
+        assert READ(location) == location
+
+
+@pytest.mark.parametrize("path", ["other:x/../org/y", "org/y/../../z", "https://u:SECRET@h/x", "org/x?token=SECRET", "../org/y"])
+def test_a_dataset_of_the_hub_is_a_name_and_no_path(path: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        HubDataset(path=path)
+    assert "SECRET" not in str(refused.value)
+    with pytest.raises(ValidationError):
+        HubDataset(path="org/y", revision="../../z")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest",
+        "http://169.254.169.254.:80/latest",
+        "http://2852039166/",
+        "http://0xA9FEA9FE/",
+        "http://0251.0376.0251.0376/",
+        "http://169.254.43518/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://[::ffff:a9fe:a9fe]/",
+        "http://[64:ff9b::a9fe:a9fe]/",
+        "http://[fe80::1]/",
+        "http://[FE80::1]:8080/",
+    ],
+)
+def test_link_local_addresses_are_not_asked_however_they_are_written(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ValidationError, match="a link-local address"):
+        READ(url)
+    for internal in ("http://127.0.0.1:8000/a", "http://10.1.2.3/a", "http://[::1]/a", "http://[fd12::1]/a"):
+        assert READ(internal) == internal
+
+
+SIGNED = [
+    *(
+        f"https://example.org/a?{name}=SECRET"
+        for name in [
+            "auth",
+            "pwd",
+            "jwt",
+            "sas",
+            "code",
+            "AWSAccessKeyId",
+            "token",
+            "Expires",
+            "%74oken",
+            "download=1&x",
+            "download=1;sig",
+        ]
+    ),
+    "https://example.org/a;token=SECRET",
+    "https://example.org/a#token=SECRET",
+    "https://example.org/a?SECRET",
+    "https://example.org/a#SECRET",
+    "https://example.org/a%3Ftoken=SECRET",
+    "s3://bucket/a?sig=SECRET",
+    "gs://bucket/a#token=SECRET",
+    "memory://a;token=SECRET",
+]
+WITH_USER = [
+    "https://u:SECRET@h/a",
+    "HTTPS://u:SECRET@h/a",
+    "https:/u:SECRET@h",
+    "https:u:SECRET@h",
+    "https:///u:SECRET@h",
+    " https://SECRET@h/a",
+    "https:\\\\u:SECRET@h",
+    "file://u:SECRET@h/a",
+    "ftp://u:SECRET@h/a",
+    "hf://u:SECRET@h/a",
+    "u:SECRET@h/a",
+    "simplecache::https://u:SECRET@h/a",
+]
+
+
+@pytest.mark.parametrize(
+    "location", [*SIGNED, *WITH_USER, "https://u%3ASECRET%40h/a", "https://u:SE/CRET@h", "https://h:SECRET/a"]
+)
+def test_a_secret_is_refused_and_not_repeated(location: str) -> None:
+    with pytest.raises(ValueError, match=r"credentials|not followed by a server") as refused:
+        plain_location(location)
+    assert "CRET" not in str(refused.value)
+
+
+@functools.cache
+def form(flow: Any) -> Any:
+    """The check of the parameters of a flow's runs."""
+    schema = run_form(flow)
+    return jsonschema.validators.validator_for(schema)(schema)
+
+
+@pytest.mark.parametrize("location", [*SIGNED, *WITH_USER])
+def test_the_form_of_a_run_refuses_secrets_before_the_run_is_stored(location: str) -> None:
+    """As Prefect's server checks parameters; the models would refuse them, but only on the worker."""
+    config = {"output": "/data/out", "sources": [{"path": "/data/in"}], "tokenizer": {"name": "bytes"}}
+    form(build_dataset).validate({"config": config})
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        (build_dataset, {"config": {**config, "output": location}}),
+        (build_dataset, {"config": {**config, "scratch": location}}),
+        (build_dataset, {"config": {**config, "sources": [{"path": location}]}}),
+        (build_dataset, {"config": {**config, "sources": [{"hub": {"path": location}}]}}),
+        (build_dataset, {"config": {**config, "tokenizer": {"name": location}}}),
+        (retokenize_dataset, {"dataset": "/data/out", "tokenizers": [location]}),
+        (retokenize_dataset, {"dataset": "/data/out", "tokenizers": ["bytes"], "output": location}),
+        (merge_datasets, {"datasets": [location], "output": "/data/out"}),
+        (verify_dataset, {"dataset": location}),
+    ]
+    for flow, parameters in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            form(flow).validate(parameters)
+
+
+@pytest.mark.parametrize("pattern", ["text", "text/*.jsonl", "text/*/*.jsonl", "text/**/*.jsonl", "text/link.jsonl"])
+def test_links_below_a_root_lead_nowhere_else(roots: Path, pattern: str) -> None:
+    (roots / "elsewhere/a.jsonl").write_text("secret")
+    if pattern == "text/*/*.jsonl":
+        (roots / "text/folder").symlink_to(roots / "elsewhere")
+    else:
+        (roots / "text/link.jsonl").symlink_to(roots / "elsewhere/a.jsonl")
+    with pytest.raises(ValueError, match="may not be read here"):
+        resolve_source(Source(path=f"{roots}/{pattern}"), 0)
+
+
+def test_a_root_may_be_a_link_and_links_may_stay_within_it(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (roots / "data").symlink_to(roots / "text")
+    (roots / "text/real.jsonl").write_text("{}")
+    (roots / "text/link.jsonl").symlink_to(roots / "text/real.jsonl")
+    monkeypatch.setenv(INPUT_ROOTS, f"{roots}/data")
+    (found,) = resolve_source(Source(path=f"{roots}/data/link.jsonl"), 0).files
+    assert (found.name, found.uri) == ("link.jsonl", f"{roots}/text/real.jsonl")
+
+
+def test_what_becomes_a_link_after_it_was_found_is_not_followed(roots: Path) -> None:
+    (roots / "text/folder").mkdir()
+    (roots / "text/folder/a.jsonl").write_text("{}")
+    (roots / "elsewhere/a.jsonl").write_text("secret")
+    source = Source(path=f"{roots}/text/folder")
+    (found,) = resolve_source(source, 0).files
+    (roots / "text/folder").rename(roots / "text/former")
+    (roots / "text/folder").symlink_to(roots / "elsewhere")
+    with pytest.raises(ValueError, match="may not be read here"):
+        fetch_file(found, (source,), roots / "scratch")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["/etc/passwd", "file:///etc/passwd", "https://h/a", "hf://datasets/else/x@main/a", f"datasets://else/x@{'0' * 40}?split=a"],
+)
+def test_a_file_that_a_group_names_is_looked_for_within_the_roots(roots: Path, uri: str) -> None:
+    with pytest.raises(ValueError, match="may not be read here"):
+        fetch_file(FoundFile(source=0, name="a", uri=uri, size=None), (Source(path=f"{roots}/text"),), roots / "scratch")
+
+
+def test_only_plain_files_and_directories_are_read(tmp_path: Path) -> None:
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in ("/dev/zero", f"{tmp_path}/zero.json", f"{tmp_path}/pipe.json"):
+        for reads in (Store.at(path).read, lambda path: load_tokenizer(TokenizerConfig(name=path))):
+            with pytest.raises(ValueError, match=r"is not a plain file|there is no tokenizer '/dev/zero'"):
+                reads(path if reads != Store.at(path).read else "")
+
+
+def test_a_worker_without_roots_says_which_are_missing(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unbound() is None
+    monkeypatch.setenv(INPUT_ROOTS, "")
+    assert str(unbound()).startswith("FLAT_TOKENS_INPUT_ROOTS not set")
+    monkeypatch.delenv(OUTPUT_ROOTS)
+    assert str(unbound()).startswith("FLAT_TOKENS_INPUT_ROOTS and FLAT_TOKENS_OUTPUT_ROOTS not set")

@@ -166,6 +166,7 @@ def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -
     assert theirs.index.dtype == indexed_dataset.DType.optimal_dtype(size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
 def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_byte(tmp_path: Path, size: int) -> None:

@@ -253,18 +253,13 @@ def test_an_id_that_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
 @given(
     lines=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12),
     ended=st.booleans(),
-    block=st.integers(1, 40),
 )
-def test_a_raw_index_lists_the_lines_of_any_file(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ended: bool, block: int
-) -> None:
-    """Lines across the blocks that the file is read in, the last one with or without its newline."""
+def test_a_raw_index_lists_the_lines_of_any_file(tmp_path_factory: pytest.TempPathFactory, lines: list[str], ended: bool) -> None:
+    """The last one with or without its newline."""
     documents = [json.dumps({"text": line}, ensure_ascii=False).encode() for line in lines]
     path = tmp_path_factory.mktemp("raw") / "corpus.jsonl"
     path.write_bytes(b"\n".join(documents) + b"\n" * (ended and bool(documents)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flat_tokens.formats.modalities.READ_BYTES", block)
-        create_raw_index(path)
+    create_raw_index(path)
     starts = [sum(len(document) + 1 for document in documents[:i]) for i in range(len(documents))]
     expected = [(start, len(document)) for start, document in zip(starts, documents, strict=True)]
     assert pickle.loads(path.with_suffix(".idx").read_bytes()) == expected

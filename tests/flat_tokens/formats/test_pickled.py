@@ -27,7 +27,7 @@ EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**
 
 def dumps(pairs: Pairs, block: int = 1000) -> bytes:
     blocks = (pairs[at : at + block] for at in range(0, len(pairs), block))
-    return b"".join(bytes(piece) for piece in write_pairs(blocks))
+    return b"".join(bytes(piece) for piece in write_pairs(blocks, len(pairs)))
 
 
 def loads(data: bytes, block: int = 1 << 20) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,35 +26,14 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch
-from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.loader import ShuffledLoader, Steps
 from flat_tokens.rows.mixture import MixedBatch, Mixture
-from flat_tokens.rows.order import ReferenceOrder
+from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
-from flat_tokens.rows.steps import Steps
 from flat_tokens.writer import write_dataset
 from tests.elsewhere import elsewhere
 from tests.examples import examples
-
-
-class Row(NamedTuple):
-    number: npt.NDArray[np.int64]
-    twice: npt.NDArray[np.int32]
-
-
-class Numbers:
-    """A view whose row i is i, and twice i, some times over."""
-
-    def __init__(self, count: int, first: int = 0, width: int = 2) -> None:
-        self._count, self._first, self.length = count, first, width
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batch(self, indices: npt.NDArray[np.int64]) -> Row:
-        assert indices.dtype == np.int64
-        assert ((indices >= 0) & (indices < self._count)).all()
-        numbers = indices + self._first
-        return Row(numbers, np.repeat(2 * numbers, self.length).reshape(-1, self.length).astype(np.int32))
+from tests.flat_tokens.rows.rows_by_number import Numbers, Row
 
 
 def stream(loader: ShuffledLoader) -> list[int]:
@@ -160,7 +139,7 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
         ({"start": 21}, "start is 21, but there are 20 samples in all"),
         ({"start": 4, "start_token": 4}, "give one of them"),
         ({"start_token": 5}, "start_token 5 is inside a row: with 2 tokens a row, rows begin at 4 and 6"),
-        ({"order": "random"}, "order is 'random', but it is 'shuffled', 'sequential' or a ReferenceOrder"),
+        ({"order": "random"}, "order is 'random', but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder"),
         ({"view": Numbers(0)}, "the view has no rows"),
         ({"view": Numbers(0), "epochs": None}, "the view has no rows"),
         ({"batch_size": 3, "order": ReferenceOrder(2, 2, 2)}, "batch_size 3 does not divide evenly among 2 streams"),
@@ -510,8 +489,9 @@ def test_drawn_counts_what_came_before_a_step(step: int, batch_size: int) -> Non
     sources = mixture(batch_size=batch_size)
     end = step * batch_size
     expected = np.zeros(3, np.int64)
-    for start in range(0, end, 1 << 14):
-        expected += np.bincount(sources._places(start, min(start + (1 << 14), end))[0], minlength=3)
+    for block in range(-(-end // (1 << 14))):
+        drawn, _ = mixture(batch_size=1 << 14).indices(block)
+        expected += np.bincount(drawn[: end - block * (1 << 14)], minlength=3)
     assert sources.drawn(step).tolist() == expected.tolist()
     assert sources.drawn(step).sum() == end
 
@@ -807,7 +787,6 @@ def test_loaders_can_be_pickled(order: Any) -> None:
     assert [batch.index.tolist() for batch in mixed] == [batch.index.tolist() for batch in mixture(steps=5).shard(0, 2)]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_fork_loads_on_but_not_from_its_parents_threads() -> None:
     loader = ShuffledLoader(Numbers(100), 8, order=ReferenceOrder(2, 2, 3))
     steps = loader.steps(prefetch=2)

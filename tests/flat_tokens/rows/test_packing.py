@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
-from flat_tokens.rows import best_fit as fitting
-from flat_tokens.rows import packing_index, starts
-from flat_tokens.rows.best_fit import best_fit
+from flat_tokens.rows import packing_index, views
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
+from flat_tokens.rows.packing_index import best_fit
 from tests.elsewhere import elsewhere
 from tests.examples import examples
 
@@ -64,9 +63,9 @@ def _memory_store() -> Iterator[None]:
 @pytest.fixture
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true of a few documents is then true of millions: every boundary between two windows is met."""
-    monkeypatch.setattr(starts, "SEQUENCES_AT_A_TIME", 3)
+    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 3)
     monkeypatch.setattr(packing_index, "ENTRIES_PER_SAMPLE", 2)
-    monkeypatch.setattr(fitting, "PARTS_AT_A_TIME", 4)
+    monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", 4)
 
 
 # torchtune's rules, sample by sample
@@ -791,7 +790,7 @@ def test_entries_that_change_under_an_index_are_noticed(tmp_path: Path, options:
     """An index of other entries gives an error or whole rows, never what memory happened to hold."""
     view = write(tmp_path / "dataset", [1, 2, 3, 4]).packed_documents(4, **options)
     other = write(tmp_path / "other", lengths)
-    state = view.__dict__ | {"tokens": other, "_index": dataclasses.replace(view._index, tokens=other)}
+    state = view.__dict__ | {"tokens": other, "_index": view._index._replace(tokens=other)}
     changed = PackedDocumentsView.__new__(PackedDocumentsView)
     changed.__dict__.update(state)
     for i in range(len(changed)):

@@ -52,6 +52,15 @@ def permuted(length: int, seed: int = 0, *numbers: int) -> npt.NDArray[np.uint64
     return KeyedPermutation(length)(np.arange(length, dtype=np.uint64), derive_keys(seed, *numbers))
 
 
+@given(length=st.integers(1, MAX_LENGTH) | st.integers(1, 300), seed=st.integers(0, 2**64 - 1), data=st.data())
+def test_the_inverse_leads_back(length: int, seed: int, data: st.DataObject) -> None:
+    permutation = KeyedPermutation(length)
+    indices = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20)), np.uint64)
+    for keys in (derive_keys(seed, 1), derive_keys(seed, np.arange(len(indices), dtype=np.uint64))):
+        assert permutation.inverse(permutation(indices, keys), keys).tolist() == indices.tolist()
+        assert permutation(permutation.inverse(indices, keys), keys).tolist() == indices.tolist()
+
+
 def sizes_of_deviation(observed: npt.NDArray[np.int64], expected: float) -> float:
     """How far a chi-square statistic is from what chance gives, in standard deviations."""
     freedom = observed.size - 1
@@ -143,7 +152,7 @@ def test_small_sets_take_every_order_equally_often(length: int) -> None:
 def test_two_numbers_take_every_two_places_equally_often(pair: tuple[int, int]) -> None:
     keys, permutation = derive_keys(1, np.arange(60_000, dtype=np.uint64)), KeyedPermutation(9)
     first, second = (permutation(np.full(len(keys), i, np.uint64), keys) for i in pair)
-    counts = np.bincount(first * np.uint64(9) + second, minlength=81).reshape(9, 9)
+    counts = np.bincount((first * np.uint64(9) + second).astype(np.int64), minlength=81).reshape(9, 9)
     assert np.diag(counts).tolist() == [0] * 9
     assert abs(sizes_of_deviation(counts[~np.eye(9, dtype=bool)], len(keys) / 72)) < 4
 

@@ -23,10 +23,8 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import FlatTokens, LayoutName, TokenBatch, write_dataset
 from flat_tokens.rows import frameworks
-from flat_tokens.rows.blocks import block_starts
-from flat_tokens.rows.documents import DocumentTokens
-from flat_tokens.rows.packed import PackedTokens
-from flat_tokens.rows.starts import SEQUENCES_AT_A_TIME
+from flat_tokens.rows.loader import digest_of
+from flat_tokens.rows.views import SEQUENCES_AT_A_TIME, DocumentTokens, PackedTokens, block_starts
 from tests.elsewhere import elsewhere
 from tests.examples import examples
 
@@ -274,7 +272,7 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
     train = split_of_lengths(tmp_path, lengths)
     expected = megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flat_tokens.rows.starts.SEQUENCES_AT_A_TIME", window)
+        patch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", window)
         assert block_starts(train, block).tolist() == expected
     ids, starts = spread(train)
     rows = [fields_of(ids[start : start + block], starts[start : start + block]) for start in expected]
@@ -291,7 +289,7 @@ def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flat_tokens.rows.starts.SEQUENCES_AT_A_TIME", 1 << 10)
+    monkeypatch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", 1 << 10)
     train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
     assert len(block_starts(train, 8)) == 199_999  # the reader's cache is warm from here on
     tracemalloc.start()
@@ -314,7 +312,8 @@ def test_blocks_of_a_damaged_dataset_are_refused(tmp_path: Path) -> None:
         group = root.create_group(name, attributes={"max_token_id": 3})
         group.create_array("encoded_tokens", data=np.zeros(6, np.uint32))
         group.create_array("seq_starts", data=np.array([0, 4, 2, 6], np.uint64))
-    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: seq_starts goes from 4 to 2 at 1, but there are 6 tokens"):
+    found = "seq_starts says that sequence 1 is tokens 4 to 2, but there are 6 tokens"
+    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: {found}"):
         flat_tokens.open(tmp_path / "dataset").train.blocks(2)
 
 
@@ -723,3 +722,34 @@ def through_grain(train: FlatTokens) -> None:
 @needs_grain
 def test_grain_batches_rows(ragged_split: FlatTokens) -> None:
     elsewhere(through_grain, ragged_split)
+
+
+def loaders_through_grain(train: FlatTokens) -> None:
+    import grain
+
+    mixture = flat_tokens.Mixture({"a": (train.packed(16), 2), "b": (train.packed(16), 1)}, 4, 1)
+    for loader in (flat_tokens.ShuffledLoader(train.packed(16), 4, 1, epochs=2).shard(1, 2), mixture):
+        dataset = loader.map_dataset()
+        assert isinstance(dataset, grain.MapDataset)
+        steps = sys.maxsize if loader is mixture else len(loader)
+        assert len(dataset) == steps
+        for step in (0, 3, min(steps, 10**12) - 1):
+            assert loader.digest(step) == digest_of(dataset[step])
+        every_other = dataset.slice(slice(1, 9, 2))
+        assert [digest_of(batch) for batch in every_other] == [loader.digest(step) for step in (1, 3, 5, 7)]
+        one, other = (iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=3))) for _ in range(2))
+        for _ in range(4):
+            next(one)
+        other.set_state(one.get_state())
+        assert digest_of(next(other)) == loader.digest(4)
+
+
+@needs_grain
+def test_grain_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
+    elsewhere(loaders_through_grain, ragged_split)
+
+
+def test_without_grain_the_error_says_what_to_install(ragged_split: FlatTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grain", None)
+    with pytest.raises(ModuleNotFoundError, match=r"map_dataset\(\) needs the package 'grain'"):
+        flat_tokens.ShuffledLoader(ragged_split.packed(4), 2).map_dataset()

@@ -138,8 +138,6 @@ def _read(split: flat_tokens.FlatTokens, i: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # where another test has imported jax
 def test_processes_read_what_their_parent_opened(root: Path, web_server: str, method: str) -> None:
     """The parent has read, so there are mapped files, connections and an event loop that a child must not share."""
     for path in (str(root / "mmap"), str(root / "compact"), f"{web_server}/mmap", f"{web_server}/compact"):

@@ -182,6 +182,20 @@ def test_what_is_wrong_with_the_question_does_not_pass(error: Callable[[], Excep
     assert not may_pass(error())
 
 
+def test_what_is_forbidden_is_told_with_its_place(clock: Clock) -> None:
+    """The clients of stores name the operation alone."""
+
+    def refuse() -> None:
+        raise caused(PermissionError("x"), of_botocore(403, "AccessDenied"))
+
+    with pytest.raises(PermissionError, match=r"^gs://bucket/key: Forbidden: b/bucket/o no\. Mend the credentials"):
+        persist(failing(1, OSError("Forbidden: b/bucket/o\nno")), "gs://bucket/key")
+    with pytest.raises(PermissionError, match=r"^s3://bucket/key: .*AccessDenied.* Mend the credentials") as raised:
+        persist(refuse, "s3://bucket/key")
+    assert status_of(raised.value) == 403
+    assert clock.waits == []
+
+
 def test_the_status_is_found_in_whatever_holds_it() -> None:
     for error in (answered(503), of_botocore(503, "SlowDown"), of_gcsfs(503), caused(OSError("x"), answered(503))):
         assert status_of(error) == 503
@@ -195,3 +209,15 @@ def test_an_error_in_one_line_is_its_first_cause() -> None:
     )
     assert brief(ValueError("two\n  lines")) == "two lines"
     assert brief(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "variable"),
+    [
+        ("s3://bucket/key", "no credentials", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/key", "no credentials at Google", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ],
+)
+def test_missing_credentials_are_told_with_the_place_and_the_remedy(url: str, error: str, variable: str) -> None:
+    with pytest.raises(PermissionError, match=rf"^{url}: .*\. Set the credentials \({variable}"):
+        persist(failing(1, LASTING[error]()), url)

@@ -95,6 +95,33 @@ def test_long_statistics_are_passed_over() -> None:
     assert list(pages_of(io.BytesIO(data), 0, 2)) == [Page(2, 20, 20, for_each_row=False)]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\x19\xf7" + b"\xff" * 9 + b"\x01",  # a list of 2**63 doubles
+        b"\x19" * 5000,  # lists of lists
+        b"\x1a\xf3" + b"\xff" * 4 + b"\x01" + bytes(100),  # a set
+        b"\x1b\x01\x33" + bytes(100),  # a map
+        b"\x1c" * 5000,  # structs of structs
+    ],
+)
+@pytest.mark.timeout(20)
+def test_values_that_no_header_has_are_an_error_at_once(value: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", value)), 0, 1))
+
+
+def test_pages_that_say_they_are_larger_than_allowed_are_refused() -> None:
+    """Whether before or after they are unpacked, and of whatever encoding."""
+    two_billions = b"\x15\xfe\xff\xff\xff\x0f"
+    places = b"\x2c\x15\x08\x15\x10\x15\x06\x15\x06\x00"
+    for sizes in ((two_billions, b"\x15\x0a"), (b"\x15\x0a", two_billions)):
+        with pytest.raises(ValueError, match=r"has 2,147,483,647 bytes when it is unpacked; 1,000 are allowed.*, or more"):
+            list(pages_of(io.BytesIO(header(b"\x15\x00", *sizes, places)), 0, 4, 1000, ", or more"))
+    with pytest.raises(ValueError, match="damaged"):  # no size has more than 31 bits
+        list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x0a", b"\x15\x80\x80\x80\x80\x20", places)), 0, 4))
+
+
 @given(data=st.binary(max_size=200), start=st.integers(0, 50))
 def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data: bytes, start: int) -> None:
     try:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.support import shards_stay
 from tests.flat_tokens.demo import build_demo
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a build of the demo's sources, with one version. Nothing changes it: change a copy."""
+    """The output of a build of the demo's sources, with one version and its shards. Nothing changes it: change a copy."""
     output = tmp_path_factory.mktemp("tools") / "out"
-    build_demo(output)
+    with shards_stay():
+        build_demo(output)
     return output

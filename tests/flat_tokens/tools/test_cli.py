@@ -30,7 +30,7 @@ def test_help_names_every_command_and_the_statuses(capsys: pytest.CaptureFixture
         main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    assert all(f"    {name} " in said for name in COMMANDS)
+    assert all(f"    {name}" in said for name in COMMANDS)
     assert "exit status:" in said
 
 
@@ -40,11 +40,11 @@ def test_every_command_explains_each_of_its_arguments_and_gives_examples(name: s
         main([name, "--help"])
     said = capsys.readouterr().out
     assert f"flat-tokens {name}" in said.rpartition("examples:")[2]
-    assert "--json" in said
+    assert "--json" in said or name == "completion"
     assert "%" not in said.replace("%%", "")  # nothing was left unformatted
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
 def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing, out = str(tmp_path / "missing"), str(tmp_path / "out")
     more = {"trace": ["--sequence", "0"], "diff": [missing], "export": [out, "--to", "parquet"], "import": [out]}

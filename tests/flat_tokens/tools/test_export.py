@@ -18,8 +18,8 @@ from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools import cli
 from flat_tokens.tools import export as exporting
+from flat_tokens.tools.arguments import description
 from flat_tokens.tools.export import Exported, export_of, write
-from flat_tokens.tools.flags import description
 from flat_tokens.tools.import_ import import_dataset
 from tests.examples import examples
 
@@ -138,6 +138,13 @@ def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Pat
     assert not (tmp_path / "out" / ".export" / "staging").exists()
 
 
+def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "empty", [], [])
+    for said in ("there are no sequences", "nothing to do"):
+        assert cli.main(["export", str(tmp_path / "empty"), str(tmp_path / "out"), "--to", "parquet"]) == 0
+        assert said in capsys.readouterr().out
+
+
 def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
     """Neither files that are there, nor another export, nor the dataset."""
     (tmp_path / "full").mkdir()
@@ -156,6 +163,32 @@ def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
         export(dataset, dataset / "out")
     assert contents(tmp_path / "out") == before
     assert not (dataset / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "above"),
+    [
+        ("built/shards", "built"),
+        ("built/_cache/a", "built"),
+        ("built/runs", "built"),
+        ("built/latest/a", "built/versions/one"),
+        ("built/versions/one/train", "built/versions/one"),
+        ("built/versions/two", "built"),
+        ("other/a/b", "other"),
+    ],
+)
+def test_nothing_is_exported_into_an_output_or_another_dataset(dataset: Path, tmp_path: Path, place: str, above: str) -> None:
+    made(tmp_path / "built/versions/one")
+    made(tmp_path / "other")
+    (tmp_path / "built/latest.json").write_text("{}")
+    (tmp_path / "built/latest").symlink_to("versions/one")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=rf"{place}: lies within .*{above}, a build's output or a dataset. Choose another dir"):
+        export(dataset, tmp_path / place)
+    for around in (tmp_path, tmp_path / "built", tmp_path / "built/versions"):
+        with pytest.raises(ValueError, match=r"is not empty; there is|lies within"):
+            export(dataset, around)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_importing_it_imports_nothing_of_the_service_and_no_framework() -> None:
 def test_all_names_what_is_public() -> None:
     public = {name for name, value in vars(flat_tokens).items() if name[0] != "_" and not isinstance(value, ModuleType)}
     assert public - {"annotations"} == set(flat_tokens.__all__)
+    assert flat_tokens.__version__
 
 
 READ = """

@@ -88,12 +88,12 @@ def test_a_match_is_shown_within_its_sequence() -> None:
 def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
     with in_windows_of(2):
         together = list(overlapping_windows(split_of([[1, 2, 3], [4]]), 1))
-    found = [(one.ids.tolist(), one.starts.tolist(), one.sequences.tolist(), one.skipped) for one in together]
-    assert found == [([1, 2], [0], [0], 0), ([2, 3, 4], [0, 2], [0, 1], 1)]
+    found = [(*(array.tolist() for array in arrays), skipped) for *arrays, skipped in together]
+    assert found == [([1, 2], [0, 2], [0], 0), ([2, 3, 4], [0, 2, 3], [0, 1], 1)]
 
 
 def test_it_says_what_is_there(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo)]) == 0
+    assert main(["inspect", "--trust-records", str(demo)]) == 0
     said = capsys.readouterr().out
     for part in ("flat-tokens dataset 'dataset', version ", "44,912", "263", "mmap, zarr v3", "tokenizer.json", "330 documents"):
         assert part in said
@@ -115,14 +115,14 @@ def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, 
 
 
 def test_json_has_all_that_is_known(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo), "--json"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--json"]) == 0
     said, dataset = json.loads(capsys.readouterr().out), flat_tokens.open(demo)
     assert said["splits"]["train"]["token_count"] == dataset.train.token_count
     assert said["tokenizer"]["digest"] == dataset.manifest["provenance"]["tokenizer"]["digest"]
     assert [source["name"] for source in said["sources"]] == ["stories", "notes"]
     stored = sum(path.stat().st_size for path in Path(dataset.path).rglob("*") if path.is_file())
     assert 0 < stored - said["byte_count"] < 50_000  # the manifest and the root's metadata are not in the manifest
-    assert main(["inspect", str(demo), "--json", "--split", "validation"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--json", "--split", "validation"]) == 0
     assert list(json.loads(capsys.readouterr().out)["splits"]) == ["validation"]
 
 
@@ -134,7 +134,7 @@ def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, capsys: p
 
 def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is not text goes to standard error, so that the text can be redirected."""
-    assert main(["inspect", str(demo), "--sequence", "0"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
     out, err = capsys.readouterr()
     vocabulary = load_vocabulary(str(Path(__file__).parents[3] / "deployments" / "demo"))
     assert out.encode() == vocabulary.decode(flat_tokens.open(demo).train.sequence(0))[0]
@@ -142,7 +142,7 @@ def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, capsys: pytest
 
 
 def test_negative_numbers_count_from_the_end(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo), "--sequence", "-1", "--split", "validation", "--json"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "-1", "--split", "validation", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["split"], said["sequence"]) == ("validation", 66)
     assert said["ids"] == flat_tokens.open(demo).validation.sequence(66).tolist()
@@ -150,10 +150,10 @@ def test_negative_numbers_count_from_the_end(demo: Path, capsys: pytest.CaptureF
 
 
 def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo), "--sequence", "0", "--color", "always"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0", "--color", "always"]) == 0
     said = capsys.readouterr().out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("⏎", "").rstrip("\n")
-    assert main(["inspect", str(demo), "--sequence", "0"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
     assert plain == capsys.readouterr().out.rstrip("\n")
     shades = re.findall(r"\x1b\[38;5;16;48;5;(\d+)m", said)
     assert len(shades) >= 2
@@ -169,11 +169,11 @@ def test_no_color_and_pipes_are_respected(
     for no_color, colored in ((None, True), ("1", False)):
         if no_color:
             monkeypatch.setenv("NO_COLOR", no_color)
-        assert main(["inspect", str(demo), "--sequence", "0"]) == 0
+        assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
         assert ("\x1b" in capsys.readouterr().out) is colored
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert main(["inspect", str(demo), "--sequence", "0"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -212,21 +212,21 @@ def test_a_character_that_windows_cut_is_whole(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_found_text_says_where_and_the_status_says_whether(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = main(["inspect", str(demo), "--sequence", "5"]) or capsys.readouterr().out
+    text = main(["inspect", "--trust-records", str(demo), "--sequence", "5"]) or capsys.readouterr().out
     needle = text[10:40]
-    assert main(["inspect", str(demo), "--find", needle, "--json"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--find", needle, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert ("train", 5) in [(match["split"], match["sequence"]) for match in said["matches"]]
-    assert main(["inspect", str(demo), "--find", "not in there at all"]) == 1
+    assert main(["inspect", "--trust-records", str(demo), "--find", "not in there at all"]) == 1
     assert capsys.readouterr() == ("", "flat-tokens: nothing was found\n")
 
 
 def test_a_limit_says_that_there_are_more(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo), "--find", "the", "--limit", "3"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--find", "the", "--limit", "3"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
     assert "there are more than 3" in err
-    assert main(["inspect", str(demo), "--find", "the", "--limit", "0", "--json"]) == 0
+    assert main(["inspect", "--trust-records", str(demo), "--find", "the", "--limit", "0", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert len(said["matches"]) > 3
     assert said["more"] is False
@@ -265,5 +265,5 @@ def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, 
 
 
 def test_a_sequence_that_is_not_there_is_refused(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(demo), "--sequence", "263"]) == 2
+    assert main(["inspect", "--trust-records", str(demo), "--sequence", "263"]) == 2
     assert re.search(r"there is no sequence 263; there are 263", capsys.readouterr().err)

@@ -165,9 +165,9 @@ def test_tokens_by_source_are_those_of_each_built_alone(tmp_path: Path, demo: Pa
 
 
 def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", str(demo), "--json"]) == 0
+    assert main(["stats", "--trust-records", str(demo), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert main(["stats", str(demo), "--top", "3"]) == 0
+    assert main(["stats", "--trust-records", str(demo), "--top", "3"]) == 0
     said = capsys.readouterr().out
     assert f"{found['splits']['train']['token_count']:,}" in said
     assert f"{found['total']['vocabulary_use']['unused']:,} of 4,096" in said
@@ -178,7 +178,7 @@ def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixt
 
 
 def test_one_split_is_counted_alone(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", str(demo), "--split", "validation", "--json"]) == 0
+    assert main(["stats", "--trust-records", str(demo), "--split", "validation", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["splits"]) == ["validation"]
     assert found["total"]["token_count"] == flat_tokens.open(demo).validation.token_count

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
+from flat_tokens.stores.store import Store
 from flows.commands.main import main
+from tasks.output.leases import building
 from tests.faults.support import ROOT, write_notes
 
 
@@ -82,16 +84,39 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert lines("rollback", output, latest[:5]) == [f"latest {latest}, before {former}, number 4"]
     assert lines("unpin", output, former) == [f"unpinned {former}"]
 
+    status = "\n".join(lines("status", output))
+    assert f"latest     {latest}, made " in status
+    assert "12 documents" in status
+    assert "pinned     none" in status
+    assert "now        no build is under way" in status
+    with building(Store.at(output), output / "_cache"):
+        assert "now        a build is running" in "\n".join(lines("status", config))
+
     assert lines("gc", output)[0] == "nothing to remove"
     dry = lines("gc", output, "--keep", "1", "--days", "0")
-    assert dry[0].startswith("may go: 3 things")
+    assert dry[0].startswith("may go: 2 things")
     assert dry[0].endswith("--delete removes it.")
     assert lines("versions", output)[2].startswith(former)
     done = lines("gc", output, "--keep", "1", "--days", "0", "--delete")
-    assert done[0].startswith("removed 3 things")
+    assert done[0].startswith("removed 2 things")
     assert done[-1] == f"  kept: {latest} (latest)"
     assert len(lines("versions", output)) == 2
     flat_tokens.verify(output, "full")
+
+
+def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    terminal.lines("refresh", config)
+    (origin,) = (tmp_path / "out" / "origins").glob("*.json")
+    then = {**json.loads(origin.read_text()), "at": "2020-01-02T03:04:00Z", "looked_up": "2020-01-02T03:04:00Z"}
+    origin.write_text(json.dumps(then))
+    assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
+    assert terminal.lines("refresh", config)[0].startswith("nothing changed")
+    told = json.loads("\n".join(terminal.lines("status", config, "--json")))
+    assert told["last_refresh"] > "2024"
+    assert told["latest"]["at"] == "2020-01-02T03:04:00Z"
+    del then["looked_up"]  # as a checkout before this one wrote it
+    origin.write_text(json.dumps(then))
+    assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
 
 
 def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> None:
@@ -101,7 +126,7 @@ def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert json.loads("\n".join(lines("versions", output, "--json")))[0]["version"] == refreshed["version"]
     collected = json.loads("\n".join(lines("gc", output, "--json")))
     assert (collected["garbage"], collected["deleted"]) == ([], False)
-    (rerun,) = json.loads("\n".join(lines("retokenize", output, "--tokenizer", "bytes", "--json")))
+    (rerun,) = json.loads("\n".join(lines("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--json")))
     assert rerun["path"].startswith(f"{output}-bytes/versions/")
     policy = lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
     assert f"  removed    version {refreshed['version']}" in policy
@@ -144,12 +169,12 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: 
         ("{output}", "would be the output of two"),
         ("", "is not a path or URL"),
     ):
-        status, _, errors = terminal("retokenize", output, "--tokenizer", other, "--output", place)
+        status, _, errors = terminal("retokenize", "--trust-records", output, "--tokenizer", other, "--output", place)
         assert (status, (output / "latest.json").read_bytes()) == (1, before)
         assert words in errors
 
     (tmp_path / "out-tokenizer").touch()
-    status, _, errors = terminal("retokenize", output, "--tokenizer", "bytes", "--tokenizer", other)
+    status, _, errors = terminal("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", other)
     assert status == 1
     assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
     assert not (tmp_path / "out-bytes" / "versions").exists()
@@ -169,3 +194,38 @@ def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(begins)
+
+
+def test_a_datasets_own_record_is_read_with_consent_or_below_roots(
+    config: Path, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made a dataset wrote into it what a refresh of it reads."""
+    terminal.lines("build", config)
+    output = tmp_path / "out"
+    for command in (["refresh", output], ["retokenize", output, "--tokenizer", "bytes"]):
+        status, out, errors = terminal(*command)
+        assert (status, out) == (1, "")
+        assert f"the record of {output} names source source: {tmp_path / 'in'}" in errors
+        assert "--trust-records" in errors
+        assert not (tmp_path / "out-bytes").exists()
+    assert terminal.lines("refresh", output, "--trust-records")[0].startswith("nothing changed: ")
+    monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(tmp_path))
+    monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
+    assert terminal.lines("refresh", output)[0].startswith("nothing changed: ")
+    monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(output))
+    monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "elsewhere"))
+    for consent in ([], ["--trust-records"]):
+        status, _, errors = terminal("refresh", output, *consent)
+        assert status == 1
+        assert "may not be read here" in errors
+
+
+def test_names_move_no_terminal(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    terminal.lines("build", config)
+    output, note = tmp_path / "out", "a\x1b]52;c;eA==\x07\x9b2J\nlatest"
+    terminal.lines("pin", output, "--note", note)
+    for arguments in (["versions", output], ["versions", output, "--json"], ["gc", f"{output}\x1b[2J"]):
+        _, out, errors = terminal(*arguments)
+        assert not set("\x1b\x07\x9b") & set(out + errors)
+        assert "\nlatest" not in out
+    assert json.loads(terminal("versions", output, "--json")[1])[0]["pinned"] == note

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect import Flow
+from prefect.utilities.callables import get_call_parameters
 
 from flows.commands.main import main
 from tests.made import docs_of, foreign, publish_docs, read_docs
@@ -72,3 +75,43 @@ def test_a_source_that_gets_another_name_is_told_of(tmp_path: Path, capsys: pyte
     assert status == 0
     assert "WARNING The source 'web' of b (" in said
     assert ") is called 'web-2' here" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "flow", "told"),
+    [
+        ("merge A A OUT --name both", "merge-datasets", {"name": "both", "allow_different_tokenizers": False}),
+        ("append A --to A --workers 2", "merge-datasets", {"workers": 2}),
+        ("subset A OUT --count 3", "subset-dataset", {}),
+        ("shuffle A OUT --seed 5 --split train", "shuffle-dataset", {"seed": 5, "split": "train"}),
+        ("relayout A OUT --layout compact", "relayout-dataset", {"layout": "compact"}),
+        ("export A OUT --to megatron --split train", "export-dataset", {"format": "megatron", "split": "train"}),
+        ("import A OUT --format megatron", "import-dataset", {}),
+        ("retokenize A --tokenizer gpt2 --output OUT", "retokenize-dataset", {}),
+        ("build CONFIG --set split_seed=1", "build-dataset", {}),
+        ("refresh CONFIG", "refresh-dataset", {"keep_versions": None, "grace_days": 7.0}),
+        ("refresh CONFIG --keep 2 --days 1", "refresh-dataset", {"keep_versions": 2, "grace_days": 1.0}),
+    ],
+)
+def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, flow: str, told: dict[str, Any]
+) -> None:
+    publish_docs(tmp_path / "a", docs_of([1, 2]))
+    (tmp_path / "config.yaml").write_text(f"output: {tmp_path / 'out'}\nsource: {{path: {tmp_path / 'a'}}}\ntokenizer: bytes\n")
+    places = {"A": tmp_path / "a", "OUT": tmp_path / "out", "CONFIG": tmp_path / "config.yaml"}
+    runs: list[tuple[str, dict[str, Any]]] = []
+
+    def run(self: Flow[..., Any], *arguments: Any, **settings: Any) -> None:
+        given = get_call_parameters(self.fn, arguments, settings)
+        self.validate_parameters(given)
+        runs.append((self.name, given))
+        raise ValueError("that is enough")
+
+    monkeypatch.setattr("flows.commands.running.prefect_server", lambda: "http://127.0.0.1:1/api")
+    monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
+    monkeypatch.setattr(Flow, "__call__", run)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("flows.commands.build.trusted_config", lambda *_: None)  # the dataset has no record
+    assert main([str(places.get(word, word)) for word in f"{command} --quiet".split()]) == 1
+    ((name, given),) = runs
+    assert (name, told) == (flow, {setting: given[setting] for setting in told})

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flat_tokens
 from flat_tokens.tools.terminal import duration, size
-from flows.commands.config_file import read_config
+from flows.commands.build import read_config
+from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
 
@@ -31,6 +40,50 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
         timeout=300,
         check=False,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["trial", "trial, of a terminal", "encoding"])
+def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_path: Path) -> None:
+    """A terminal interrupts the trial, too."""
+    (tmp_path / "a.tiktoken").write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "qz" * 2_000_000}))
+    before = "qz" if what == "encoding" else ""  # which no text of the trial has
+    pattern = rf"[\s\S](?={before}.*(a|aa)+$)|[\s\S]"
+    tokenizer = {"name": str(tmp_path / "a.tiktoken"), "pattern": pattern, "max_seconds": 900}
+    settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "a.jsonl")}, "tokenizer": tokenizer}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    building = subprocess.Popen(
+        [sys.executable, "-m", "flows", "build", str(tmp_path / "config.yaml"), "--no-server"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        is_there = {"encoding": lambda: list((tmp_path / "out").glob("_staging/*/*")), "trial": lambda: children(building.pid)}
+        until(is_there[what.partition(",")[0]])
+        time.sleep(3)  # until the library is at work
+        os.killpg(building.pid, signal.SIGINT) if "terminal" in what else building.send_signal(signal.SIGINT)
+        _, errors = building.communicate(timeout=120)
+        assert building.returncode == 130
+        assert errors.endswith("interrupted: run the same command again to go on behind the last stored shard\n")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(building.pid, signal.SIGKILL)
+
+
+def children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text() + "".join(
+        path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")
+    )
+
+
+def until(is_there: Callable[[], object]) -> None:
+    end = time.monotonic() + 120
+    while not is_there():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -149,6 +202,17 @@ def test_a_config_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path) -> Non
     assert "cannot read" in command("plan", tmp_path / "none.yaml").stderr
 
 
+@pytest.mark.parametrize("output", ["new/out", "out"])
+def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(config: Path, tmp_path: Path, output: str) -> None:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    failed = command(
+        "build", config, "--no-server", "--set", f"output={tmp_path / output}", "--set", "source.path=/nowhere.jsonl"
+    )
+    assert "build failed" in failed.stderr
+    assert (tmp_path / "out").is_dir()
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_failure_is_one_line_with_the_next_step(config: Path) -> None:
     done = command("build", config, "--set", "source.text_column=body")
     assert done.returncode == 1
@@ -164,6 +228,43 @@ def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(confi
     assert "does not answer" in done.stderr
     assert "--no-server" in done.stderr
     assert command("build", config, "--no-server", **away).returncode == 0
+
+
+class Locked(BaseHTTPRequestHandler):
+    """A server that lets in who has its secret, and then has nothing."""
+
+    def do_GET(self) -> None:
+        known = base64.b64encode(b"admin:secret").decode()
+        self.send_error(404 if self.headers["Authorization"] == f"Basic {known}" else 401)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the name of the setting. With the secret, of the environment or of the profile, the run goes on to Prefect."""
+    for name, value in {"PREFECT_HOME": str(tmp_path), "PREFECT_CLIENT_MAX_RETRIES": "7"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Locked) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/api"
+            monkeypatch.setenv("PREFECT_API_URL", url)
+            for wrong in ("", "admin:other"):
+                monkeypatch.setenv("PREFECT_API_AUTH_STRING", wrong)
+                with pytest.raises(ValueError, match=r"HTTP Error 401.*Set PREFECT_API_AUTH_STRING, as make serve prints it"):
+                    prefect_server()
+            monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
+            assert prefect_server() == url
+            monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+            (tmp_path / "profiles.toml").write_text('active = "a"\n[profiles.a]\nPREFECT_API_AUTH_STRING = "admin:secret"\n')
+            assert prefect_server() == url
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path) -> None:
@@ -188,7 +289,7 @@ def test_quiet_logs_lines(config: Path) -> None:
 
 
 def test_the_display_shows_documents_tokens_rate_and_time_left() -> None:
-    line = progress_line(Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000)))
+    line = progress_line(Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=1e8))
     assert line == "tokenize    25%  1,234 documents  300,000,000 tokens  100 MB/s  0:30 left"
 
 

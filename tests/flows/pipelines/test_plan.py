@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import Plan, plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, HubDataset, Source
+from tests.examples import first_fast
+from tests.flat_tokens.demo import TOKENIZER
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 
@@ -153,3 +156,41 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
             work(slow)
     skipping = slow.model_copy(update={"documents": slow.documents.model_copy(update={"on_bad": "skip"})})
     assert built(skipping).totals["documents"]["skipped"] == {"unencodable": 1}
+
+
+@pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"]))
+@pytest.mark.parametrize("slice_bytes", [1 << 27, 300_000])
+def test_the_number_of_tokens_of_a_mixed_corpus_lies_where_a_twentieth_of_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int
+) -> None:
+    """Long and short documents, of few and of many tokens a byte, in files that differ."""
+    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(flows.pipelines.plan, "LEAST_BATCH", 500)
+    draw, read = random.Random(7), 0
+    kinds = ["the children walked along the river ", "\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17 ", "xq#7 zv@9 "]
+    for i in range(4):
+        rows = [draw.choices(kinds, [6, 1 + i, 1])[0] * int(draw.lognormvariate(2, 1)) + str(k) for k in range(3000)]
+        write(tmp_path / "in" / f"{i}{name}", rows)
+    config = configured(tmp_path / "out", tmp_path / "in", slice_bytes=slice_bytes, tokenizer=TOKENIZER)
+    counted = flows.pipelines.plan.TimedEngine.__call__
+
+    def count(engine: Any, texts: Any) -> Any:
+        nonlocal read
+        read += sum(len(text.encode()) for text in texts.to_pylist())
+        return counted(engine, texts)
+
+    monkeypatch.setattr(flows.pipelines.plan.TimedEngine, "__call__", count)
+    made, result = plan(config), built(config)
+    tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
+    assert read <= 0.05 * result.totals["documents"]["text_bytes"]
+    assert made.tokens_low <= tokens <= made.tokens_high
+    near = 0.3 if name == "a.csv" else 0.12  # CSV is not cut: a piece a file, from its beginning
+    assert made.tokens == pytest.approx(tokens, rel=near)
+    assert made.text_bytes == pytest.approx(result.totals["documents"]["text_bytes"], rel=near)
+
+
+def test_little_text_is_read_as_a_whole_so_that_nothing_is_estimated(tmp_path: Path) -> None:
+    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(1000, 20)))
+    made, result = plan(config), built(config)
+    tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
+    assert (made.tokens_low, made.tokens, made.tokens_high) == (tokens, tokens, tokens)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,11 +32,12 @@ from tasks.garbage import Policy
 from tasks.output.leases import sharing
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
-from tests.faults.support import Settings, build_here, digests, receipts, version_digests, write_notes
+from tests.faults.support import Settings, build_here, digests, version_digests, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
-DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "deployments" / "demo"
 
 
 @pytest.fixture
@@ -42,9 +46,9 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     real = tasks.shards.write.tokenize_slice
 
-    def tokenize(part: Any, recipe: Any) -> Any:
+    def tokenize(part: Any, *rest: Any) -> Any:
         names.append(part.file.name)
-        return real(part, recipe)
+        return real(part, *rest)
 
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
     return names
@@ -67,7 +71,7 @@ def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshRes
 def retokenize_here(dataset: str | Settings, *tokenizers: str | TokenizerConfig, output: str = BESIDE) -> list[BuildResult]:
     base = base_of(BuildConfig.model_validate(dataset) if isinstance(dataset, dict) else dataset)
     configs = reruns_of(base, tokenizers, output)
-    with sharing(scratch_of(configs[0])), Threads(2) as runner:
+    with sharing(scratch_of(configs[0], Store.at(configs[0].output))), Threads(2) as runner:
         text = read_text(base, configs[0], runner)
         return [rerun(config, text, runner) for config in configs]
 
@@ -80,6 +84,46 @@ def membership(output: str | Path) -> dict[int, str]:
         keys = tasks.shards.read.open_array(dataset.store / f"documents/{split}/key", "uint64")
         found |= dict.fromkeys(keys.read(0, keys.length).tolist(), split)
     return found
+
+
+REFRESHES = """
+import sys
+from pathlib import Path
+from flows.commands.build import read_config
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from tasks.garbage import Policy
+
+config = read_config(Path(sys.argv[1]), [])
+for _ in sys.stdin:
+    with Threads(2) as runner:
+        print(refresh(config, runner, Policy(keep_versions=1, grace_days=0)).version, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings: Settings, tmp_path: Path) -> None:
+    """Each removes, at its end, the version that the other began with."""
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    with contextlib.ExitStack() as held:
+        command = [sys.executable, "-c", REFRESHES, str(tmp_path / "config.yaml")]
+        both = [
+            held.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True))
+            for _ in range(2)
+        ]
+        for round_ in range(20):
+            write_notes(tmp_path / "in" / "d.jsonl", round_ + 1)
+            for one in both:
+                assert one.stdin is not None
+                one.stdin.write("go\n")
+                one.stdin.flush()
+            versions = {one.stdout.readline() for one in both if one.stdout is not None}
+            assert len(versions) == 1
+            assert flat_tokens.verify(settings["output"], "full").path.endswith(f"/{versions.pop().strip()}")
+        for one in both:
+            one.communicate(timeout=60)
+            assert one.returncode == 0
+    assert len(list_versions(Store.at(settings["output"]))) <= 2
 
 
 def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
@@ -343,9 +387,8 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path:
         assert keys(result.path, "train") == keys(first.path, "train")
     assert stand_in_hub.count("a.tsv", "GET") <= asked
     assert not (tmp_path / "out-tokenizer" / "_cache" / "files").exists()
-    assert refresh_here(
-        {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
-    ).changes.count("changed")
+    beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
+    assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
 
 
 def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
@@ -430,4 +473,3 @@ def test_a_dataset_whose_settings_are_not_known_needs_its_configuration(settings
     with pytest.raises(ValueError, match=r"is not recorded .* Give its configuration file"):
         base_of(settings["output"])
     assert base_of(BuildConfig.model_validate(settings)).version == result.version
-    assert len(receipts(Path(settings["output"]))) == 3

@@ -8,18 +8,25 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prefect.exceptions import ParameterTypeError
 
-from flat_tokens.stores.store import StoredObject
+from flat_tokens.stores.store import Store, StoredObject
+from flows.groups import tokenize_group
+from flows.pipelines.publish import SCRATCH, scratch_of
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from tasks.config import BuildConfig
+from tasks.download.cut import at_hand
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
+from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
+from tasks.models import Slice, SourceFile
 from tasks.output.staging import Place, attempt
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.split.spans import Span, SplitRule
+from tasks.split.spans import ShardSpan, SplitRule
 from tasks.split.write import Written
+from tasks.text.documents import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
@@ -32,9 +39,8 @@ def config(tmp_path: Path) -> BuildConfig:
     return BuildConfig.model_validate(settings)
 
 
-def recipe_of(config: BuildConfig, place: Place, digest: str | None = None) -> Recipe:
+def recipe_of(config: BuildConfig, digest: str | None = None) -> Recipe:
     return Recipe(
-        place=place,
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=digest or load_tokenizer(config.tokenizer).digest,
@@ -50,7 +56,8 @@ def sent(group: Group) -> Group:
 def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp_path: Path, config: BuildConfig) -> None:
     """Files are cut by one process, slices tokenized by a second one; each writes to a place of its own."""
     (found,) = resolve_source(config.sources[0], 0).files
-    with attempt(config.output, tmp_path / "scratch", "parent") as here, attempt(config.output, tmp_path, "worker") as there:
+    root = Store.at(config.output)
+    with attempt(root, tmp_path / "scratch", "parent") as here, attempt(root, tmp_path, "worker") as there:
         cutting = group_of(config, [found], [DOWNLOAD.given(config.sources, config.slice_bytes, here)])
         items, steps = work_of(sent(cutting), there)
         assert items == [found]
@@ -58,19 +65,19 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         cut = result_from_json(steps, told)
         assert cut.slices[0].file.found == found
 
-        recipe = recipe_of(config, here)
-        group = group_of(config, cut.slices, [TOKENIZE.given(recipe), SHARD_WRITE.given(here)])
-        assert group.digest == group_of(config, cut.slices, [TOKENIZE.given(recipe), SHARD_WRITE.given(there)]).digest
+        recipe = recipe_of(config)
+        group = group_of(config, cut.slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
+        assert group.digest == group_of(config, cut.slices, [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]).digest
         items, steps = work_of(sent(group), there)
         assert items == cut.slices
-        assert steps == [TOKENIZE.given(recipe.model_copy(update={"place": there})), SHARD_WRITE.given(there)]
+        assert steps == [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]
         shard = result_from_json(steps, result_as_json(steps, through(items[0], steps)))
         assert shard == load_shard(here.root, recipe.key(cut.slices[0]))
 
 
 def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_path: Path) -> None:
-    place = Place(output=config.output, staging=str(tmp_path / "staging"))
-    span = Span(split="train", of_tokens=True, start=0, stop=8, places=())
+    place = Place(Store.at(config.output), str(tmp_path / "staging"))
+    span = ShardSpan(split="train", of_tokens=True, start=0, stop=8, places=())
     step = SPLIT.given(SplitRule(fraction=0.5, seed=0), "mmap", place, "0123456789abcdef")
     items, steps = work_of(sent(group_of(config, [span], [step])), place)
     assert (items, steps) == ([span], [step])
@@ -79,8 +86,8 @@ def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_p
 
 
 def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig, tmp_path: Path) -> None:
-    place = Place(output=config.output, staging="")
-    span = Span(split="train", of_tokens=True, start=0, stop=8, places=())
+    place = Place(Store.at(config.output), "")
+    span = ShardSpan(split="train", of_tokens=True, start=0, stop=8, places=())
     step = SPLIT.given(SplitRule(fraction=0.5, seed=0), "mmap", place, "0123456789abcdef")
     told = group_of(config, [span], [step])
     for name in ("shard-write", "os.system"):
@@ -89,7 +96,77 @@ def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig,
 
 
 def test_another_tokenizer_of_the_same_name_is_refused(config: BuildConfig, tmp_path: Path) -> None:
-    recipe = recipe_of(config, Place(output=config.output, staging=""), "0" * 64)
+    recipe, nowhere = recipe_of(config, "0" * 64), Place(Store.at(config.output), "")
     assert TOKENIZE.pool is not None
-    with pytest.raises(ValueError, match=r"Give every machine the same file\."), TOKENIZE.pool.around([], recipe):
+    with pytest.raises(ValueError, match=r"Give every machine the same file\."), TOKENIZE.pool.around([], recipe, nowhere, ()):
         pass
+
+
+def grouped(config: BuildConfig, change: str, to: str, place: Place) -> Group:
+    """A group that cuts a build's file, altered as somebody can who writes to the output: its digest is made anew."""
+    (found,) = resolve_source(config.sources[0], 0).files
+    told = group_of(config, [found], [DOWNLOAD.given(config.sources, config.slice_bytes, place)]).model_dump_json()
+    assert change in told
+    return Group.model_validate_json(told.replace(change, to))
+
+
+@pytest.fixture
+def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A worker with roots; a secret lies beside them."""
+    monkeypatch.setenv(INPUT_ROOTS, str(tmp_path / "data"))
+    monkeypatch.setenv(OUTPUT_ROOTS, str(tmp_path / "out"))
+    (tmp_path / "secret.jsonl").write_text('{"text": "secret"}\n')
+    return Place(Store.at(tmp_path / "out"), str(tmp_path / "out/staging"), str(tmp_path / "out/scratch"))
+
+
+def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, config: BuildConfig, rooted: Place) -> None:
+    for uri in (f"{tmp_path}/secret.jsonl", f"file://{tmp_path}/secret.jsonl", "http://127.0.0.1:9/a", "hf://datasets/a/b/c"):
+        items, steps = work_of(grouped(config, f"{tmp_path}/data/a.parquet", uri, rooted), rooted)
+        with pytest.raises(ValueError, match="may not be read here"):
+            through(items[0], steps)
+    with pytest.raises(ValueError, match="may not be read here"):
+        work_of(grouped(config, f'"{tmp_path}/data"', f'"{tmp_path}"', rooted), rooted)
+
+
+def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roots(
+    tmp_path: Path, config: BuildConfig, rooted: Place
+) -> None:
+    (found,) = resolve_source(config.sources[0], 0).files
+    secret = tmp_path / "secret.jsonl"
+    file = SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", location=str(secret), stamp=stamp(str(secret)))
+    part = Slice(file=file.model_copy(update={"found": found}), start=0, stop=19, text_bytes=6)
+    with pytest.raises(ValueError, match="changed while the build read it"):  # the source's own file was looked at instead
+        at_hand(part, config.sources, rooted)
+    link = tmp_path / "out/scratch/files/a.raw"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(secret)
+    with pytest.raises(ValueError, match="cannot read"):
+        at_hand(
+            Slice(file=file.model_copy(update={"location": str(link)}), start=0, stop=19, text_bytes=6), config.sources, rooted
+        )
+
+
+@pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])
+def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Place, version: str) -> None:
+    span = ShardSpan(split="train", of_tokens=True, start=0, stop=0, places=())
+    group = group_of(config, [span], [SPLIT.given(SplitRule(fraction=0.0, seed=0), "mmap", rooted, "version-1")])
+    work_of(group, rooted)
+    with pytest.raises(ValueError, match="String should match pattern"):
+        work_of(Group.model_validate_json(group.model_dump_json().replace("version-1", version)), rooted)
+
+
+def test_scratch_is_the_workers_own_else_one_below_its_roots(
+    tmp_path: Path, config: BuildConfig, rooted: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = grouped(config, '"scratch":null', f'"scratch":"{tmp_path}/elsewhere"', rooted)
+    with pytest.raises(ValueError, match="may not be written here"):
+        scratch_of(group, rooted.root)
+    shared = group.model_copy(update={"scratch": f"{tmp_path}/out/shared"})
+    assert scratch_of(shared, rooted.root) == tmp_path / "out/shared"
+    monkeypatch.setenv(SCRATCH, str(tmp_path / "own"))
+    assert scratch_of(group, rooted.root) == scratch_of(shared, rooted.root) == tmp_path / "own"
+
+
+def test_a_group_is_named_by_a_digest() -> None:
+    with pytest.raises(ParameterTypeError):
+        tokenize_group.validate_parameters({"output": "/data/out", "group": "../../elsewhere"})

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from flat_tokens.stores import signing
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import ENDED, Pool, finished, pool, until
@@ -185,4 +186,26 @@ def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(
         done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 1
         assert "runner: groups needs a Prefect server" in done.stderr
-    command = [sys.executable, "-m", "flows", "build", str(config)]
+
+
+def test_workers_with_the_key_sign_and_a_worker_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = write_notes(tmp_path / "in" / "notes.jsonl", 40)
+    told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, name="signed")
+    alone = build_here(told)
+    (tmp_path / "keys").write_text("5a" * 32)
+    groups = {**SPREAD["groups"], "attempts": 1}
+    spread = config_of(tmp_path / "spread.yaml", {**told, **SPREAD, "groups": groups, "output": str(tmp_path / "groups")})
+    (tmp_path / "pool").mkdir()
+    with pool(tmp_path / "pool") as started:
+        without = started.work("without")
+        monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
+        _, error = started.build(spread).communicate(timeout=300)
+        assert f"has no key. Set {signing.KEY_FILE} on every worker" in error
+        started.stop([without])
+        started.work("with")
+        result = finished(started.build(spread))
+    there = version_digests(tmp_path / "groups", result["version"])
+    assert there.pop("manifest.json.hmac")
+    assert there == version_digests(tmp_path / "threads", alone.version)
+    assert (tmp_path / "groups" / "_cache" / "index" / f"{result['version']}.json.hmac").exists()
+    assert not (tmp_path / "groups" / "_groups").exists()

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+import yaml
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
 import tasks.shards.write
@@ -26,11 +28,24 @@ from flows.build import build_dataset
 from flows.commands.build import run_build
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
-from flows.watch.progress import _Shown, counted, dataset_name, describe, flow_run, logged, percent, slug, tags_of, watched
+from flows.watch.progress import (
+    _Shown,
+    counted,
+    dataset_name,
+    describe,
+    end_told,
+    flow_run,
+    logged,
+    percent,
+    slug,
+    tags_of,
+    watched,
+    what_was_done,
+)
 from flows.watch.terminal import progress_line
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
-from tasks.progress import Done, Meter, Progress, meter
+from tasks.progress import Done, Meter, Pace, Progress, meter
 from tasks.shards.write import write_shard
 from tests.made import docs_of, publish_docs
 
@@ -72,16 +87,59 @@ def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
 def test_progress_says_first_how_much_is_done_and_left() -> None:
     """The card that it stands on shows how it begins."""
     now = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000))
-    assert describe(now) == "**25%**, 0:30 left: 1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100.0 MB/s"
+    counts = "1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100.0 MB/s"
+    assert describe(now) == f"**25%**: {counts}"
+    assert describe(now._replace(recent=1e8)) == f"**25%**, 0:30 left: {counts}"
     assert describe(Progress("download", 3.0, 0, Done())) == "**0%**: begun"
     assert percent(Progress("split", 1.0, 100, Done(250))) == 100.0
 
 
 def test_what_was_done_before_a_stage_began_is_no_speed() -> None:
     """Objects of the final arrays are written while slices are still tokenized."""
-    now = Progress("split", 2.0, 1000, Done(900), before=700)
+    now = Progress("split", 2.0, 1000, Done(900), before=700, recent=100.0)
     assert (now.rate, now.left) == (100.0, 1.0)
+    assert Progress("split", 2.0, 1000, Done(900), before=700).rate == 100.0
     assert Progress("split", 2.0, 1000, Done(700), before=700).left is None
+
+
+def test_what_was_stored_before_is_no_speed_and_takes_no_time() -> None:
+    """Neither what has been found to be there, nor what is still to be found: 300 of the 500 bytes that are left are stored."""
+    now = Progress("tokenize", 2.0, 1000, Done(500, stored=400), stored=700, recent=50.0)
+    assert (now.rate, now.left) == (50.0, 4.0)
+    assert now._replace(recent=None).rate == 50.0
+    assert describe(now) == "**50%**, 0:04 left: 500 B of 1.0 kB (400 B were stored) at 0.0 MB/s"
+    found = Progress("tokenize", 1.0, 400, Done(400, 2, stored=400), stored=400)
+    assert (what_was_done(found), found.left) == ("2 documents, 400 B (400 B were stored)", None)
+
+
+def test_a_rate_is_told_when_it_is_steady() -> None:
+    """A start that is slow, or that waits, is not taken for the rate of the whole."""
+    pace = Pace()
+    told = []
+    done = [0, 0, 0, 10, 20, 30, 40, *range(500, 7000, 500)]
+    for second, work in enumerate(done):
+        pace.mark(second, work)
+        told.append(pace.rate(second, work))
+    assert told[:7] == [None] * 7  # nothing was done for three seconds, and four are too few
+    assert told[7:11] == [None] * 4  # it became fifty times as fast
+    assert told[-1] is not None
+    assert 300 < told[-1] < 500
+    for second in range(20, 120):
+        pace.mark(second, 500 * (second - 6))
+    assert pace.rate(119, 500 * 113) == 500  # of the last minute alone
+    assert Pace().rate(100.0, 0) is None
+
+
+def test_reports_that_come_now_and_then_have_a_rate() -> None:
+    """Groups of slices report every ten seconds."""
+    pace = Pace()
+    rates = []
+    for second in range(60):
+        pace.mark(second, 100 * (second // 10))
+        rates.append(pace.rate(second, 100 * (second // 10)))
+    known = [rate for rate in rates if rate is not None]
+    assert known
+    assert 5 < min(known) <= max(known) < 15
 
 
 def test_a_meter_remembers_the_stages_that_have_ended() -> None:
@@ -133,8 +191,8 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
     assert seen[0] == {}
     assert [one["seen-by-people-download"][0] for one in seen[1:]] == [100.0, 100.0, 100.0]
     assert [one["seen-by-people-tokenize"][0] for one in seen[1:]] == [25.0, 50.0, 100.0]
-    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**, ")
-    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ")
+    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**: ")
+    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**: ")
     assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
     assert "seen-by-people-split" not in seen[3]  # there was nothing to do, and it was over at once
 
@@ -151,7 +209,7 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
     notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
     (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
     options = argparse.Namespace(config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True)
-    assert run_build(options) == 0
+    run_build(options)
     (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
     beats = until(lambda: asyncio.run(_ask("/events/filter", {"filter": wanted, "limit": 50}))["events"])
@@ -165,11 +223,15 @@ def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n" + json.dumps({"text": "another"}) + "\n")
     notes = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "notes.jsonl")}, "tokenizer": "bytes"}
     for seed in (0, 1):
-        result = build_dataset(BuildConfig.model_validate({**notes, "split_seed": seed}))
+        config = BuildConfig.model_validate({**notes, "name": f"twice-{seed}", "split_seed": seed})
+        result = build_dataset(config)
         assert result.slices_reused == seed
         (tokenized,) = (one for one in meter.stages() if one.stage == "tokenize")
         assert tokenized.done[1:3] == (2, 13)
         assert tokenized.done.bytes >= 13
+        assert (tokenized.done.stored, tokenized.work > 0) == ((tokenized.done.bytes, False) if seed else (0, True))
+        (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": [f"dataset:twice-{seed}"]}}, limit=2)
+        assert run["state"]["message"] == f"version {result.version[:8]}, 13 tokens, {seed} of 1 slices reused"
 
 
 @pytest.mark.slow
@@ -261,7 +323,7 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
     run_ids: list[UUID] = []
 
     @flow
-    def failing(begun: bool) -> None:
+    def failing(begun: bool, error: BaseException) -> None:
         run_ids.append(flow_run().id)
         with watched("failing", []):
             meter.begin("examine", 10)
@@ -269,16 +331,18 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
             meter.begin("verify", 100 if begun else 0)
             if begun:
                 meter.add("verify", 25, faults=3)
-            raise ValueError("three faults are enough")
+            raise error
 
     for begun in (False, True):
         with pytest.raises(ValueError, match="three faults"):
-            failing(begun)
+            failing(begun, ValueError("three faults are enough"))
+    with pytest.raises(SystemExit):
+        failing(True, SystemExit())
     assert artifacts(run_ids[0])["failing-examine"][0] == 100.0
     assert "failing-verify" not in artifacts(run_ids[0])
     share, description = artifacts(run_ids[1])["failing-verify"]
-    assert (share, description[:8]) == (25.0, "**25%**,")
-    assert "left: 3 faults, 25 B of 100 B at " in description
+    assert (share, description) == (25.0, "Failed at **25%**: 3 faults, 25 B of 100 B at 0.0 MB/s")
+    assert artifacts(run_ids[2])["failing-verify"][1].startswith("Stopped at **25%**: 3 faults, ")  # as by a cancellation
 
 
 @pytest.mark.slow
@@ -355,6 +419,28 @@ def test_a_meter_is_told_of_what_others_count() -> None:
     assert (meter.read().total, meter.read().done) == (160, Done(80, faults=3))
     assert progress_line(meter.read()).startswith("verify      50%  3 faults  ")
     meter.reset()
+
+
+def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end follows a heartbeat, so that the server never takes a heartbeat behind it."""
+    run = FlowRun(id=uuid4(), flow_id=uuid4(), name="a run", tags=["flat-tokens", "dataset:a"])
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(event: str, resource: dict[str, str], **settings: Any) -> str:
+        assert resource["prefect.resource.id"] == f"prefect.flow-run.{run.id}"
+        told.append((event, settings))
+        return event
+
+    monkeypatch.setattr("flows.watch.progress.flow_run", lambda: run)
+    monkeypatch.setattr("flows.watch.progress.emit_event", emit)
+    with pytest.raises(ValueError, match="however"), end_told():
+        raise ValueError("however it ends")
+    (beat, _), (end, settings) = told
+    assert settings["follows"] == beat
+    assert "prefect.tag.flat-tokens" in [tag["prefect.resource.id"] for tag in settings["related"]]
+    rules = yaml.safe_load((Path(__file__).parents[3] / "deployments" / "automations.yaml").read_text())["automations"]
+    (silent,) = (rule["trigger"] for rule in rules if rule["trigger"].get("after") == [beat])
+    assert end in silent["expect"]
 
 
 def test_names_that_prefect_accepts() -> None:

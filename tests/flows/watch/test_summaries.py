@@ -14,6 +14,7 @@ from prefect.client.orchestration import get_client
 from flat_tokens import DamagedError, Verification
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.tools.export import export_of
+from flat_tokens.tools.terminal import markdown
 from flows.derive import merge_datasets
 from flows.export import export_dataset
 from flows.import_dataset import import_dataset
@@ -21,10 +22,15 @@ from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.export import ExportResult
 from flows.pipelines.import_ import ImportResult
+from flows.pipelines.refresh import RefreshResult
+from flows.refresh import changed
 from flows.verify import verify_dataset
-from flows.watch.summaries import asset_key, checked, derived, exported, imported, link, origin, output_of, summary
+from flows.watch.markdown import link
+from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import ImportRequest
+from tasks.finalize.provenance import card_sources
+from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
 from tests.made import docs_of, publish_docs
 
@@ -66,9 +72,10 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
         byte_count=1_300_000,
         slices=12,
         slices_reused=5,
+        text_bytes_tokenized=400_000_000,
         seconds={"tokenize": 3.21},
     )
-    text = summary(config("gs://bucket/out"), result)
+    text = summary(config("gs://bucket/out"), result, "Seen_By.People")
     for line in (
         "| web | 1,200 | 1,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
         "| notes | 1,000 | 1,000 | 0 | 0 | 0 B | – |",
@@ -173,9 +180,7 @@ def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
     parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
     made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
     lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
-    assert lines[2].endswith(
-        "by a tokenizer that is not recorded. Its card and manifest lie there: `README.md`, `manifest.json`."
-    )
+    assert "by a tokenizer that is not recorded. Its card and manifest lie there: `README.md`, `manifest.json`." in lines[2]
     assert f"Of megatron files, 25.0 kB in 25 files: `{tmp_path}`" in lines
     assert f"| `part_19.bin` | 1,000 | `{19:064x}` |" in lines
     assert "| and 5 more | 5,000 | |" in lines
@@ -202,7 +207,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path)
     assert lines[2] == f"{where}: 1.0 kB in 2 files, of `{order.location}`."
     for line in ("1 of 2 parts had been written by an earlier run.", "| train | 2 | 3 |", "| validation | 1 | 1 |"):
         assert line in lines
-    assert "| `train/0.bin` | 500 | `ab` |" in lines  # a bar would end the cell
+    assert r"| `train\|0.bin` | 500 | `ab` |" in lines  # a bar would end the cell
     assert lines[-1] == "0.0 MB of tokens a second."
     assert "There was nothing to do" in exported("made", order, result.model_copy(update={"was_done": True, "seconds": {}}))
 
@@ -346,3 +351,36 @@ def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
     assert len(seen.run["state"]["message"].splitlines()) == 1
     assert "3 faults" in seen.progress["b-texts-verify"][1]
     assert "- `train/encoded_tokens/c/0 has sha256 " in seen.texts["b-texts-verify-summary"]
+
+
+EVIL = "`<img src=x onerror=alert(1)>`|x\n# [a](javascript:b)\x1b[2J"
+
+
+def test_names_are_no_markdown(tmp_path: Path) -> None:
+    """Whoever named a dataset, its sources and files writes no line, link or tag of a summary."""
+    sha256 = "0" * 64
+    source = {"name": EVIL, "from": EVIL, "revision": EVIL, "files": [{"name": EVIL, "size": 1, "sha256": sha256}]}
+    made_of = {"name": EVIL, "sources": [source], "tokenizer": {"name": EVIL}, "operation": {"operation": "merge", "to": EVIL}}
+    made_of["inputs"] = [
+        {"name": EVIL, "version": EVIL, "seq_counts": {"train": 1, "validation": 0}, "token_counts": {"train": 1}}
+    ]
+    split = {"token_count": 1, "seq_count": 1, "max_token_id": 1}
+    counts = {"name": EVIL, "read": 1, "written": 1, "skipped": {EVIL: 1}, "token_count": 1, "text_bytes": 1}
+    totals = {"documents": {**counts, "by_source": [counts]}, "train": split, "validation": split}
+    told = {"path": f"/data/{EVIL}", "version": "v", "sequence": 1, "layout": "mmap", "totals": totals, "byte_count": 1}
+    told |= {"was_published": False, "seconds": {}}
+    result = DerivedResult.model_construct(**told, operation="merge", not_found=0)
+    new = {"provenance": {**made_of, "documents": {}, "split": {}}, "totals": totals, "layout": "mmap"}
+    changes = changes_between(None, None, "v", new)
+    refreshed = RefreshResult.model_construct(path="/data", version="v", outcome="published", changes=changes, removed=())
+    fault = DamagedError(f"https://host/{EVIL}", (EVIL,))
+    progress = Progress("verify", 1.0, 0, Done())
+    config = BuildConfig.model_validate({"output": str(tmp_path), "source": {"path": "/x"}, "tokenizer": "bytes"})
+    pages = [derived(made_of, result), changed(config, refreshed), checked(EVIL, "full", fault, progress), link(EVIL)]
+    pages.append("\n".join(card_sources(markdown(made_of)["sources"])))
+    for page in pages:
+        assert "<" not in page
+        assert "\x1b" not in page
+        assert "](javascript" not in page.replace(r"\](", "")
+        assert not any(line.startswith("# [a]") for line in page.splitlines())
+        assert all(line.count("|") - line.count(r"\|") in (0, *range(4, 8)) for line in page.splitlines())

@@ -33,7 +33,7 @@ SLICE_BYTES = 250
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(output=str(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+    return Place(Store.at(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
 
 
 def records(place: Place) -> list[Path]:
-    return sorted(Path(place.output, FILES).iterdir()) if Path(place.output, FILES).exists() else []
+    directory = Path(place.root.path(FILES))
+    return sorted(directory.iterdir()) if directory.exists() else []
 
 
 def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Place, fetched: list[str]) -> None:
@@ -171,6 +172,9 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) 
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     Path(found.uri).unlink()
+    with pytest.raises(ValueError, match=re.escape("a.parquet was removed while the build ran. Put it back")):
+        at_hand(cut.slices[0], sources, place)
+    Path(found.uri).parent.rmdir()
     with pytest.raises(ValueError, match=re.escape("a.parquet. Put sources where every worker sees them")):
         at_hand(cut.slices[0], sources, place)
 
@@ -211,7 +215,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     here = at_hand(cut.slices[0], sources, place)
     assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
-    own = place.model_copy(update={"scratch": str(tmp_path / "own"), "staging": str(tmp_path / "own")})
+    own = place._replace(scratch=str(tmp_path / "own"), staging=str(tmp_path / "own"))
     assert Path(at_hand(cut.slices[0], sources, own).file.location).is_relative_to(tmp_path / "own")
 
 
@@ -274,7 +278,7 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
         found, sources = write_file(tmp_path, name)
         shutil.copy(found.uri, tmp_path / f"{name}.parquet")
         there = {"name": name, "uri": f"file://{tmp_path}/{name}.parquet", "immutable": None}
-        mine = place.model_copy(update={"scratch": str(tmp_path / name)})
+        mine = place._replace(scratch=str(tmp_path / name))
         cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, mine)
         parts += cut.slices
         if name != "here":

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 
 import flat_tokens
 import tasks.finalize.seal
-import tasks.finalize.totals
 import tasks.shards.write
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import SPLITS
@@ -37,9 +36,9 @@ from flows.pipelines.build import BuildResult, build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.finalize.provenance import Provenance, build_id
-from tasks.finalize.seal import is_published
-from tasks.finalize.totals import count_repeated
+from tasks.finalize.seal import count_repeated, is_published
 from tasks.output.pointer import publish, read_pointer
+from tasks.shards.index import read_index
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
@@ -67,7 +66,7 @@ def digests(directory: Path | str) -> dict[str, str]:
 
 
 def keys_in(output: Path) -> set[str]:
-    return {path.parent.name for path in output.glob("_cache/*/receipt.json")}
+    return {shard.key for path in output.glob("_cache/index/*.json") for shard in read_index(Store.at(output), path.stem)}
 
 
 def column(result: BuildResult, split: str, name: str) -> list[int]:
@@ -285,12 +284,13 @@ def test_engine_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -
 
 def test_a_new_fraction_or_seed_reuses_every_shard(tmp_path: Path) -> None:
     first = make(tmp_path, sources=demo_sources(), slice_bytes=10_000)
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("_cache/*/receipt.json")}
+    keys = keys_in(tmp_path)
     for settings in ({"validation_fraction": 0.5}, {"split_seed": 3}, {"layout": "compact"}, {"name": "renamed"}):
         again = make(tmp_path, sources=demo_sources(), slice_bytes=10_000, **settings)
         assert again.version != first.version
         assert again.slices_reused == again.slices == first.slices
-    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.glob("_cache/*/receipt.json")}
+        assert again.text_bytes_tokenized == 0
+    assert keys_in(tmp_path) == keys
 
 
 def test_a_new_tokenizer_keeps_every_document_in_its_split(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_files_of_equal_content_share_their_shards(tmp_path: Path, monkeypatch: 
     tokenized = []
     real = tasks.shards.write.tokenize_slice
     monkeypatch.setattr(
-        tasks.shards.write, "tokenize_slice", lambda part, recipe: tokenized.append(part.label) or real(part, recipe)
+        tasks.shards.write, "tokenize_slice", lambda part, *rest: tokenized.append(part.label) or real(part, *rest)
     )
     for name in ("a", "c"):
         write_lines(tmp_path / "in" / f"{name}.jsonl", *(f"same {i}" for i in range(10)))
@@ -608,7 +608,7 @@ def test_repeated_keys_are_counted_in_any_number_of_parts(keys: list[int], cuts:
     """The first of equal keys is none of an earlier one, the others are."""
     stored = np.array(keys, np.uint64) * np.uint64(2**58)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as staging:
-        patch.setattr(tasks.finalize.totals, "KEYS_AT_ONCE", at_once)
+        patch.setattr(tasks.finalize.seal, "KEYS_AT_ONCE", at_once)
         found = count_repeated(np.split(stored, sorted(cuts)), len(keys), Path(staging))
         assert os.listdir(staging) == []
     assert found == len(keys) - len(set(keys))

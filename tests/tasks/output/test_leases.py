@@ -112,9 +112,30 @@ def test_a_lease_that_nobody_renews_expires(scratch: Path) -> None:
     assert in_use(root) is None
 
 
-def test_a_lease_that_cannot_be_read_is_respected() -> None:
+@pytest.mark.skipif(not tasks.output.leases._processes(), reason="needs /proc")
+def test_the_lease_of_a_process_of_this_machine_ends_with_it(scratch: Path) -> None:
+    """A build after a killed collection waits for nobody. Of processes elsewhere nothing is known, whatever their numbers."""
     root = Store.at(f"memory://{uuid.uuid4().hex}")
-    root.put("_running/build-odd.json", b"{")
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    with collecting(root):
+        ((key, _),) = root.listing()
+        lease = json.loads(root.read(key))
+    root.put(key, json.dumps(lease).encode())
+    assert expired_leases(root) == []
+    root.put(key, json.dumps({**lease, "process": gone.pid, "among": "others"}).encode())
+    assert expired_leases(root) == []
+    root.put(key, json.dumps({**lease, "process": gone.pid}).encode())
+    assert [name for name, _ in expired_leases(root)] == [key]
+    with building(root, scratch):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b'{"at": 3}', b'{"at": "yesterday"}', b'{"at": "2026-01-01T00:00:00"}'])
+def test_a_lease_that_cannot_be_read_is_respected(content: bytes) -> None:
+    """Nor one whose time has no zone."""
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    root.put("_running/build-odd.json", content)
     assert "build-odd" in str(in_use(root))
 
 

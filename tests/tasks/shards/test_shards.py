@@ -46,7 +46,7 @@ def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with attempt(str(tmp_path / "out"), tmp_path, "build") as place:
+    with attempt(Store.at(tmp_path / "out"), tmp_path, "build") as place:
         yield place
 
 
@@ -64,7 +64,6 @@ def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> t
     tokenizer = TokenizerConfig(name="bytes")
     digest = load_tokenizer(tokenizer).digest
     recipe = Recipe(
-        place=place,
         sources=(source,),
         tokenizer=tokenizer,
         tokenizer_digest=digest,
@@ -76,7 +75,7 @@ def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> t
 
 def made(source: Source, place: Place, slice_bytes: int, **policy: Any) -> list[TokenShard]:
     slices, recipe = prepared(source, place, slice_bytes, **policy)
-    return [make_shard(part, recipe) for part in slices]
+    return [make_shard(part, recipe, place) for part in slices]
 
 
 def held(shards: list[TokenShard], place: Place) -> Held:
@@ -199,9 +198,9 @@ def source(tmp_path: Path) -> Source:
 
 
 @pytest.fixture
-def slices(source: Source, place: Place) -> tuple[Slice, Recipe]:
+def slices(source: Source, place: Place) -> tuple[Slice, Recipe, Place]:
     parts, recipe = prepared(source, place, 1 << 20)
-    return parts[0], recipe
+    return parts[0], recipe, place
 
 
 def test_a_document_is_known_by_its_id_where_it_has_one(source: Source, place: Place) -> None:
@@ -234,33 +233,33 @@ def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Place) ->
     assert facts(load_shard(place.root, shard.key)) == facts(shard)
 
 
-def make_shard(part: Slice, recipe: Recipe) -> TokenShard:
-    return store_shard(tokenize_or_load(part, recipe), recipe.place)
+def make_shard(part: Slice, recipe: Recipe, place: Place) -> TokenShard:
+    return store_shard(tokenize_or_load(part, recipe, place), place)
 
 
-def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_shard(*slices)
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", None)
     assert facts(make_shard(*slices)) == facts(made)
 
 
-def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe]) -> None:
+def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe, Place]) -> None:
     """Whoever tokenizes: duplicate writers are harmless."""
-    part, recipe = slices
-    first = make_shard(part, recipe)
-    with attempt(str(tmp_path / "other"), tmp_path, "build") as place:
-        other = make_shard(part, recipe.model_copy(update={"place": place}))
+    part, recipe, place = slices
+    first = make_shard(part, recipe, place)
+    with attempt(Store.at(tmp_path / "other"), tmp_path, "build") as elsewhere:
+        other = make_shard(part, recipe, elsewhere)
         assert other == first
-        assert tree(tmp_path / "other" / CACHE) == tree(Path(recipe.place.output) / CACHE)
+        assert tree(tmp_path / "other" / CACHE) == tree(Path(place.root.path(CACHE)))
 
 
 def tree(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe]) -> None:
+def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe, Place]) -> None:
     shard = make_shard(*slices)
-    found = tree(Path(slices[1].place.output) / CACHE / shard.key)
+    found = tree(Path(slices[2].root.path(CACHE)) / shard.key)
     found.pop("receipt.json")
     assert {stored.key: stored.size for stored in shard.objects} == {name: len(data) for name, data in found.items()}
 
@@ -305,25 +304,25 @@ def become_empty(target: Path) -> None:
     ],
 )
 def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_aside(
-    slices: tuple[Slice, Recipe], happen: Callable[[Path], None], is_damage: bool
+    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], is_damage: bool
 ) -> None:
-    part, recipe = slices
-    root = recipe.place.root
-    shard = make_shard(part, recipe)
+    part, recipe, place = slices
+    root = place.root
+    shard = make_shard(part, recipe, place)
     before = tree(Path(root.path(CACHE)))
-    draft = tokenize_slice(part, recipe)
+    draft = tokenize_slice(part, recipe, place)
     happen(Path(root.path(f"{CACHE}/{shard.key}")))
-    assert write_shard(draft, recipe.place) == shard
+    assert write_shard(draft, place) == shard
     assert tree(Path(root.path(CACHE))) == before
     assert facts(load_shard(root, shard.key)) == facts(shard)
-    assert not (Path(recipe.place.staging) / shard.key).exists()
+    assert not (Path(place.staging) / shard.key).exists()
     assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == is_damage
 
 
-def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of the staging is left on this machine."""
-    part, recipe = slices
-    place = recipe.place.model_copy(update={"output": "memory://test-shards"})
+    part, recipe, here = slices
+    place = here._replace(root=Store.at("memory://test-shards", here.staging))
     order: list[str] = []
 
     def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -337,10 +336,10 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe], mon
     for way in ("create", "upload"):
         monkeypatch.setattr(Store, way, recorded(getattr(Store, way)))
     try:
-        shard = make_shard(part, recipe.model_copy(update={"place": place}))
+        shard = make_shard(part, recipe, place)
         assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
-        assert held([shard], place) == held([make_shard(part, recipe)], recipe.place)
+        assert held([shard], place) == held([make_shard(part, recipe, here)], here)
         assert not (Path(place.staging) / shard.key).exists()
-        assert not list(Path(recipe.place.output).glob(f"{STAGING}/*/*/{shard.key}"))
+        assert not list(Path(here.root.root).glob(f"{STAGING}/*/*/{shard.key}"))
     finally:
         place.root.remove("")

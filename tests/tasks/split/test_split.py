@@ -12,23 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.known_objects
+import tasks.shards.contents
+import tasks.shards.read
+import tasks.shards.runs
 import tasks.split.spans
-import tasks.split.write
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.arrays.writing import ArrayWriter, put_metadata
 from flat_tokens.batch import TokenBatch
 from flat_tokens.checker import check_split
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
-from flat_tokens.writer import FlatTokensWriter
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
 from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
 from tasks.output.staging import Place
 from tasks.shards.read import document_spec
-from tasks.split.spans import Counts, ShardPlace, Span, SplitRule, count_documents, lay_out
-from tasks.split.write import Reads, Written, write_span
+from tasks.shards.runs import Reads
+from tasks.split.spans import Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
+from tasks.split.write import Written, write_span
 from tests.examples import examples
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -75,7 +77,7 @@ def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place() -> Iterator[Place]:
     """A store in memory: these tests write thousands of objects."""
-    place = Place(output="memory://test-split", staging="/nowhere")
+    place = Place(Store.at("memory://test-split"), "/nowhere")
     place.root.remove("")
     yield place
     place.root.remove("")
@@ -133,11 +135,11 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     return rows
 
 
-def laid_out(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[Span]:
+def laid_out(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[ShardSpan]:
     return list(lay_out(((one, count_documents(one, rule, place.root)) for one in at), layout))
 
 
-def write_all(spans: list[Span], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
+def write_all(spans: list[ShardSpan], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
     """Write the spans, in another order than theirs."""
     order = list(range(len(spans)))
     random.Random(7).shuffle(order)
@@ -145,11 +147,11 @@ def write_all(spans: list[Span], rule: SplitRule, layout: LayoutName, place: Pla
     return [written[i] for i in range(len(spans))]
 
 
-def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
+def end_of(spans: list[ShardSpan], split: Split, of_tokens: bool) -> int:
     return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
 
 
-def finish(spans: list[Span], layout: LayoutName, place: Place) -> None:
+def finish(spans: list[ShardSpan], layout: LayoutName, place: Place) -> None:
     """The metadata, so that the arrays can be read."""
     spec, store = LAYOUTS[layout], place.root / "versions" / "v"
     for split in SPLITS:
@@ -230,9 +232,9 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
         patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.split.write, "FROM_STORE", Reads(block, sparse))
-        patch.setattr(tasks.shards.known_objects, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.split.write, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        patch.setattr(tasks.shards.contents, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.shards.read, "WHOLE_BYTES", small_bytes)
+        patch.setattr(tasks.shards.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
         spans = laid_out(store_shards(shards, place), rule, layout, place)
         written = write_all(spans, rule, layout, place)
     rows = model(shards, rule)

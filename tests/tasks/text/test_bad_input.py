@@ -108,7 +108,10 @@ NO_UNICODE = "the text is not valid UTF-8"
 
 BAD = {
     "null": Bad("a.jsonl", jsonl(b'{"text": null}'), "null", "the text is null"),
-    "missing key": Bad("a.jsonl", jsonl(b'{"body": "a"}'), "null", "the text is null"),
+    "missing key": Bad("a.jsonl", jsonl(b'{"body": "a"}'), "null", "the line has no key 'text'"),
+    "missing key in lines that are looked at alone": Bad(
+        "a.jsonl", jsonl(b' {"body": "a"}'), "null", "the line has no key 'text'"
+    ),
     "integer": Bad("a.jsonl", jsonl(b'{"text": 7}'), "wrong_type", "'text' is a JSON number, not a string"),
     "float": Bad("a.jsonl", jsonl(b'{"text": 7.5}'), "wrong_type", "'text' is a JSON number, not a string"),
     "boolean": Bad("a.jsonl", jsonl(b'{"text": true}'), "wrong_type", "'text' is a JSON boolean, not a string"),
@@ -142,7 +145,7 @@ BAD = {
         "a.jsonl", jsonl(b'{"text": "%s"}' % (b"x" * 21)), "too_long", "has 21 bytes or more", settings=SHORT
     ),
     "null id": Bad("a.jsonl", with_id(b"null"), "null_id", "the id is null", source=IDS),
-    "missing id": Bad("a.jsonl", with_id(b"1").replace(b'"id": 1, ', b""), "null_id", "the id is null", source=IDS),
+    "missing id": Bad("a.jsonl", with_id(b"1").replace(b'"id": 1, ', b""), "null_id", "the line has no key 'id'", source=IDS),
     "boolean id": Bad(
         "a.jsonl", with_id(b"true"), "wrong_type", "'id' is a JSON boolean, not a string or an integer", source=IDS
     ),
@@ -221,6 +224,7 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
     "CRLF lines": ("a.jsonl", b'{"text": "a"}\r\n{"text": "b"}\r\n', ["a", "b"], {}),
     "BOM before JSON": ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n', ["a"], {}),
     "of repeated keys the last one counts": ("a.jsonl", b'{"text": "a", "text": "b"}\n', ["b"], {}),
+    "a key that is no Unicode": ("a.jsonl", b'{"text": "a", "\\ud800": 1}\n{"\\udfff": 2, "text": "b"}\n', ["a", "b"], {}),
     "NaN beside the text": ("a.jsonl", b'{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n', ["a", "b"], {}),
     "huge numbers beside the text": ("a.jsonl", b'{"text": "a", "n": 1e999, "m": %s}\n' % (b"9" * 400), ["a"], {}),
     "huge integers as ids": ("a.jsonl", b'{"text": "a", "id": %s}\n{"text": "b", "id": -5}\n' % (b"9" * 400), ["a", "b"], IDS),
@@ -464,6 +468,16 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     "no such key in JSON": ({"a.jsonl": b'{"id": 1, "txt": "a"}\n'}, r"^a.jsonl has no column 'text'; it has 'id', 'txt'", {}),
     "no such column in CSV": ({"a.csv": b"id,txt\n1,a\n"}, r"^a.csv has no column 'text'; it has 'id', 'txt'", {}),
     "no header in CSV": ({"a.csv": b"\n\n"}, r"^a.csv has no column 'text'; it has none", {}),
+    "id of plain text": (
+        {"a.txt": b"text"},
+        r"^a.txt is plain text, which has no column 'id'. Leave source.id_column out",
+        IDS,
+    ),
+    "name of a column that is not UTF-8": (
+        {"a.arrow": arrow(pa.array(["a"])).replace(b"text", b"tex\xff")},
+        r"^a.arrow cannot be read as arrow: 'utf-8' codec can't decode",
+        {},
+    ),
     "no such id": (
         {"a.jsonl": PLAIN},
         r"^a.jsonl has no column 'key'; it has 'text'. Set source.id_column",
@@ -711,7 +725,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "boolean as a number": ({"workers": True}, "workers: should be a number, not true"),
     "yes as a fraction": ({"validation_fraction": True}, "validation_fraction: should be a number, not true"),
     "fraction of a worker": ({"workers": 2.5}, "workers: should be a whole number, not 2.5"),
-    "size with a unit": ({"slice_bytes": "128 MB"}, "slice_bytes: should be a whole number, not '128 MB'"),
+    "boolean as a size": ({"slice_bytes": True}, "slice_bytes: should be a number, not true"),
     "name that is a number": ({"name": 12}, "name: should be text, not 12"),
     "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
     "documents that are a word": ({"documents": "skip"}, "documents: should be a mapping of settings, not 'skip'"),
@@ -768,7 +782,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     ),
     "output that is a file": (
         lambda tmp: {"output": written(tmp / "file", "")},
-        "file: File exists. Choose another output",
+        "file: Not a directory. Choose another output",
     ),
     "output within the source": (
         lambda tmp: {"source": {"path": str(tmp)}, "output": str(tmp / "out")},
@@ -858,6 +872,10 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(
         ("[" * 100_000, "is nested too deep"),
         ("output: x\nsource: {path: y\ntokenizer: bytes\n", "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)"),
         ("1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n", "1: Keys should be strings"),
+        ("output: x\nlayout: !!bool x\n", "config.yaml is not YAML: a value does not fit !!bool (line 2, column 9)"),
+        ("output: !!timestamp today\n", "config.yaml is not YAML: a value does not fit !!timestamp (line 1, column 9)"),
+        ("a: 1\nslices: !!int", "config.yaml is not YAML: a value does not fit !!int (line 2, column 9)"),
+        ("a: 2026-13-45\n", "config.yaml is not YAML: a value does not fit !!timestamp (line 1, column 4)"),
         ("!!python/object/apply:os.system ['touch /tmp/owned']", "is not YAML: could not determine a constructor"),
     ],
 )

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tasks.tokenize.engines
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.tokenizers import CL100K
+from flat_tokens.vocabulary import CL100K
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
     Encode,

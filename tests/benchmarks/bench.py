@@ -1,0 +1,258 @@
+"""What every table stands on: its sizes, its text, whole processes, and the machine it was measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from tests.benchmarks.corpus import Corpus, gather
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SHARED = ROOT.parent / "shared"
+REST_SECONDS = 3.0
+"""Rest before a timed process, for the disk to finish what the last one left to it."""
+
+T = TypeVar("T")
+
+
+class Grid(NamedTuple):
+    """A Markdown table: a header, rows of as many cells, and the paragraph above it, which may be empty."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    above: str = ""
+
+
+class Whole(NamedTuple):
+    """A process that ended well: what it printed, wall and processor seconds from start to exit, its largest process in bytes.
+
+    Interpreter start and imports count. Processor seconds are user and system, with all its children.
+    """
+
+    out: str
+    seconds: float
+    cpu: float
+    peak: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One run of the command. *gigabytes* of text are gathered below *scratch*, or what there is of them."""
+
+    scratch: Path
+    rounds: int
+    gigabytes: float
+    quick: bool
+    vocabulary: Path
+    """A directory with gpt2's own tokenizer.json and what else transformers reads of it."""
+    roots: Sequence[Path]
+    """Directories of text; none of them: what is installed."""
+    no_installs: bool
+    """Without the peers, which are installed from a package index."""
+
+    def size(self, full: T, quick: T) -> T:
+        """The one of two sizes that this run is made with."""
+        return quick if self.quick else full
+
+    @property
+    def times(self) -> int:
+        """Rounds of what is timed."""
+        return self.size(self.rounds, 1)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """All of the text, gathered once a scratch directory."""
+        wanted = round(self.gigabytes * 1e9)
+        return gather(self.scratch / f"text-{wanted}", wanted, self.roots)
+
+    def share(self, part: float) -> Corpus:
+        """About *part* of the text, at least a file of it, in a directory of its own."""
+        count = max(1, round(len(self.corpus.paths) * part))
+        return self.corpus.first(count, self.scratch / f"{self.corpus.directory.name}-of-{count}-files")
+
+    def fresh(self, name: str) -> Path:
+        """A path below the scratch directory where nothing is."""
+        path = self.scratch / name
+        shutil.rmtree(path, ignore_errors=True)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def run(self, command: Sequence[object], clear: Iterable[Path] = (), environment: Mapping[str, str] | None = None) -> Whole:
+        """Run a program with nothing at the paths of *clear*, after a rest; as *run_whole*."""
+        for path in clear:
+            shutil.rmtree(path, ignore_errors=True)
+        time.sleep(self.size(REST_SECONDS, 0))
+        return run_whole(command, environment)
+
+
+LAUNCHER = """
+import ctypes, json, os, resource, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+begin = time.perf_counter()
+_, status = os.waitpid(os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ), 0)
+seconds = time.perf_counter() - begin
+try:
+    while time.perf_counter() < begin + seconds + 5:
+        if os.waitpid(-1, os.WNOHANG) == (0, 0):
+            time.sleep(0.01)
+except ChildProcessError:
+    pass
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+told = {"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss * 1024}
+os.write(int(sys.argv[1]), json.dumps(told).encode())
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+"""A small process between the benchmarks and what they time, for a process's peak memory is never below that of who started it.
+It waits for those whom the process left behind, too: a pool's processes are children of a server that outlives it a little.
+"""
+
+
+def run_whole(command: Sequence[object], environment: Mapping[str, str] | None = None, status: int = 0) -> Whole:
+    """Run a program from the root of the repository. RuntimeError, with its last words, where it ends with another *status*."""
+    words = [str(word) for word in command]
+    settings = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | dict(environment or {})
+    read, write = os.pipe()
+    with os.fdopen(read) as report, tempfile.TemporaryFile("w+") as said:
+        try:
+            launched = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(write), *words]
+            process = subprocess.Popen(
+                launched,
+                cwd=ROOT,
+                env=settings,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                pass_fds=[write],
+                start_new_session=True,
+            )
+        finally:
+            os.close(write)
+        try:
+            out, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if process.returncode != status:
+            said.seek(0)
+            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{(out + said.read())[-3000:]}")
+        return Whole(out, **json.loads(report.read()))
+
+
+def python(*words: object) -> list[str]:
+    """A command of the interpreter that runs this one."""
+    return [sys.executable, *map(str, words)]
+
+
+def spread(figures: Sequence[float], unit: str = " s") -> str:
+    """The median, with the least and the greatest where there are several."""
+    text = f"{statistics.median(figures):.1f}{unit}"
+    return text if len(figures) == 1 else f"{text} ({min(figures):.1f} to {max(figures):.1f})"
+
+
+def bytes_below(path: Path) -> int:
+    """Bytes of all files below a directory."""
+    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+
+
+def warm(paths: Iterable[Path]) -> None:
+    """Read files into the page cache."""
+    for path in paths:
+        with path.open("rb") as file:
+            while file.read(1 << 22):
+                pass
+
+
+class Load(NamedTuple):
+    """Load of the machine: the one-minute average before, its greatest value during, and the cores that other processes used."""
+
+    before: float
+    during: float
+    others: float
+
+
+@contextmanager
+def watched_load() -> Iterator[list[Load]]:
+    """Watch the load while a table is measured; the list holds it at the end."""
+    found: list[Load] = []
+    ended = threading.Event()
+    greatest = before = os.getloadavg()[0]
+
+    def watch() -> None:
+        nonlocal greatest
+        while not ended.wait(2):
+            greatest = max(greatest, os.getloadavg()[0])
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    begin, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
+    try:
+        yield found
+    finally:
+        ended.set()
+        watching.join()
+        elsewhere = (_busy_seconds() - busy) - (_own_seconds() - own)
+        cores = max(0.0, elsewhere / (time.perf_counter() - begin))
+        found.append(Load(before, max(greatest, os.getloadavg()[0]), cores))
+
+
+def _busy_seconds() -> float:
+    """Processor seconds of the whole machine since it started, idle and waiting not counted."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Processor seconds of this process and of all children that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def machine() -> str:
+    """CPU model, cores and memory."""
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    name = model[1] if model else platform.machine()
+    return f"{name}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory, Linux {platform.release().split('-')[0]}"
+
+
+def versions(packages: Iterable[str]) -> str:
+    """Python's version and those of installed packages."""
+    named = []
+    for name in packages:
+        try:
+            named.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            named.append(f"no {name}")
+    return ", ".join([f"Python {platform.python_version()}", *named])
+
+
+def commit() -> str:
+    """The commit that was measured, and whether files differed from it."""
+    try:
+        git = ["git", "-C", str(ROOT)]
+        head = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]
+        dirty = subprocess.run([*git, *changed], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+    return f"commit {head}" + (" with changes" if dirty else "")

@@ -1,0 +1,37 @@
+"""Bytes per token.
+
+The smallest text of the first table in each layout, cl100k_base, with everything that a version holds beside the tokens. MB/s of
+text are of a whole build, from nothing to a published version.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import flat_tokens
+from flat_tokens.arrays.layouts import LAYOUTS
+from tests.benchmarks.bench import Bench, Grid, bytes_below, python, warm
+from tests.benchmarks.build import SHARES, config_of
+
+PACKAGES = ("numcodecs", "zarr", "google-crc32c")
+
+
+def measure(bench: Bench) -> list[Grid]:
+    text = bench.share(SHARES[0])
+    warm(text.paths)
+    rows = []
+    for layout in list(LAYOUTS)[: bench.size(None, 1)]:
+        output = bench.fresh("layout")
+        command = python(
+            "-m", "flows", "build", config_of(bench, text, output, layout=layout), "--no-server", "--json", "--quiet"
+        )
+        done = bench.run(command, clear=[output])
+        version = Path(json.loads(done.out)["path"])
+        dataset = flat_tokens.open(version)
+        tokens = sum(split.token_count for split in (dataset.train, dataset.validation))
+        size = bytes_below(version)
+        speed = text.text_bytes / 1e6 / done.seconds
+        rows.append([f"`{layout}`", f"{tokens:,}", f"{size / 1e6:,.0f}", f"{size / tokens:.2f}", f"{speed:.0f}"])
+    bench.fresh("layout")
+    return [Grid(["layout", "tokens", "MB", "bytes per token", "MB/s of text"], rows)]

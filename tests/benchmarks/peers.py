@@ -1,0 +1,151 @@
+"""Other ways to the same tokens.
+
+The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map` and Megatron's
+preprocess, each in a virtual environment of its own with the versions of `tests/benchmarks/peers/*.txt`, with a process a core,
+beside a build. Megatron reads JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least
+to greatest). `same documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such
+as `<|endoftext|>` is one special token for the peers, and ordinary text for the build.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import flat_tokens
+from tests.benchmarks.bench import HERE, Bench, Grid, Whole, python, spread, warm
+from tests.benchmarks.build import config_of
+from tests.benchmarks.corpus import as_json_lines
+
+PACKAGES = ("gigatoken", "tokenizers", "pyarrow")
+SHARE = 0.25
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+Document = npt.NDArray[np.unsignedinteger]
+
+
+def of_datatrove(output: Path) -> Iterator[Document]:
+    """A file of uint16 tokens for each task, and beside it the ends of its documents as uint64; the last token ends the text."""
+    for path in sorted((output / "tokens").glob("*.ds")):
+        tokens, ends = np.fromfile(path, "<u2"), np.fromfile(f"{path}.index", "<u8").astype(np.int64)
+        yield from (part[:-1] for part in np.split(tokens, ends)[: len(ends)])
+
+
+def of_datasets(output: Path) -> Iterator[Document]:
+    """Streams of Arrow batches, one from each process."""
+    for path in sorted(output.glob("tokens*.arrow")):
+        with pa.memory_map(str(path)) as file:
+            for batch in pa.ipc.open_stream(file):
+                ids = batch.column("input_ids")
+                tokens, ends = ids.flatten().to_numpy(), ids.offsets.to_numpy()
+                yield from np.split(tokens, ends[1:] - ends[0])[: len(ids)]
+
+
+def of_megatron(output: Path) -> Iterator[Document]:
+    """uint16 tokens, and an index: 34 bytes of header, then the sequences' lengths as int32; the last token ends the text."""
+    index = (output / "tokens.idx").read_bytes()
+    lengths = np.frombuffer(index, "<i4", int.from_bytes(index[18:26], "little"), 34)
+    yield from (part[:-1] for part in np.split(np.fromfile(output / "tokens.bin", "<u2"), np.cumsum(lengths))[: len(lengths)])
+
+
+class Peer(NamedTuple):
+    """A peer: its name, whether it reads JSON lines, what is installed beside its pinned packages, and how its output is read."""
+
+    name: str
+    json_lines: bool
+    more: Sequence[str]
+    documents: Callable[[Path], Iterator[Document]]
+
+
+PEERS = {
+    "datatrove": Peer("datatrove, `DocumentTokenizer`", False, (), of_datatrove),
+    "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, (), of_datasets),
+    "megatron": Peer("Megatron's preprocess", True, ("torch==2.13.0",), of_megatron),
+}
+
+
+def installed(home: Path, peer: str) -> Path:
+    """The interpreter of a peer's environment below *home*, installed where it is not. CalledProcessError where it cannot be."""
+    directory = home / peer
+    interpreter, done = directory / "bin" / "python", directory / "installed.txt"
+    pins = HERE / "peers" / f"{peer}.txt"
+    if not done.exists() or done.read_bytes() != pins.read_bytes():
+        shutil.rmtree(directory, ignore_errors=True)
+        pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        commands = [python("-m", "venv", directory), [*pip, "--no-deps", "--require-hashes", "--requirement", pins]]
+        if PEERS[peer].more:
+            commands.append([*pip, *PEERS[peer].more])
+        for command in commands:
+            subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True)
+        shutil.copyfile(pins, done)
+    return interpreter
+
+
+def equal(ours: Iterable[Document], theirs: Iterable[Document]) -> tuple[int, int]:
+    """How many documents have the same tokens, and how many there are on the longer side."""
+    pairs = [(a is not None and b is not None and np.array_equal(a, b)) for a, b in itertools.zip_longest(ours, theirs)]
+    return sum(pairs), len(pairs)
+
+
+def built(output: Path) -> Iterator[Document]:
+    """The documents of a build without a validation split."""
+    train = flat_tokens.open(output).train
+    return (train[i] for i in range(train.seq_count))
+
+
+def measure(bench: Bench) -> list[Grid]:
+    text = bench.share(SHARE)
+    tokenizer = bench.vocabulary / "tokenizer.json"
+    if not tokenizer.exists():
+        raise FileNotFoundError(f"{tokenizer}: there is no such file. Name a directory with gpt2's own by --vocabulary.")
+    lines = as_json_lines(text, bench.scratch / "peers.jsonl")
+    ours, theirs = bench.fresh("build-of-peers"), bench.fresh("peers-output")
+    config = config_of(bench, text, ours, tokenizer=str(tokenizer), validation_fraction=0)
+    commands: dict[str, Sequence[object]] = {"": python("-m", "flows", "build", config, "--no-server", "--json", "--quiet")}
+    absent = []
+    for name, peer in PEERS.items() if not bench.no_installs else ():
+        try:
+            interpreter = installed(bench.scratch / "environments", name)
+        except subprocess.CalledProcessError as error:
+            absent.append([peer.name, f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}"])
+            continue
+        source = lines if peer.json_lines else text.directory
+        commands[name] = [interpreter, HERE / "peers" / f"with_{name}.py", source, bench.vocabulary, theirs, os.cpu_count()]
+    runs: dict[str, list[Whole]] = {name: [] for name in commands}
+    same: dict[str, tuple[int, int]] = {}
+    warm([*text.paths, lines])
+    for number in range(bench.times):
+        for name, command in commands.items():
+            output = theirs if name else ours
+            runs[name].append(bench.run(command, clear=[output], environment=OFFLINE))
+            if name and number == 0:
+                same[name] = equal(built(ours), PEERS[name].documents(theirs))
+        bench.fresh(theirs.name)
+    bench.fresh(ours.name)
+    lines.unlink()
+    median = {name: statistics.median(run.seconds for run in found) for name, found in runs.items()}
+    rows = [
+        [
+            PEERS[name].name if name else "build",
+            spread([run.seconds for run in found]),
+            f"{text.text_bytes / 1e6 / median[name]:.1f}",
+            f"{median[name] / median['']:.1f} times",
+            f"{statistics.median(run.cpu for run in found):.0f}",
+            f"{max(run.peak for run in found) / 1e6:.0f}",
+            f"{same[name][0]:,} of {same[name][1]:,}" if name else "–",
+        ]
+        for name, found in runs.items()
+    ]
+    rows += [[name, why, *["–"] * 5] for name, why in absent]
+    header = ["", "s", "MB/s of text", "build / this", "processor, s", "peak memory, MB", "same documents"]
+    return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]

@@ -1,0 +1,172 @@
+"""Source formats.
+
+The text of the first table's smallest size in every source format, one file on one thread, beside a floor that reads the same
+file with the same library and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, `split` for plain text; `gzip` and
+`zstandard` unpack to a file first, as a build does. `documents` is what a build's tokenizer gets: checked Unicode, a key for
+every document, the faults of single rows. `tokens` tokenizes these, too. cl100k_base by the fast engine, which has seen the text;
+warm page cache, in turn, the best of the rounds.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+import zstandard
+
+from flat_tokens.text.formats import FORMATS, FileFormat, unpacked
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.models import SourceFile
+from tasks.text.documents import Tally, plan_slices, read_documents
+from tasks.tokenize.engines import Encode, Tokenizer
+from tasks.tokenize.tokenizers import load_tokenizer
+from tests.benchmarks.bench import Bench, Grid, warm
+from tests.benchmarks.build import SHARES
+from tests.benchmarks.corpus import as_json_lines
+
+PACKAGES = ("pyarrow",)
+SLICE_BYTES = 128_000_000
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".zst": zstandard.open}
+
+
+def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]]:
+    """The rows of a file of JSON lines as files of every format, by name. A zero byte separates the documents of plain text."""
+    rows = [json.loads(line) for line in lines.open(encoding="utf-8")]
+    table = pa.table({"text": [row["text"] for row in rows], "id": [row["id"] for row in rows]})
+    paths: dict[FileFormat, Path] = {kind: directory / f"text.{kind}" for kind in FORMATS}
+    pq.write_table(table, paths["parquet"], compression="zstd", row_group_size=1000)
+    with pa.OSFile(str(paths["arrow"]), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    with paths["csv"].open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "id"), *((row["text"], row["id"]) for row in rows)])
+    paths["text"].write_bytes(b"\0".join(row["text"].encode() for row in rows))
+    lines.rename(paths["jsonl"])
+    found: dict[str, tuple[FileFormat, Path]] = {
+        "parquet, zstd" if kind == "parquet" else kind: (kind, paths[kind]) for kind in FORMATS
+    }
+    pq.write_table(table, directory / "snappy.parquet", compression="snappy", row_group_size=1000)
+    found["parquet, snappy"] = "parquet", directory / "snappy.parquet"
+    for ending, pack in ((".gz", partial(gzip.compress, compresslevel=6)), (".zst", zstandard.compress)):
+        packed = directory / f"packed{ending[1:]}.jsonl{ending}"
+        packed.write_bytes(pack(paths["jsonl"].read_bytes()))
+        found[f"jsonl{ending}"] = "jsonl", packed
+    return found
+
+
+def floor_of_parquet(path: Path) -> Iterator[pa.Array]:
+    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(1000, columns=["text", "id"], use_threads=False):
+        yield batch.column("text")
+
+
+def floor_of_arrow(path: Path) -> Iterator[pa.Array]:
+    with pa.OSFile(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for i in range(reader.num_record_batches):
+            yield reader.get_batch(i).column("text")
+
+
+def floor_of_json_lines(path: Path) -> Iterator[pa.Array]:
+    options = pa.json.ReadOptions(use_threads=False, block_size=max(8 << 20, 2 * longest_line(path)))
+    for batch in pa.json.open_json(path, read_options=options):
+        yield batch.column("text")
+
+
+def longest_line(path: Path) -> int:
+    """Bytes of the longest line of a file."""
+    with path.open("rb") as lines:
+        return max(map(len, lines))
+
+
+def floor_of_csv(path: Path) -> Iterator[pa.Array]:
+    options = pa.csv.ReadOptions(use_threads=False, block_size=32 << 20)
+    for batch in pa.csv.open_csv(path, options, pa.csv.ParseOptions(newlines_in_values=True)):
+        yield batch.column("text")
+
+
+def floor_of_text(path: Path) -> Iterator[pa.Array]:
+    texts = path.read_bytes().split(b"\0")
+    for start in range(0, len(texts), 1000):
+        yield pa.array(texts[start : start + 1000], pa.large_string())
+
+
+FLOORS: dict[FileFormat, Callable[[Path], Iterator[pa.Array]]] = {
+    "parquet": floor_of_parquet,
+    "arrow": floor_of_arrow,
+    "jsonl": floor_of_json_lines,
+    "csv": floor_of_csv,
+    "text": floor_of_text,
+}
+
+
+def sides_of(kind: FileFormat, path: Path, encode: Encode) -> dict[str, Callable[[], None]]:
+    """What is timed for a file: the floor, the documents that a build makes of it, and their tokens."""
+    source = Source(
+        path=str(path), id_column=None if kind == "text" else "id", document_separator="\0" if kind == "text" else None
+    )
+    digest = f"{0:064}"  # nobody looks at it here
+    plain = path.with_suffix("") if path.suffix in OPENERS else path
+
+    def unpacked_by(blocks: Iterator[bytes]) -> None:
+        with plain.open("wb") as file:
+            file.writelines(blocks)
+
+    def floor() -> None:
+        if plain != path:
+            with OPENERS[path.suffix](path) as packed:
+                unpacked_by(iter(lambda: packed.read(4 << 20), b""))
+        for texts in FLOORS[kind](plain):
+            encode(texts.cast(pa.large_string()))
+
+    def documents() -> Iterator[pa.LargeStringArray]:
+        if plain != path:
+            with path.open("rb") as packed:
+                unpacked_by(unpacked(packed, path.suffix, path.name))
+        found = SourceFile(source=0, name=plain.name, location=str(plain), size=plain.stat().st_size, sha256=digest, format=kind)
+        for part in plan_slices(found, source, SLICE_BYTES):
+            for batch in read_documents(part, source, DocumentPolicy(), Tally()):
+                yield batch.texts
+
+    return {"floor": floor, "documents": lambda: consume(documents()), "tokens": lambda: consume(map(encode, documents()))}
+
+
+def consume(batches: Iterator[object]) -> None:
+    """Read all, keep nothing."""
+    for _ in batches:
+        pass
+
+
+def measure(bench: Bench) -> list[Grid]:
+    text, scratch = bench.share(SHARES[0]), bench.fresh("sources")
+    scratch.mkdir()
+    rows, encode = [], make_fast(load_tokenizer(TokenizerConfig(name="cl100k_base")))
+    for name, (kind, path) in write_all(as_json_lines(text, scratch / "lines"), scratch).items():
+        sides, seconds = sides_of(kind, path, encode), dict[str, float]()
+        warm([path])
+        for _ in range(1 + bench.times):  # the first round is the engine's
+            for side, run in sides.items():
+                begin = time.perf_counter()
+                run()
+                taken = time.perf_counter() - begin
+                seconds[side] = min(seconds.get(side, taken), taken)
+        speeds = [f"{text.text_bytes / 1e6 / seconds[side]:,.0f}" for side in sides]
+        rows.append([name, f"{path.stat().st_size / 1e6:,.1f}", *speeds, f"{seconds['floor'] / seconds['tokens']:.0%}"])
+    bench.fresh("sources")
+    header = ["format", "MB of file", "floor, MB/s of text", "documents, MB/s", "tokens, MB/s", "tokens / floor"]
+    return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]
+
+
+def make_fast(tokenizer: Tokenizer) -> Encode:
+    """An engine of this thread's own: the fast one, where there is one."""
+    return tokenizer.make_fast() if tokenizer.make_fast is not None else tokenizer.reference

@@ -1,0 +1,47 @@
+"""Nothing to do.
+
+Start-up, and builds that find everything done: wall time and processor time (user and system) of whole processes, each the least
+and the median. `/nonexistent.yaml` is a configuration that is not there; `demo` is `deployments/demo/demo.yaml`; `text` is the
+smallest text of the first table. With a server, the build reports to a Prefect server on the same machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from tests.benchmarks.bench import Bench, Grid, python, run_whole
+from tests.benchmarks.build import SHARES, config_of
+from tests.benchmarks.orchestration import server
+
+PACKAGES = ("prefect", "pydantic", "numpy", "pyarrow")
+ROUNDS = 10
+MISSING = 1
+"""Exit status of a command whose configuration is not there."""
+
+
+def row(bench: Bench, name: str, words: Sequence[object], environment: Mapping[str, str], status: int = 0) -> list[str]:
+    """A command, after a first time that makes what the others find."""
+    run_whole(python(*words), environment, status)
+    runs = [run_whole(python(*words), environment, status) for _ in range(bench.size(ROUNDS, 1))]
+    figures = ([run.seconds for run in runs], [run.cpu for run in runs])
+    return [name, *(f"{min(found):.2f} ({statistics.median(found):.2f})" for found in figures)]
+
+
+def measure(bench: Bench) -> list[Grid]:
+    text = config_of(bench, bench.share(SHARES[0]), bench.fresh("again"))
+    demo = ("deployments/demo/demo.yaml", "--set", f"output={bench.fresh('demo')}")
+    build = ("-m", "flows", "build", "--quiet")
+    rows = [
+        row(bench, "an interpreter that does nothing", ["-c", ""], {}),
+        row(bench, "`build /nonexistent.yaml`", [*build, "/nonexistent.yaml"], {}, MISSING),
+        row(bench, "`build` of demo", [*build, "--no-server", *demo], {}),
+    ]
+    if not bench.quick:
+        rows.append(row(bench, "`build` of text", [*build, "--no-server", text], {}))
+        with server(bench.fresh("startup")) as watching:
+            reporting = {"PREFECT_HOME": str(watching.home), "PREFECT_API_URL": watching.api}
+            rows.append(row(bench, "`build` of text, with a server", [*build, text], reporting))
+    for name in ("demo", "again", "startup"):
+        bench.fresh(name)
+    return [Grid(["command", "s", "processor, s"], rows)]

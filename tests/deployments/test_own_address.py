@@ -1,0 +1,156 @@
+"""Who is answered by the server of make serve: no foreign page, no other user of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.serve import secret_in
+from deployments.server import listen, own_address_only
+
+
+async def _application(scope: Any, receive: Any, send: Any) -> None:
+    """Answers all that it is asked."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answered"})
+
+
+def answer(kind: str, port: int, *headers: tuple[str, str]) -> Any:
+    """The first thing that the server tells whoever sent these headers: an HTTP status, or the type of a websocket message."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
+    scope = {"type": kind, "method": "POST", "path": "/api/deployments/", "headers": raw}
+    asyncio.run(own_address_only(_application, port)(scope, receive, send))
+    return sent[0].get("status", sent[0]["type"])
+
+
+OWN = [
+    [("Host", "127.0.0.1:4200")],
+    [("Host", "localhost:4200")],
+    [("Host", "[::1]:4200")],
+    [("Host", "LocalHost:4200"), ("Origin", "http://localhost:4200")],
+    [("Host", "127.0.0.1:4200"), ("Origin", "http://127.0.0.1:4200")],
+    [("Host", "[::1]:4200"), ("Origin", "http://[::1]:4200"), ("Sec-Fetch-Dest", "document")],
+]
+FOREIGN = [
+    [],
+    [("Host", "")],
+    [("Host", "evil.example")],
+    [("Host", "evil.example:4200")],
+    [("Host", "EVIL.example:4200")],
+    [("Host", "localhost.evil.example:4200")],
+    [("Host", "evil.example@localhost:4200")],
+    [("Host", "localhost:4200.evil.example")],
+    [("Host", "localhost.:4200")],
+    [("Host", "localhost")],
+    [("Host", "127.0.0.1:4201")],
+    [("Host", "127.0.0.1:04200")],
+    [("Host", "127.1:4200")],
+    [("Host", "0.0.0.0:4200")],
+    [("Host", "[::]:4200")],
+    [("Host", "::1:4200")],
+    [("Host", "localhost:4200"), ("Host", "localhost:4200")],
+    [("Host", "localhost:4200"), ("Host", "evil.example")],
+    [("Host", "localhost:4200"), ("Origin", "null")],
+    [("Host", "localhost:4200"), ("Origin", "")],
+    [("Host", "localhost:4200"), ("Origin", "http://evil.example")],
+    [("Host", "localhost:4200"), ("Origin", "http://localhost:4200.evil.example")],
+    [("Host", "localhost:4200"), ("Origin", "http://localhost")],
+    [("Host", "localhost:4200"), ("Origin", "http://localhost:4201")],
+    [("Host", "localhost:4200"), ("Origin", "https://localhost:4200")],
+    [("Host", "localhost:4200"), ("Origin", "http://127.0.0.1:4200")],
+    [("Host", "localhost:4200"), ("Origin", "http://localhost:4200"), ("Origin", "http://evil.example")],
+    [("Host", "evil.example:4200"), ("Origin", "http://evil.example:4200")],
+    [("Host", "evil.example:4200"), ("X-Forwarded-Host", "localhost:4200")],
+    [("Host", "localhost:4200"), ("Sec-Fetch-Dest", "iframe")],
+    [("Host", "localhost:4200"), ("Sec-Fetch-Dest", "object")],
+]
+
+
+@pytest.mark.parametrize("headers", OWN, ids=str)
+def test_its_own_address_and_its_own_pages_are_answered(headers: list[tuple[str, str]]) -> None:
+    assert answer("http", 4200, *headers) == 200
+    assert answer("websocket", 4200, *headers) == "websocket.accept"
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_other_names_and_other_pages_are_refused(headers: list[tuple[str, str]]) -> None:
+    """Whatever the path: the name of another site may lead to this machine, and its pages then share that name (rebinding)."""
+    assert answer("http", 4200, *headers) == 403
+    assert answer("websocket", 4200, *headers) == "websocket.close"
+
+
+def test_browsers_leave_out_port_80() -> None:
+    assert answer("http", 80, ("Host", "localhost"), ("Origin", "http://localhost")) == 200
+    assert answer("http", 80, ("Host", "localhost:4200")) == 403
+
+
+def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path: Path) -> None:
+    one, other = tmp_path / "new" / "secret", tmp_path / "secret"
+    before = os.umask(0)
+    try:
+        secret = secret_in(one)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(one.stat().st_mode) == 0o600
+    assert stat.S_IMODE(one.parent.stat().st_mode) == 0o700
+    assert secret_in(one) == secret == one.read_text().strip()
+    assert len(secret) > 40
+    assert secret_in(other) != secret
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o604])
+def test_a_secret_that_other_users_may_know_is_not_used(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    secret_in(path)
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=r"secret: others may know this secret.* Remove it, and start again"):
+        secret_in(path)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "admin:short\n", "admin:ein-längeres-geheimnis\n"])
+def test_a_secret_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
+    """With an empty one Prefect would let everybody in."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"no long ASCII text\. Remove it, and start again"):
+        secret_in(path)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(family: socket.AddressFamily) -> None:
+    """Or a browser at http://localhost would tell the secret to whoever listens at the other one."""
+    try:
+        taken = socket.create_server(("127.0.0.1" if family == socket.AF_INET else "::1", 0), family=family)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"Port {port} cannot be had \(Address already in use\)\. Stop what listens there"):
+            listen(port)
+    for one in listen(port):
+        assert one.getsockname()[0] in ("127.0.0.1", "::1")
+        one.close()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_number_that_is_no_port_is_told(port: int) -> None:
+    with pytest.raises(ValueError, match=f"There is no port {port}"):
+        listen(port)

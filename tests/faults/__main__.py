@@ -1,0 +1,111 @@
+"""The harness: ``python -m tests.faults`` makes all trials of all campaigns, or a sample of them.
+
+A line is printed for each thing that did not hold. ``--only CAMPAIGN --under COMMAND --match NAME`` makes that trial again. The
+exit status is 1 where one of them is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.known import known_as
+from tests.faults.table import Row, write_table
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("kills", "faults", "elsewhere", "lasting", "power", "readers", "corpus", "stores", "together")
+ROOM = 2 << 30
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    if options.share:
+        make_share(options)
+        return 0
+    begun, rows, known = time.monotonic(), dict[tuple[str, str], Row](), list[str | None]()
+    for line in lines_of_all(options.jobs):
+        done = json.loads(line)
+        row = rows.setdefault((done["fault"], done["under"]), Row(done["fault"], done["under"]))
+        row.add(done["count"], [what for what, _ in done["flaws"]])
+        for what, told in done["flaws"]:
+            known.append(known_as(what, done["under"], told))
+            trial = {name: done[name] for name in ("campaign", "under", "name")}
+            print(json.dumps({"what": what, **trial, "told": told, "known": known[-1]}))
+    seconds, trials, news = time.monotonic() - begun, sum(row.trials for row in rows.values()), known.count(None)
+    print(f"{trials:,} trials in {seconds:,.0f} s; {len(known):,} flaws, {news:,} of them not known", file=sys.stderr)
+    if options.table:
+        write_table(options.table, list(rows.values()), options_that_matter(options))
+    return 1 if news else 0
+
+
+def options_that_matter(options: argparse.Namespace) -> str:
+    """Those that say which trials were made."""
+    words = [word for name in options.only or () for word in ("--only", name)]
+    for name, default in (("under", ""), ("match", ""), ("every", 1)):
+        if (value := getattr(options, name)) != default:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", choices=(*NAMES, "known", "mended"), metavar="CAMPAIGN", help=f"of {', '.join(NAMES)}"
+    )
+    parser.add_argument("--under", default="", metavar="REGEX", help="only under commands of such names")
+    parser.add_argument("--match", default="", metavar="REGEX", help="only trials of such names")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th trial, for a sample")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes")
+    parser.add_argument("--table", type=Path, metavar="FILE.md", help="write the counts into the table of this page")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    return parser
+
+
+def lines_of_all(jobs: int) -> list[str]:
+    """What came of each trial, from as many processes as are wanted. RuntimeError where one of them failed."""
+    command = [sys.executable, "-m", "tests.faults", *sys.argv[1:], "--share"]
+    # A process with threads cannot be forked; and what it imports late, an ordinary user may not be able to read.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PREFECT_API_URL": ""}
+    with tempfile.NamedTemporaryFile("r") as lines, open(lines.name, "a") as out:
+        running = [
+            subprocess.Popen([*command, f"{number}/{jobs}"], cwd=ROOT, env=environment, stdout=out) for number in range(jobs)
+        ]
+        if failed := [process.args for process in running if process.wait()]:
+            raise RuntimeError(f"a process of the harness failed: {failed[0]}")
+        return lines.readlines()
+
+
+def make_share(options: argparse.Namespace) -> None:
+    """Make the trials of one process; a line of JSON for each."""
+    from tests.faults.campaigns import CAMPAIGNS
+    from tests.faults.commands import Bench
+
+    number, jobs = map(int, options.share.split("/"))
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > ROOM
+    scratch = Path(tempfile.mkdtemp(prefix="faults-", dir=memory if roomy else None))
+    scratch.chmod(0o755)  # an ordinary user passes through
+    try:
+        bench = Bench(scratch)
+        for campaign in options.only or NAMES:
+            trials = CAMPAIGNS[campaign](bench, re.compile(options.under), options.every)
+            for place, trial in enumerate(trial for trial in trials if re.search(options.match, trial.name)):
+                if place % jobs == number and (done := trial.do()) is not None:
+                    told = {"campaign": campaign, **trial._asdict(), **done._asdict()}
+                    del told["do"]
+                    os.write(1, f"{json.dumps(told)}\n".encode())  # one write: others write to the same file
+    finally:
+        shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Campaigns: which trials there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tests.faults import store_bench
+from tests.faults.commands import CASES, ORDINARY_USER, Bench, Flaw
+from tests.faults.corpus import CorpusKills
+from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
+from tests.faults.known import KNOWN, MENDED
+from tests.faults.power_loss import Disk, State, write_tree
+from tests.faults.readers import KINDS_OF_READERS, read_while_published
+from tests.faults.store_bench import Fault as RequestFault
+from tests.faults.store_bench import StoreBench
+
+BUILD = "build, mmap"
+LASTING_POINTS = 60
+"""At so many moments of a command a fault begins that stays."""
+CORPUS_KILLS = 500
+VERSIONS = 200
+KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 10
+"""So many requests of a command on a store are its last one; at so many a fault of each kind happens, or begins."""
+ROUNDS = 20
+"""Of each two commands on each store."""
+
+
+class Done(NamedTuple):
+    """What did not hold, and how many trials the table counts."""
+
+    flaws: list[Flaw]
+    count: int = 1
+
+
+class Trial(NamedTuple):
+    """A trial: the row of the table that counts it, a name to find it again, and what does it. None: it could not be made."""
+
+    fault: str
+    under: str
+    name: str
+    do: Callable[[], Done | None]
+
+
+def users() -> tuple[int | None, ...]:
+    """Root and an ordinary user; whoever runs this where that is not root."""
+    return (None, ORDINARY_USER) if os.geteuid() == 0 else (None,)
+
+
+def _faulty(bench: Bench, row: str, case: str, fault: Fault, user: int | None = None) -> Trial:
+    def do() -> Done | None:
+        trial = bench.trial(case, fault, user)
+        if trial is None:
+            return None
+        met, flaws = trial
+        return Done([flaw._replace(told=f"{met}: {flaw.told}") for flaw in at_most_one_of_each(flaws)])
+
+    return Trial(row, case, f"{fault}{' as an ordinary user' if user else ''}", do)
+
+
+def at_most_one_of_each(flaws: list[Flaw]) -> list[Flaw]:
+    """The first one of each kind, and how many there are."""
+    found: dict[str, list[str]] = {}
+    for what, told in flaws:
+        found.setdefault(what, []).append(told)
+    return [Flaw(what, f"{told[0]}{f' (and {len(told) - 1} more)' if told[1:] else ''}") for what, told in found.items()]
+
+
+def kills(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """Death behind every change of the disk, and within every write."""
+    row = "killed behind every change of the disk, and within every write"
+    for case in filter(under.search, CASES):
+        counts = bench.calm(case).counts
+        for number in range(1, counts["change"] + 1, every):
+            yield _faulty(bench, row, case, Fault("change", number, KILL))
+        for number in range(1, counts["write"] + 1, every):
+            yield _faulty(bench, row, case, Fault("write", number, KILL_WITHIN))
+
+
+def faults(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """One operation fails: every one of a build, in every way, for root and an ordinary user."""
+    counts = bench.calm(BUILD).counts
+    for kind, actions in KINDS.items():
+        row = f"one {kind} fails: {', '.join(actions)}"
+        some = [(number, action, user) for user in users() for action in actions for number in range(1, counts[kind] + 1)]
+        for number, action, user in some[::every]:
+            yield _faulty(bench, row, BUILD, Fault(kind, number, action), user)
+
+
+def elsewhere(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """One operation fails: every one of the other commands, each in one way, for root and an ordinary user in turn."""
+    who = users()
+    for case in filter(under.search, CASES):
+        counts = bench.calm(case).counts if case != BUILD else {}
+        for kind, actions in KINDS.items():
+            for number in range(1, counts.get(kind, 0) + 1, every):
+                fault = Fault(kind, number, actions[number % len(actions)])
+                user = who[number // len(actions) % len(who)]
+                yield _faulty(bench, "one operation of any kind fails, the errors in turn", case, fault, user)
+
+
+def lasting(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """From some operation on, all of a group fail."""
+    for case in filter(under.search, CASES):
+        counts = bench.calm(case).counts
+        for group, action in LASTING:
+            step = every * max(counts[group] // LASTING_POINTS, 1)
+            for number in range(1, counts[group] + 1, step):
+                fault = Fault(group, number, action, lasting=True)
+                yield _faulty(bench, "all operations of a sort fail from some moment on", case, fault)
+
+
+def power(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """The power is lost behind every operation that a command made."""
+    for case in filter(under.search, CASES):
+        bench.calm(case)
+        bench.lay_out()
+        disk, known, count = Disk(bench.here), set[tuple[int, bool]](), 0
+        recorded = bench.record(case)
+        for number, operation in enumerate(recorded, 1):
+            disk.apply(operation)
+            claimed = number == len(recorded)  # behind the last one, the command says that it is done
+            for state in disk.states(number):
+                if (state.digest, claimed) not in known:
+                    known.add((state.digest, claimed))
+                    count += 1
+                    if count % every == 0 or claimed:
+                        yield _powerless(bench, case, state, f"{number}, {operation[:3]}", claimed)
+
+
+def _powerless(bench: Bench, case: str, state: State, where: str, claimed: bool) -> Trial:
+    def do() -> Done:
+        shutil.rmtree(bench.here)
+        write_tree(state.tree, bench.here)
+        return Done(at_most_one_of_each(bench.look(claimed=claimed)))
+
+    return Trial("power lost behind every operation", case, f"{state.outcome} behind {where}", do)
+
+
+def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """Readers open, read and keep open what is published and collected meanwhile."""
+    versions = max(VERSIONS // every, 10)
+
+    def do() -> Iterator[tuple[str, Done]]:
+        for kind, count, flaws in read_while_published(bench.scratch / "readers", versions):
+            yield kind, Done(flaws, count)
+
+    found: dict[str, Done] = {}
+    for kind in filter(under.search, KINDS_OF_READERS):
+        yield Trial(
+            f"reads while {versions} versions are published and collected",
+            kind,
+            kind,
+            lambda kind=kind: (found or found.update(do()) or found)[kind],  # type: ignore[misc,func-returns-value]
+        )
+
+
+def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """A build of the whole corpus is killed at a random time, and run again."""
+    killing = CorpusKills(bench.scratch / "corpus")
+    for number in range(CORPUS_KILLS // every if killing.is_there else 0):
+        yield Trial("killed at a random time", "build of the corpus, cl100k_base", str(number), lambda: Done(killing.kill()))
+
+
+def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """On an object store: death behind a request, a request fails in every way, and from some request on all fail."""
+    for protocol in store_bench.protocols():
+        there = StoreBench(bench.scratch / protocol, protocol)
+        for case in store_bench.CASES:
+            if under.search(f"{case}, {protocol}"):
+                yield from _on_requests(there, case, there.calm(case).methods)[::every]
+
+
+def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[Trial]:
+    """Deaths and faults at some of the requests of a command."""
+    numbers, trials = range(1, len(methods) + 1), list[Trial]()
+    for number in _some(numbers, KILLS_ON_A_STORE):
+        trials.append(_on_store(there, "killed behind a request to a store", case, RequestFault(number, store_bench.KILL)))
+    row = f"one request to a store fails: {', '.join(store_bench.OF_WRITES)}"
+    for way in store_bench.OF_WRITES:
+        met = [number for number in numbers if way in store_bench.OF_READS or methods[number - 1] not in ("GET", "HEAD")]
+        trials += [_on_store(there, row, case, RequestFault(number, way)) for number in _some(met, POINTS_ON_A_STORE)]
+    row = f"all requests to a store fail from some moment on: {', '.join(store_bench.LASTING)}"
+    for way in store_bench.LASTING:
+        lasting = [RequestFault(number, way, lasting=True) for number in _some(numbers, POINTS_ON_A_STORE)]
+        trials += [_on_store(there, row, case, fault) for fault in lasting]
+    return trials
+
+
+def _some(places: Sequence[int], count: int) -> Sequence[int]:
+    """So many of the places, or all, at equal distances."""
+    return [places[len(places) * k // count] for k in range(count)] if len(places) > count else places
+
+
+def _on_store(there: StoreBench, row: str, case: str, fault: RequestFault) -> Trial:
+    def do() -> Done | None:
+        flaws = there.trial(case, fault)
+        return (
+            None if flaws is None else Done([flaw._replace(told=f"{fault}: {flaw.told}") for flaw in at_most_one_of_each(flaws)])
+        )
+
+    return Trial(row, f"{case}, {there.protocol}", str(fault), do)
+
+
+def together(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """Two commands at the same moment on an object store, again and again."""
+    for protocol in store_bench.protocols():
+        there = StoreBench(bench.scratch / protocol, protocol)
+        for pair in store_bench.PAIRS:
+            if under.search(name := f"{pair}, {protocol}"):
+                for seed in range(max(ROUNDS // every, 1)):
+
+                    def do(there: StoreBench = there, pair: str = pair, seed: int = seed) -> Done:
+                        return Done(at_most_one_of_each(there.round(pair, seed)))
+
+                    yield Trial(
+                        "two commands at once on a store, undisturbed, spoiled, or one of them killed", name, str(seed), do
+                    )
+
+
+def known(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """What is known not to hold."""
+    for one in KNOWN:
+        if one.case is not None and one.fault is not None and under.search(one.case):
+            yield _faulty(bench, "known", one.case, one.fault)._replace(name=one.name)
+
+
+def mended(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """What did not hold, and does since it was mended."""
+    for one in MENDED:
+        if under.search(one.case):
+            yield _faulty(bench, "mended", one.case, one.fault)._replace(name=one.name)
+
+
+CAMPAIGNS: dict[str, Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]] = {
+    "kills": kills,
+    "faults": faults,
+    "elsewhere": elsewhere,
+    "lasting": lasting,
+    "power": power,
+    "readers": readers,
+    "corpus": corpus,
+    "stores": stores,
+    "together": together,
+    "known": known,
+    "mended": mended,
+}

@@ -1,0 +1,497 @@
+"""The commands that the harness disturbs, and what must hold after each trial.
+
+A trial copies a prepared directory, runs a command of the product over it in a fork, with a fault, looks around as a reader does,
+runs the same command again, and compares all files with those that an undisturbed run leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import gc
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flat_tokens
+import tasks.derive.imports
+import tasks.shards.write
+from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.stores import signing
+from flat_tokens.stores.store import Store
+from flows.commands.main import main
+from tasks.output.pointer import MARKERS
+from tasks.output.staging import Place
+from tasks.shards.index import read_index
+from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Operation, Watch
+from tests.faults.support import ROOT, settings_of, write_notes
+
+ORDINARY_USER = 65534
+"""nobody, on every Linux; trials run as this user besides root."""
+
+HANGS_AFTER = 600.0
+"""Seconds; a trial takes a fraction of one, but others may use the machine."""
+
+Words = list[str]
+Command = Callable[..., None]
+
+
+class Case(NamedTuple):
+    """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
+    likes; ``words(here)`` are the command's own.
+    """
+
+    name: str
+    prepare: Callable[[Path, Command], None]
+    words: Callable[[Path], Words]
+    signed: bool = False
+
+
+def config(here: Path, name: str, *notes: Path, **settings: Any) -> str:
+    path = here / f"{name}.json"
+    path.write_text(json.dumps(settings_of(here / "out", *notes, workers=1, slice_bytes=400, **settings)))
+    return str(path)
+
+
+def packed(path: Path) -> Path:
+    """The same file, compressed."""
+    target = path.with_name(f"{path.stem}_packed.jsonl.gz")
+    target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    path.unlink()
+    return target
+
+
+def prepare_build(here: Path, command: Command, layout: str) -> None:
+    """An older version, and sources of two slices and more."""
+    command("build", config(here, "old", write_notes(here / "in" / "old.jsonl", 2), layout=layout), "--no-server")
+    new = [write_notes(here / "in" / "new.jsonl", 4), packed(write_notes(here / "in" / "more.jsonl", 2))]
+    config(here, "new", *new, layout=layout)
+
+
+def prepare_refresh(here: Path, command: Command) -> None:
+    """A version, one of whose sources has changed since."""
+    notes = [write_notes(here / "in" / f"{name}.jsonl", 3) for name in ("a", "b")]
+    command("build", config(here, "new", *notes), "--no-server")
+    write_notes(notes[1], 5)
+
+
+def prepare_retokenize(here: Path, command: Command) -> None:
+    shutil.copy(ROOT / "deployments" / "demo" / "tokenizer.json", here / "tokenizer.json")
+    command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
+
+
+def prepare_rollback(here: Path, command: Command) -> None:
+    """Three versions."""
+    for seed in range(3):
+        name = config(here, "new", write_notes(here / "in" / "a.jsonl", 3), split_seed=seed)
+        command("build", name, "--no-server")
+
+
+def first_version(here: Path) -> str:
+    former = json.loads((here / "out" / "latest.json").read_bytes())["former"]
+    return str(former[0]["version"])
+
+
+def prepare_gc(here: Path, command: Command) -> None:
+    """A superfluous version, a pinned one, the latest, and remains of every kind."""
+    out = here / "out"
+    for name in ("a", "b", "c"):
+        command("build", config(here, "new", write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
+        if name == "b":
+            command("pin", str(out))
+    for left in ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw"):
+        (out / left).parent.mkdir(parents=True, exist_ok=True)
+        (out / left).write_text("{}")
+    (out / "_quarantine" / "damaged").mkdir(parents=True)
+
+
+def prepare_two(here: Path, command: Command) -> None:
+    """Two datasets, one of which has a version at the output already."""
+    command("build", config(here, "one", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
+    more = config(here, "two", write_notes(here / "in" / "b.jsonl", 3))
+    command("build", more, "--no-server", "--set", f"output={here / 'more'}")
+
+
+def prepare_import(here: Path, command: Command) -> None:
+    prepare_two(here, command)
+    command("export", str(here / "more"), str(here / "files"), "--to", "datatrove", "--no-server", "--workers", "1")
+
+
+def on_two(name: str, *options: str) -> Callable[[Path], Words]:
+    return lambda here: [name, *options, str(here / "more"), str(here / "out"), "--no-server", "--workers", "1"]
+
+
+CASES = {
+    case.name: case
+    for case in (
+        *(
+            Case(
+                f"build, {layout}",
+                functools.partial(prepare_build, layout=layout),
+                lambda here: ["build", str(here / "new.json"), "--no-server"],
+            )
+            for layout in LAYOUTS
+        ),
+        Case(
+            "build, signed",
+            functools.partial(prepare_build, layout="mmap"),
+            lambda here: ["build", str(here / "new.json"), "--no-server"],
+            signed=True,
+        ),
+        Case("refresh", prepare_refresh, lambda here: ["refresh", str(here / "new.json"), "--no-server"]),
+        Case(
+            "retokenize",
+            prepare_retokenize,
+            lambda here: [
+                *("retokenize", str(here / "out"), "--no-server", "--trust-records"),
+                *("--tokenizer", json.dumps({"name": str(here / "tokenizer.json"), "max_seconds": 3600})),
+                *("--output", str(here / "other")),
+            ],
+        ),
+        Case("rollback", prepare_rollback, lambda here: ["rollback", str(here / "out"), first_version(here)]),
+        Case("gc", prepare_gc, lambda here: ["gc", str(here / "out"), "--keep", "1", "--days", "0", "--delete"]),
+        Case(
+            "merge",
+            prepare_two,
+            lambda here: ["merge", *(str(here / name) for name in ("out", "more", "out")), "--no-server", "--workers", "1"],
+        ),
+        Case("shuffle", prepare_two, on_two("shuffle")),
+        Case(
+            "import",
+            prepare_import,
+            lambda here: ["import", str(here / "files"), str(here / "out"), "--no-server", "--workers", "1"],
+        ),
+        Case(
+            "export",
+            prepare_two,
+            lambda here: [
+                *("export", str(here / "more"), str(here / "exported"), "--to", "megatron", "--tokens-per-file", "400"),
+                *("--no-server", "--workers", "1"),
+            ],
+        ),
+    )
+}
+
+Facts = dict[str, str]
+
+
+def facts_of(here: Path) -> Facts:
+    """Every file by name: its digest, or what of it is the same in each run. Not the records of runs, locks, and what was put
+    aside.
+    """
+    facts = {}
+    for path in sorted(here.rglob("*")):
+        name = path.relative_to(here).as_posix()
+        if {"runs", "_quarantine"} & set(path.parts) or path.name.endswith("lock"):
+            continue
+        if path.is_symlink():
+            facts[name] = os.readlink(path)
+        elif path.is_dir():
+            facts[name] = "directory"
+        else:
+            facts[name] = fact_of(name, path.read_bytes())
+    return facts
+
+
+def state_of(here: Path) -> bytes:
+    """The digest of all that decides what readers and the next command meet: files, their modes, locks, what was put aside."""
+    names = [(path.relative_to(here).as_posix(), path.lstat()) for path in sorted(here.rglob("*")) if "runs" not in path.parts]
+    modes = [(name, found.st_mode, found.st_size if name.endswith("lock") else 0) for name, found in names]
+    return hashlib.sha256(repr((modes, facts_of(here))).encode()).digest()
+
+
+def fact_of(name: str, data: bytes) -> str:
+    """The digest of a file or object, or what of it is the same in each run."""
+    directories, _, base = name.rpartition("/")
+    if base == "latest.json":
+        value = json.loads(data)
+        former = {state: [one["version"] for one in value.get(state, ())] for state in ("former", "withdrawn")}
+        return json.dumps({**value, **former})
+    if base == "latest.json.hmac" or ("origins" in directories.split("/") and base.endswith(".hmac")):
+        return "signature"  # of times, too: readers check it
+    if {"origins", "pins"} & set(directories.split("/")):
+        return re.sub(r'"(at|looked_up|stamp)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
+    return hashlib.sha256(data).hexdigest()
+
+
+class Flaw(NamedTuple):
+    """Something that does not hold. ``what``: bytes, readers, pointer, reuse, leftovers or message."""
+
+    what: str
+    told: str
+
+
+def differences(now: Facts, calm: Facts) -> Iterator[Flaw]:
+    """What differs from the files of an undisturbed run."""
+    for name in sorted({*now, *calm}):
+        if now.get(name) == calm.get(name):
+            continue
+        base = name.rpartition("/")[2]
+        if base in ("latest.json", "latest"):
+            yield Flaw("pointer", f"{name}: {now.get(name)}, not {calm.get(name)}")
+        elif name not in calm:
+            yield Flaw("leftovers", name)
+        else:
+            yield Flaw("bytes", f"{name} {'differs' if name in now else 'is missing'}")
+
+
+def seen(here: Path) -> dict[str, str]:
+    """The version that each output's readers get, after every version that can be opened, and the latest twice, was checked."""
+    found = {}
+    for root in sorted(path.parent for path in here.glob("*/versions")):
+        for version in sorted((root / "versions").iterdir()):
+            if any((version / marker).exists() for marker in MARKERS):
+                flat_tokens.verify(version, "full")
+        if (root / "latest.json").exists():
+            # Not by the output: its link is one behind between two operations, which ``differences`` tells of.
+            found[root.name] = Path(flat_tokens.verify(flat_tokens.open(root).path, "full").path).name
+            if (root / "latest").is_symlink():
+                flat_tokens.verify(root / "latest", "full")
+    return found
+
+
+def receipts(here: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in here.glob("*/_cache/*/receipt.json")}
+
+
+def tokens_there(here: Path) -> set[str]:
+    """Keys of the slices whose tokens are stored as shards, or that a published version holds."""
+    held = set()
+    for index in here.glob("*/_cache/index/*.json"):
+        version = index.parents[2] / "versions" / index.stem
+        if any((version / marker).exists() for marker in MARKERS):
+            held |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem)}
+    return held | {Path(name).parent.name for name in receipts(here)}
+
+
+def made_from_now_on() -> list[str]:
+    """Keys of the token shards that this process begins to make."""
+    made: list[str] = []
+    for module in (tasks.shards.write, tasks.derive.imports):
+        real = module.staging_shard  # type: ignore[attr-defined]
+
+        def staging_shard(key: str, place: Place, masked: bool = False, real: Any = real) -> Any:
+            made.append(key)
+            return real(key, place, masked)
+
+        setattr(module, "staging_shard", staging_shard)  # noqa: B010
+    return made
+
+
+class Calm(NamedTuple):
+    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, and how many
+    operations of each kind it has.
+    """
+
+    case: Case
+    words: Words
+    facts: Facts
+    before: dict[str, str]
+    after: dict[str, str]
+    counts: Counter[str]
+
+
+class Ran(NamedTuple):
+    """What came of a command: its exit status, what the fault met, the operations that were counted and recorded."""
+
+    status: int
+    fired: Operation | None
+    counts: Counter[str]
+    recorded: list[tuple[Any, ...]]
+
+
+class Looked(NamedTuple):
+    """What was found behind a trial: by readers, then when the command was run again."""
+
+    seen: dict[str, str] | None
+    unreadable: str
+    exported: Facts
+    first: Facts
+    status: int
+    made_again: set[str]
+    facts: Facts
+
+
+class Bench:
+    """Trials in a directory below *scratch*. They run in forks of this process, which must not have threads."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch, self.here, self.template, self._log = scratch, scratch / "here", scratch / "template", scratch / "log"
+        self._calm: Calm | None = None
+        self._flawless: set[tuple[bytes, int | None, bool]] = set()
+
+    def calm(self, name: str) -> Calm:
+        """Prepare a case, run it undisturbed, and import here what it imported: an ordinary user may not be able to."""
+        if self._calm is not None and self._calm.case.name == name:
+            return self._calm
+        case = CASES[name]
+        for path in (self.here, self.template):
+            shutil.rmtree(path, ignore_errors=True)
+        self.here.mkdir()
+        os.environ.pop(signing.KEY_FILE, None)
+        if case.signed:
+            (self.here / "keys").write_text("5a" * 32)
+            os.environ[signing.KEY_FILE] = str(self.here / "keys")
+        case.prepare(self.here, self._must)
+        shutil.copytree(self.here, self.template, symlinks=True)
+        words = case.words(self.here)
+        before = self._child(lambda: seen(self.here)).value
+        ended = self._child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
+        ran, modules = ended.value
+        assert ran.status == 0, ended.output
+        facts, after = self._child(lambda: (facts_of(self.here), seen(self.here))).value
+        import_all(modules)
+        self._calm = Calm(case, words, facts, before, after, ran.counts)
+        self._flawless.clear()
+        gc.freeze()  # or forks would copy all that their collector looks at
+        return self._calm
+
+    def _must(self, *words: str) -> None:
+        ended = self._child(lambda: command(list(words)))
+        if ended.value is None or ended.value.status:
+            raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
+
+    def _child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
+        return Child(work, self._log, user).ended(HANGS_AFTER)
+
+    def lay_out(self, user: int | None = None) -> None:
+        """A fresh copy of what the case prepared."""
+        shutil.rmtree(self.here, ignore_errors=True)
+        shutil.copytree(self.template, self.here, symlinks=True)
+        if user is not None:
+            give_away(self.here, user)
+
+    def record(self, name: str) -> list[tuple[Any, ...]]:
+        """Run a case undisturbed, where it is laid out; all that it changed on the disk."""
+        calm = self.calm(name)
+        ended = self._child(lambda: command(calm.words, Watch(self.here, record=True)))
+        assert ended.value is not None, ended.error
+        assert ended.value.status == 0, ended.output
+        recorded: list[tuple[Any, ...]] = ended.value.recorded
+        return recorded
+
+    def trial(self, name: str, fault: Fault, user: int | None = None) -> tuple[Operation | str, list[Flaw]] | None:
+        """Run a case with a fault: the operation that it met, and all that did not hold. None: there is no such operation."""
+        calm = self.calm(name)
+        self.lay_out(user)
+        ended = self._child(lambda: command(calm.words, Watch(self.here, fault)), user)
+        ran: Ran | None = ended.value
+        if ran is not None and ran.fired is None and not ended.died:
+            return None
+        flaws = list(self._messages(calm.words, fault, ended))
+        met = ran.fired if ran is not None and ran.fired is not None else "killed"
+        return met, flaws + self.look(user, claimed=ran is not None and ran.status == 0)
+
+    def _messages(self, words: Words, fault: Fault, ended: Ended) -> Iterator[Flaw]:
+        """What is wrong with what a command said, and how it ended. It may log, and tell what it goes by, before it fails."""
+        is_kill = fault.action in (KILL, KILL_WITHIN)
+        if ended.hung:
+            yield Flaw("message", "it did not end")
+        elif ended.died != is_kill:
+            yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
+        if is_kill or ended.hung or ended.died:
+            return
+        if ended.error or "Traceback" in ended.output:
+            yield Flaw("message", f"traceback: {ended.error or ended.output}")
+        elif ended.value.status:
+            lines = [line for line in ended.output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{words[0]}: ", line)]
+            cause = os.strerror(getattr(errno, fault.action.partition(" ")[0], 0))
+            if len(lines) != 1:
+                yield Flaw("message", f"not in one line: {ended.output}")
+            elif str(self.here) not in lines[0]:
+                yield Flaw("message", f"no path: {lines[0]}")
+            elif fault.action != "short" and cause not in lines[0]:
+                yield Flaw("message", f"no cause: {lines[0]}")
+
+    def look(self, user: int | None = None, claimed: bool = False) -> list[Flaw]:
+        """Look around as readers do, run the command again, and say what does not hold. *claimed*: it said that it was done.
+
+        A state in which all held is not looked at twice: most faults leave what others have left.
+        """
+        calm, state = self._calm, (state_of(self.here), user, claimed)
+        assert calm is not None
+        if state in self._flawless:
+            return []
+        ended = self._child(lambda: look_and_run(self.here, calm.words), user)
+        if ended.value is None:
+            return [Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")]
+        looked: Looked = ended.value
+        flaws = []
+        if looked.seen is None:
+            flaws.append(Flaw("readers", looked.unreadable))
+        else:
+            for output in sorted({*calm.before, *looked.seen}):
+                if looked.seen.get(output) not in (calm.before.get(output), calm.after.get(output)):
+                    flaws.append(Flaw("readers", f"{output} is at {looked.seen.get(output)}"))
+        flaws += [
+            Flaw("readers", f"{name} is not whole") for name, fact in looked.exported.items() if calm.facts.get(name) != fact
+        ]
+        if claimed:
+            flaws += [
+                flaw._replace(told=f"claimed as done: {flaw.told}")
+                for flaw in differences(looked.first, calm.facts)
+                if flaw.what != "leftovers"
+            ]
+        is_done = calm.case.name == "rollback" and "is the latest version already" in ended.output
+        if looked.status and not is_done:
+            flaws.append(Flaw("bytes", f"run again, it fails: {ended.output}"))
+        flaws += [Flaw("reuse", key) for key in sorted(looked.made_again)]
+        flaws += differences(looked.facts, calm.facts)
+        if not flaws:
+            self._flawless.add(state)
+        return flaws
+
+
+def command(words: Words, watch: Watch | None = None) -> Ran:
+    """Run a command of the product in this process."""
+    if watch is not None:
+        watch.install()
+    try:
+        status = main(words)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return Ran(status, watch and watch.fired, watch.counts if watch else Counter(), watch.recorded if watch else [])
+
+
+def look_and_run(here: Path, words: Words) -> Looked:
+    unreadable, there = "", None
+    try:
+        there = seen(here)
+    except Exception:
+        unreadable = traceback.format_exc()
+    exported = {
+        path.relative_to(here).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in here.glob("exported/**/*")
+        if path.is_file() and ".export" not in path.parts
+    }
+    first, earlier, made = facts_of(here), tokens_there(here), made_from_now_on()
+    status = command(words).status
+    return Looked(there, unreadable, exported, first, status, earlier & set(made), facts_of(here))
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import here what a child imported."""
+    for module in modules:
+        if module not in sys.modules and not module.startswith("__"):
+            with contextlib.suppress(Exception):  # some can only be imported by others
+                importlib.import_module(module)
+
+
+def give_away(root: Path, user: int) -> None:
+    os.chown(root, user, user)
+    for path in root.rglob("*"):
+        os.chown(path, user, user, follow_symlinks=False)

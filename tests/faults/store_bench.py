@@ -1,0 +1,575 @@
+"""Commands on object stores, disturbed at the N-th request, and what must hold after each trial.
+
+A trial forks an emulator with a prepared bucket and a proxy before it, and runs a command in another fork. It looks around as a
+reader does, runs the same command again, and compares all objects with those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import importlib.util
+import json
+import mmap
+import os
+import random
+import re
+import shutil
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import pytest
+import requests
+
+import flat_tokens
+from flat_tokens.stores.store import Store
+from tasks.output.paths import RUNNING, VERSIONS, version_store
+from tasks.output.pointer import is_dataset, read_pointer
+from tasks.output.versions import names_of
+from tests.faults.commands import (
+    Facts,
+    Flaw,
+    Ran,
+    Words,
+    command,
+    differences,
+    fact_of,
+    facts_of,
+    import_all,
+    packed,
+)
+from tests.faults.inject import Child, Ended
+from tests.faults.stores import BUCKETS, hurry, reach
+from tests.faults.support import settings_of, write_notes
+from tests.proxy import at_random
+
+OF_READS = ("500", "503", "429", "reset", "half", "stall")
+OF_WRITES = (*OF_READS, "half upload", "lost", "twice")
+LASTING = ("503", "reset", "403")
+KILL = "kill"
+SPOILED = {"429": 0.03, "503": 0.03, "reset": 0.02, "half": 0.02, "half upload": 0.02, "lost": 0.03, "twice": 0.03}
+"""What happens to requests while two commands run: to some of 5 each."""
+
+IMPORTED = ("moto.server", "moto.s3.responses", "gcp_storage_emulator.server", "s3fs", "gcsfs", "aiobotocore.session")
+"""Imported before there are forks, or each would take a second."""
+
+SECOND = r"another build published|has just been removed"
+"""What a command may say that was not the only one."""
+
+LATEST = "store/out/latest.json"
+HANGS_AFTER = 400.0
+"""Seconds; on a busy machine a command with its emulator takes some dozens."""
+
+PATIENCE_SECONDS = 1.5
+"""Stands for the patience of three minutes where a fault stays."""
+
+Content = dict[str, bytes]
+Do = Callable[..., None]
+Rule = Callable[[int, str, str], str | None]
+"""The fault of a request, if any, by its number, method and path."""
+
+
+class Case(NamedTuple):
+    """A command on a store: ``prepare(here, output, command)`` fills a directory and the bucket, ``words(here, output)`` are the
+    command's own.
+    """
+
+    prepare: Callable[[Path, str, Do], None]
+    words: Callable[[Path, str], Words]
+
+
+def config(here: Path, output: str, name: str, *notes: Path, **settings: Any) -> str:
+    path = here / f"{name}.json"
+    told = settings_of(here, *notes, workers=1, slice_bytes=400, scratch=str(here / "scratch"), **settings)
+    path.write_text(json.dumps({**told, "output": output}))
+    return str(path)
+
+
+def prepare_build(here: Path, output: str, do: Do) -> None:
+    """An older version, and sources of two slices and more."""
+    do("build", config(here, output, "old", write_notes(here / "in" / "old.jsonl", 2)), "--no-server")
+    new = [write_notes(here / "in" / "new.jsonl", 4), packed(write_notes(here / "in" / "more.jsonl", 2))]
+    config(here, output, "new", *new)
+    config(here, output, "other", *new, split_seed=1)
+
+
+def prepare_refresh(here: Path, output: str, do: Do) -> None:
+    """A version, one of whose sources has changed since."""
+    notes = [write_notes(here / "in" / f"{name}.jsonl", 3) for name in ("a", "b")]
+    do("build", config(here, output, "new", *notes), "--no-server")
+    write_notes(notes[1], 5)
+    config(here, output, "other", *notes, split_seed=1)
+
+
+def prepare_gc(here: Path, output: str, do: Do) -> None:
+    """A superfluous version, a pinned one, the latest, and remains."""
+    for name in ("a", "b", "c"):
+        do("build", config(here, output, name, write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
+        if name == "b":
+            do("pin", output)
+    do("put", f"{output}/{VERSIONS}/unfinished/train/zarr.json")
+    do("put", f"{output}/_cache/files/{'0' * 64}.raw")
+
+
+def build(name: str) -> Callable[[Path, str], Words]:
+    return lambda here, _: ["build", str(here / f"{name}.json"), "--no-server"]
+
+
+def refresh(name: str) -> Callable[[Path, str], Words]:
+    return lambda here, _: ["refresh", str(here / f"{name}.json"), "--no-server", "--keep", "1", "--days", "0"]
+
+
+def collection(_: Path, output: str) -> Words:
+    return ["gc", output, "--keep", "1", "--days", "0", "--delete"]
+
+
+CASES = {
+    "build": Case(prepare_build, build("new")),
+    "refresh": Case(prepare_refresh, refresh("new")),
+    "gc": Case(prepare_gc, collection),
+}
+
+
+def protocols() -> tuple[str, ...]:
+    """The stores that there is an emulator of: that of Google Cloud Storage is one of the peers."""
+    return ("s3", "gs") if importlib.util.find_spec("gcp_storage_emulator") else ("s3",)
+
+
+PAIRS: dict[str, tuple[Callable[[Path, str, Do], None], tuple[Callable[[Path, str], Words], ...]]] = {
+    "two equal builds": (prepare_build, (build("new"), build("new"))),
+    "two different builds": (prepare_build, (build("new"), build("other"))),
+    "two equal refreshes": (prepare_refresh, (refresh("new"), refresh("new"))),
+    "two different refreshes": (prepare_refresh, (refresh("new"), refresh("other"))),
+    "gc and the build of a version that it removes": (prepare_gc, (collection, build("a"))),
+    "gc and the build of a new version": (prepare_build, (collection, build("new"))),
+    "two collections": (prepare_gc, (collection, collection)),
+}
+"""Commands at the same moment."""
+
+
+class Fault(NamedTuple):
+    """What is done to which request, counted from 1; if *lasting*, to all further ones too."""
+
+    number: int
+    way: str
+    lasting: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.way} at request {self.number}{' and after' if self.lasting else ''}"
+
+
+class _Shared(ctypes.Structure):
+    """What the processes of a trial tell each other: the ports of proxy and emulator, whose requests are counted and spoiled
+    (0: nobody's as yet), and whether the trial is over.
+    """
+
+    _fields_ = (("proxy", ctypes.c_int64), ("server", ctypes.c_int64), ("counted", ctypes.c_int64), ("over", ctypes.c_int64))
+
+
+Work = Callable[[_Shared], Any]
+
+
+class Served(NamedTuple):
+    """What a bucket was asked, as (method, path), while requests were counted and afterwards, and what was spoiled."""
+
+    counted: list[tuple[str, str]]
+    behind: list[tuple[str, str]]
+    spoiled: list[str]
+    content: Content
+
+
+def serve(protocol: str, content: Content, rule: Rule, shared: _Shared) -> Served:
+    """An emulator and its proxy, until the trial is over. *rule*: the fault of the N-th request that counts."""
+    counted: list[tuple[str, str]] = []
+    behind: list[tuple[str, str]] = []
+    parent = os.getppid()
+
+    def spoil(method: str, path: str) -> str | None:
+        (counted if shared.counted else behind).append((method, unquote(path)))
+        return rule(len(counted), method, path) if shared.counted else None
+
+    def kill() -> None:
+        victim, shared.counted = shared.counted, 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, 9)
+
+    with pytest.MonkeyPatch.context() as patch, BUCKETS[protocol](patch) as bucket:
+        hurry(patch)
+        fill(protocol, bucket.server, content)
+        bucket.proxy.spoil, bucket.proxy.kill = spoil, kill
+        shared.server, shared.proxy = (int(url.rpartition(":")[2]) for url in (bucket.server, bucket.proxy.url))
+        while not shared.over and os.getppid() == parent:
+            time.sleep(0.005)
+        return Served(counted, behind, bucket.proxy.faults, content_of(protocol, bucket.server))
+
+
+def session_of(protocol: str) -> requests.Session:
+    """A session with an emulator: that of S3 wants a signature, and does not look at it."""
+    session = requests.Session()
+    if protocol == "s3":
+        credential = "Credential=AKIATEST/20260101/us-east-1/s3/aws4_request"
+        session.headers["Authorization"] = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0"
+    return session
+
+
+def fill(protocol: str, server: str, content: Content) -> None:
+    """Put objects into the bucket."""
+    with session_of(protocol) as session:
+        for key, data in content.items():
+            if protocol == "s3":
+                session.put(f"{server}/bucket/{quote(key)}", data).raise_for_status()
+            else:
+                options = {"uploadType": "media", "name": key}
+                session.post(f"{server}/upload/storage/v1/b/bucket/o", data, params=options).raise_for_status()
+
+
+def content_of(protocol: str, server: str) -> Content:
+    """All objects of the bucket."""
+    with session_of(protocol) as session:
+        if protocol == "s3":
+            keys = re.findall("<Key>(.*?)</Key>", session.get(f"{server}/bucket?list-type=2&max-keys=1000").text)
+            return {key: session.get(f"{server}/bucket/{quote(key)}").content for key in keys}
+        listed = session.get(f"{server}/storage/v1/b/bucket/o").json().get("items", ())
+        base, options = f"{server}/storage/v1/b/bucket/o", {"alt": "media"}
+        return {one["name"]: session.get(f"{base}/{quote(one['name'], safe='')}", params=options).content for one in listed}
+
+
+class Calm(NamedTuple):
+    """A case without faults: its command, what it leaves, the latest version before and behind it, and its requests' methods."""
+
+    name: str
+    words: Words
+    facts: Facts
+    versions: tuple[str | None, str | None]
+    methods: list[str]
+
+
+class Looked(NamedTuple):
+    """What was found behind a trial: the version that readers get, all objects and files, then those when the command was run
+    again, and its exit status.
+    """
+
+    seen: str | None
+    unreadable: str
+    first: Facts
+    status: int
+    facts: Facts
+
+
+class Pair(NamedTuple):
+    """Two commands one behind the other: what was there before them and behind each, with the latest version; the pointer's
+    number before them; how many requests they made, and seconds the first one took.
+    """
+
+    name: str
+    several: list[Words]
+    facts: list[Facts]
+    versions: list[str]
+    sequence: int
+    requests: int
+    seconds: float
+
+
+class StoreBench:
+    """Trials on a bucket, in a directory below *scratch* and in forks of this process, which must not have threads."""
+
+    def __init__(self, scratch: Path, protocol: str) -> None:
+        self.here, self._template, self._log = scratch / "here", scratch / "template", scratch / "log"
+        self.protocol, self.output = protocol, f"{protocol}://bucket/out"
+        self._content: Content = {}
+        self._calm: Calm | None = None
+        self._pair: Pair | None = None
+        self._prepared: Any = None
+        import_all(IMPORTED)
+
+    def calm(self, name: str) -> Calm:
+        """Prepare a case, and run it undisturbed."""
+        if self._calm is None or self._calm.name != name:
+            case = CASES[name]
+            self._prepare(case.prepare)
+            words = case.words(self.here, self.output)
+            before, _ = self._on_store(lambda shared: read_pointer(Store.at(self.output)).version)
+            ended, served = self._on_store(lambda shared: (command(words), self._facts(shared), list(sys.modules)))
+            ran, facts, modules = ended.value or (None, {}, [])
+            if ran is None or ran.status:
+                raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
+            import_all(modules)
+            gc.freeze()  # or forks would copy all that their collector looks at
+            after = json.loads(facts["store/out/latest.json"])["version"]
+            methods = [method for method, _ in served.counted]
+            self._calm = Calm(name, words, facts, (before.value, after), methods)
+        return self._calm
+
+    def _prepare(self, prepare: Callable[[Path, str, Do], None]) -> None:
+        """Fill the directory and the bucket that trials begin with."""
+        if self._prepared is prepare:
+            return
+        for path in (self.here, self._template):
+            shutil.rmtree(path, ignore_errors=True)
+        self.here.mkdir(parents=True)
+        self._content, self._prepared, self._calm, self._pair = {}, prepare, None, None
+
+        def do(*words: str) -> None:
+            if words[0] == "put":
+                self._content[words[1].partition("bucket/")[2]] = b"{}"
+                return
+            ended, served = self._on_store(lambda shared: (command(list(words)), list(sys.modules)))
+            if ended.value is None or ended.value[0].status:
+                raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
+            import_all(ended.value[1])
+            self._content = served.content
+
+        prepare(self.here, self.output, do)
+        shutil.copytree(self.here, self._template)
+
+    def lay_out(self) -> None:
+        shutil.rmtree(self.here)
+        shutil.copytree(self._template, self.here)
+
+    @contextlib.contextmanager
+    def _serving(self, rule: Rule) -> Iterator[tuple[_Shared, list[Served]]]:
+        """A fresh bucket with what was prepared. What it was asked is in the list behind the block."""
+        shared, served = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), list[Served]()
+        child = Child(lambda: serve(self.protocol, self._content, rule, shared))
+        try:
+            end = time.monotonic() + HANGS_AFTER
+            while not shared.proxy:
+                if time.monotonic() > end:
+                    raise TimeoutError("the emulator does not start")
+                time.sleep(0.002)
+            yield shared, served
+        finally:
+            shared.over = 1
+            ended = child.ended(HANGS_AFTER)
+        if ended.value is None:
+            raise RuntimeError(f"the emulator failed: {ended.error}")
+        served.append(ended.value)
+
+    def _client(self, shared: _Shared, work: Work, patience: float | None = None, wait: float | None = None) -> Child:
+        """A process that reaches the bucket through the proxy. *wait*: seconds from when requests are counted until it begins."""
+
+        def do() -> Any:
+            patch = pytest.MonkeyPatch()  # for good: this is a fork
+            hurry(patch)
+            reach(patch, self.protocol, f"http://127.0.0.1:{shared.proxy}")
+            if patience is not None:
+                given = {one.name: one.default for one in dataclasses.fields(Store) if one.default is not dataclasses.MISSING}
+                patch.setattr(Store.__init__, "__defaults__", tuple({**given, "patience": patience}.values()))
+                patch.setattr("tasks.output.leases.LEAVING_SECONDS", patience / 10)
+                patch.setattr("flows.pipelines.publish.FIRST_CONTACT_SECONDS", patience / 10)
+            while wait is not None and not shared.counted:
+                time.sleep(0.001)
+            time.sleep(wait or 0)
+            return work(shared)
+
+        return Child(do, f"{self._log}.{uuid.uuid4().hex}")
+
+    def _on_store(self, work: Work) -> tuple[Ended, Served]:
+        """Do something with the bucket that was prepared, undisturbed; all requests are counted."""
+        with self._serving(lambda number, method, path: None) as (shared, served):
+            shared.counted = -1
+            ended = self._client(shared, work).ended(HANGS_AFTER)
+        return ended, served[0]
+
+    def _facts(self, shared: _Shared) -> Facts:
+        """Every object and file, by name."""
+        shared.counted = 0
+        content = content_of(self.protocol, f"http://127.0.0.1:{shared.server}")
+        there = {f"store/{key}": fact_of(key, data) for key, data in content.items() if "/runs/" not in key}
+        return {**there, **facts_of(self.here)}
+
+    def trial(self, name: str, fault: Fault) -> list[Flaw] | None:
+        """Run a case with a fault: all that did not hold. None: there was no such request."""
+        calm = self.calm(name)
+        self.lay_out()
+
+        def rule(number: int, method: str, path: str) -> str | None:
+            return fault.way if number == fault.number or (fault.lasting and number > fault.number) else None
+
+        def run(shared: _Shared) -> Ran:
+            shared.counted = os.getpid()
+            return command(calm.words)
+
+        with self._serving(rule) as (shared, served):
+            ended = self._client(shared, run, PATIENCE_SECONDS if fault.lasting else None).ended(HANGS_AFTER)
+            shared.counted = 0
+            looking = self._client(shared, lambda shared: self._look_and_run([calm.words], shared)).ended(HANGS_AFTER)
+        if not served[0].spoiled:
+            return None
+        flaws = list(self._messages(fault, ended))
+        if looking.value is None:
+            return [*flaws, Flaw("bytes", f"again: {'it did not end' if looking.hung else looking.error}")]
+        claimed = ended.value is not None and ended.value.status == 0
+        # Whoever dies, or finds the store gone, leaves its lease, which expires.
+        leaves_lease = fault.way == KILL or fault.lasting
+        return flaws + [
+            flaw
+            for flaw in self._found(calm, looking, served[0], claimed)
+            if not (leaves_lease and flaw.what == "leftovers" and flaw.told.startswith(f"store/out/{RUNNING}/"))
+        ]
+
+    def _messages(self, fault: Fault, ended: Ended) -> Iterator[Flaw]:
+        """What is wrong with what a command said, and how it ended: only a fault that lasts may be noticed."""
+        if ended.hung:
+            yield Flaw("message", "it did not end")
+        elif ended.died != (fault.way == KILL):
+            yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
+        elif not ended.died:
+            yield from messages(ended, self.output, may_fail=fault.lasting)
+
+    def _look_and_run(self, several: list[Words], shared: _Shared) -> Looked:
+        version, unreadable = None, ""
+        try:
+            version = seen(self.output)
+        except Exception:
+            unreadable = traceback.format_exc()
+        first = self._facts(shared)
+        status = max([command(words).status for words in several])
+        return Looked(version, unreadable, first, status, self._facts(shared))
+
+    def _found(self, calm: Calm, looking: Ended, served: Served, claimed: bool) -> Iterator[Flaw]:
+        looked: Looked = looking.value
+        if looked.unreadable:
+            yield Flaw("readers", looked.unreadable)
+        elif looked.seen not in calm.versions:
+            yield Flaw("readers", f"it is at {looked.seen}")
+        if claimed:
+            for flaw in differences(looked.first, calm.facts):
+                if flaw.what != "leftovers":
+                    yield flaw._replace(told=f"claimed as done: {flaw.told}")
+        if looked.status:
+            yield Flaw("bytes", f"run again, it fails: {looking.output}")
+        for name in looked.first:
+            if name.endswith("/receipt.json") and any(m in ("PUT", "POST") and name[6:] in path for m, path in served.behind):
+                yield Flaw("reuse", name)
+        yield from differences(looked.facts, calm.facts)
+
+    def round(self, name: str, seed: int) -> list[Flaw]:
+        """Two commands at the same moment: all that did not hold. In every third round they are undisturbed, in every third some
+        of all requests are spoiled, and in the others one of the commands is killed besides.
+        """
+        calm = self._one_by_one(name)
+        self.lay_out()
+        chance, dice = random.Random(f"{name} {seed}"), at_random(seed, SPOILED)
+        kill_at = chance.randrange(1, calm.requests) if seed % 3 == 2 else 0
+
+        def rule(number: int, method: str, path: str) -> str | None:
+            return KILL if number == kill_at else dice(method, path) if seed % 3 else None
+
+        with self._serving(rule) as (shared, _):
+            waits = (0.0, chance.uniform(0, calm.seconds))
+            clients = [
+                self._client(shared, lambda _, words=words: command(words), wait=wait)  # type: ignore[misc]
+                for words, wait in zip(calm.several, waits, strict=True)
+            ]
+            shared.counted = clients[seed % 2].pid
+            ended = [client.ended(HANGS_AFTER) for client in clients]
+            shared.counted = 0
+            looking = self._client(shared, lambda shared: self._look_and_run(calm.several, shared)).ended(HANGS_AFTER)
+        flaws = []
+        for one in ended:
+            if one.hung:
+                flaws.append(Flaw("message", "it did not end"))
+            elif one.value is not None or not kill_at:
+                flaws += [flaw for flaw in messages(one, self.output, may_fail=True) if not re.search(SECOND, flaw.told)]
+                if one.value is not None and one.value.status and not re.search(SECOND, one.output):
+                    flaws.append(Flaw("message", f"it fails: {one.output}"))
+        if looking.value is None:
+            return [*flaws, Flaw("bytes", f"again: {'it did not end' if looking.hung else looking.error}")]
+        looked: Looked = looking.value
+        if looked.unreadable:
+            flaws.append(Flaw("readers", looked.unreadable))
+        elif looked.seen not in calm.versions:
+            flaws.append(Flaw("readers", f"it is at {looked.seen}"))
+        if looked.status:
+            flaws.append(Flaw("bytes", f"run again, they fail: {looking.output}"))
+        if name.endswith("builds"):
+            # Equal builds publish one version; of different ones, each that says so has moved the pointer once.
+            moved = json.loads(looked.first[LATEST])["sequence"] - calm.sequence
+            published = len(
+                {words[1] for words, one in zip(calm.several, ended, strict=True) if one.value and not one.value.status}
+            )
+            if not published <= moved <= published + bool(kill_at):
+                flaws.append(Flaw("pointer", f"{published} versions were published, and latest.json moved {moved} times"))
+        return flaws + list(_unlike(calm, looked.facts, leases=bool(kill_at)))
+
+    def _one_by_one(self, name: str) -> Pair:
+        """Two commands one behind the other, undisturbed."""
+        if self._pair is None or self._pair.name != name:
+            prepare, made = PAIRS[name]
+            self._prepare(prepare)
+            several = [words(self.here, self.output) for words in made]
+            before, _ = self._on_store(self._facts)
+            facts, versions = [before.value], []
+            self.lay_out()
+
+            def run(shared: _Shared) -> tuple[list[Facts], float, list[str]]:
+                steps, begun, seconds = [], time.monotonic(), 0.0
+                for words in several:
+                    status = command(words).status
+                    seconds = seconds or time.monotonic() - begun
+                    assert status == 0
+                    steps.append(self._facts(shared))
+                    shared.counted = -1
+                return steps, seconds, list(sys.modules)
+
+            ended, served = self._on_store(run)
+            if ended.value is None:
+                raise RuntimeError(f"{name}: {ended.output}{ended.error}")
+            steps, seconds, modules = ended.value
+            import_all(modules)
+            facts += steps
+            versions = [json.loads(one[LATEST])["version"] for one in facts]
+            sequence = json.loads(facts[0][LATEST])["sequence"]
+            self._pair = Pair(name, several, facts, versions, sequence, len(served.counted), seconds)
+        return self._pair
+
+
+def _unlike(calm: Pair, now: Facts, *, leases: bool) -> Iterator[Flaw]:
+    """What differs from what the same commands left one behind the other. Which versions are left, and in which order they were
+    the latest, depends on who was faster; the last one is the same. *leases*: one was killed, and its lease has not expired.
+    """
+    last = calm.facts[-1]
+    if (version := json.loads(now[LATEST])["version"]) != calm.versions[-1]:
+        yield Flaw("pointer", f"latest is {version}, not {calm.versions[-1]}")
+    for name in sorted({*now, *last}):
+        allowed = {facts[name] for facts in calm.facts if name in facts}
+        if name not in now and name.startswith(f"store/out/{VERSIONS}/{calm.versions[-1]}/"):
+            yield Flaw("bytes", f"{name} is missing")
+        elif name in now and not allowed and not (leases and name.startswith(f"store/out/{RUNNING}/")):
+            yield Flaw("leftovers", name)
+        elif name in now and allowed and name != LATEST and now[name] not in allowed:
+            yield Flaw("bytes", f"{name} differs")
+
+
+def messages(ended: Ended, output: str, *, may_fail: bool) -> Iterator[Flaw]:
+    """What is wrong with what a command said that ended."""
+    if ended.error or "Traceback" in ended.output:
+        yield Flaw("message", f"traceback: {ended.error or ended.output}")
+    elif ended.value.status:
+        # It may log, and tell what it goes by, before it fails.
+        lines = [line for line in ended.output.splitlines() if not re.match(r"\d{4}-\d\d-\d\d |build: |refresh: |gc: ", line)]
+        if not may_fail:
+            yield Flaw("message", f"it fails: {ended.output}")
+        elif len(lines) != 1:
+            yield Flaw("message", f"not in one line: {ended.output}")
+        elif output not in lines[0]:
+            yield Flaw("message", f"no path: {lines[0]}")
+
+
+def seen(output: str) -> str | None:
+    """The latest version, after every version that can be opened was checked."""
+    root = Store.at(output)
+    for version in names_of(root, VERSIONS):
+        if is_dataset(root, version):
+            flat_tokens.verify(version_store(root, version).url, "full")
+    # The latest was checked above; here it is opened as readers do.
+    return None if read_pointer(root).version is None else flat_tokens.open(output).path.rpartition("/")[2]

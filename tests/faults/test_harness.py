@@ -1,0 +1,60 @@
+"""Samples of the harness's campaigns: nothing is wrong but what is known. ``make faults`` makes all trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.faults.support import ROOT
+
+pytestmark = pytest.mark.slow
+
+Flaws = list[dict[str, Any]]
+
+
+def campaign(name: str, *options: str, trials: int | None = None) -> Flaws:
+    """What did not hold in a campaign, made by one process: of so many trials, if wanted, and of one at least."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--only", name, "--jobs", "1", *options],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert " trials in " in run.stderr, run.stderr
+    assert run.stderr.startswith(f"{trials} trials") if trials else not run.stderr.startswith("0 trials"), run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
+    """The link ``latest`` is moved, the first version of an output, and a new directory of files, with those above it."""
+    only_the_end = 1_000_000
+    flaws = campaign("power", "--under", "rollback|retokenize|export", "--every", str(only_the_end))
+    assert [flaw for flaw in flaws if "claimed" in flaw["told"]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [("kills", 50), ("faults", 200), ("elsewhere", 300), ("lasting", 80), ("power", 150), ("readers", 10)],
+)
+def test_a_sample(name: str, every: int) -> None:
+    assert [flaw for flaw in campaign(name, "--every", str(every)) if not flaw["known"]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "under", "every"),
+    [("stores", "build, s3|gc, gs", 20), ("together", "two different builds, s3|gc and the build of a new version, gs", 50)],
+)
+def test_a_sample_on_stores(name: str, under: str, every: int) -> None:
+    assert [flaw for flaw in campaign(name, "--under", under, "--every", str(every)) if not flaw["known"]] == []
+
+
+@pytest.mark.usefixtures("corpus", "vocabularies")
+def test_a_sample_of_kills_on_the_corpus() -> None:
+    assert campaign("corpus", "--every", "100") == []

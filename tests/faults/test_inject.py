@@ -1,0 +1,184 @@
+"""The library of the harness: what a fault does to which operation, what is counted, and what a disk keeps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults.inject import KINDS, Fault
+from tests.faults.power_loss import Disk, write_tree
+from tests.faults.support import ROOT
+
+PROGRAM = """
+import json, os, shutil, sys
+from pathlib import Path
+import numpy as np
+from tests.faults.inject import Fault, Watch
+here, fault, record = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3] == "record"
+watch = Watch(here, Fault(*fault) if fault else None, record)
+watch.install()
+try:
+{}
+except OSError as error:
+    print(json.dumps([error.errno, error.filename and str(error.filename)]))
+else:
+    print(json.dumps([watch.counts, watch.fired, watch.recorded], default=list))  # bytes are lists of numbers
+"""
+
+
+def run(here: Path, program: str, fault: Fault | None = None, record: bool = False) -> Any:
+    """What a program prints that has *fault* done to it: its error, or counts, what the fault met, and what was recorded."""
+    code = PROGRAM.format("".join(f"    {line}\n" for line in program.strip().splitlines()))
+    arguments = [str(here), json.dumps(fault), "record" if record else ""]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout, f"{done.returncode} {done.stderr}"
+    return json.loads(done.stdout)
+
+
+EVERY_KIND = """
+(here / "d").mkdir()
+with open(here / "d" / "a", "wb") as file:
+    file.write(b"12345678")
+    file.flush()
+    os.fsync(file.fileno())
+    file.truncate(4)
+os.link(here / "d" / "a", here / "d" / "b")
+os.rename(here / "d" / "b", here / "c")
+assert (here / "c").read_bytes() == b"1234"
+assert os.listdir(here) and os.stat(here / "c").st_size
+shutil.rmtree(here / "d")
+"""
+
+
+def test_operations_of_every_kind_are_counted_and_others_are_not(tmp_path: Path) -> None:
+    counts, fired, _ = run(tmp_path, f"{EVERY_KIND}\nPath('/dev/null').read_bytes()")
+    assert fired is None
+    assert {kind for kind in KINDS if not counts.get(kind)} == set()
+    assert (counts["create"], counts["write"], counts["fsync"], counts["truncate"], counts["link"], counts["rename"]) == (1,) * 6
+    assert counts["unlink"] == 2
+    assert counts["change"] == sum(counts[kind] for kind in ("create", "write", "truncate", "rename", "link", "mkdir", "unlink"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_operation_of_any_kind_fails(tmp_path: Path, kind: str) -> None:
+    """Once, with the system's own error, which names a path where the call has one."""
+    code, filename = run(tmp_path, EVERY_KIND, Fault(kind, 1, "EIO"))
+    assert code == errno.EIO
+    assert (filename is None) == (kind in ("write", "truncate", "fsync", "read"))
+
+
+def test_the_second_one_fails_and_all_behind_it_where_that_is_wanted(tmp_path: Path) -> None:
+    program = """
+failed = []
+for name in "abcd":
+    try:
+        (here / name).write_bytes(b"")
+    except OSError:
+        failed.append(name)
+raise OSError(0, "", "".join(failed))
+"""
+    assert run(tmp_path, program, Fault("create", 2, "ENOSPC"))[1] == "b"
+    assert run(tmp_path, program, Fault("create", 2, "ENOSPC", lasting=True))[1] == "bcd"
+    assert run(tmp_path, program, Fault("create", 1, "ENOSPC", path="/c$"))[1] == "c"
+
+
+def test_half_of_a_write_and_of_a_read(tmp_path: Path) -> None:
+    """What buffers asks again; who calls the system by himself sees it."""
+    program = "raise OSError(os.write(os.open(here / 'a', os.O_WRONLY | os.O_CREAT), bytes(10)), '')"
+    assert run(tmp_path, program, Fault("write", 1, "short"))[0] == 5
+    program = "(here / 'b').write_bytes(bytes(10)); raise OSError(len((here / 'b').read_bytes()), '')"
+    assert run(tmp_path, program, Fault("write", 1, "short"))[0] == 10
+    assert run(tmp_path, program, Fault("read", 1, "short"))[0] == 10
+
+
+def test_an_operation_that_is_done_may_be_said_to_have_failed(tmp_path: Path) -> None:
+    assert run(tmp_path, "os.mkdir(here / 'a')", Fault("mkdir", 1, "EIO done"))[0] == errno.EIO
+    assert (tmp_path / "a").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("fault", "left"),
+    [
+        (Fault("write", 1, "kill"), {"a": b"12345678"}),
+        (Fault("write", 1, "kill within"), {"a": b"1234"}),
+        (Fault("create", 1, "kill"), {"a": b""}),
+        (Fault("rename", 1, "kill"), {"b": b"12345678"}),
+    ],
+)
+def test_death_is_right_behind_an_operation_or_within_a_write(tmp_path: Path, fault: Fault, left: dict[str, bytes]) -> None:
+    with pytest.raises(AssertionError, match=r"^-9 "):
+        run(tmp_path, "(here / 'a').write_bytes(b'12345678'); os.rename(here / 'a', here / 'b')", fault)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+
+
+def test_numpy_and_temporary_files_are_reached(tmp_path: Path) -> None:
+    counts, _, _ = run(
+        tmp_path, "import tempfile\nnp.save(here / 'a.npy', np.arange(9))\ntempfile.TemporaryFile(dir=here).write(b'1')"
+    )
+    assert counts["create"] == 2
+    assert counts["write"] >= 2
+    assert np.load(tmp_path / "a.npy").tolist() == list(range(9))
+
+
+SYNCED = """
+fd = os.open(here / "new", os.O_WRONLY | os.O_CREAT)
+os.write(fd, b"new")
+SYNC_FILE
+os.close(fd)
+os.rename(here / "new", here / "old")
+SYNC_DIRECTORY
+"""
+
+
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_disk_keeps_what_was_synced(tmp_path: Path, file: bool, directory: bool) -> None:
+    """A name comes with the sync of its directory, bytes with that of their file."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "old").write_bytes(b"old")
+    disk = Disk(here)
+    program = SYNCED.replace("SYNC_FILE", "os.fsync(fd)" if file else "")
+    program = program.replace("SYNC_DIRECTORY", "os.fsync(os.open(here, os.O_RDONLY))" if directory else "")
+    for operation in recorded(here, program):
+        disk.apply(operation)
+    states = {state.outcome: state.tree for state in disk.states(0)}
+    assert states["dropped"] == {"old": (b"new" if file else b"") if directory else b"old"}
+    assert states["names"] == {"old": b"new" if file else b""}
+    write_tree(states["names"], tmp_path / "after")
+    assert (tmp_path / "after" / "old").read_bytes() == states["names"]["old"]
+
+
+def test_a_disk_that_synced_everything_holds_everything(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    disk = Disk(here)
+    program = """
+os.makedirs(here / "a" / "b")
+(here / "a" / "b" / "file").write_bytes(b"1" * 100_000)
+os.link(here / "a" / "b" / "file", here / "a" / "again")
+os.symlink("a/again", here / "link")
+os.truncate(here / "a" / "again", 9)
+os.rename("b", here / "c", src_dir_fd=os.open(here / "a", os.O_RDONLY))
+(here / "c" / "gone").touch()
+os.unlink(here / "c" / "gone")
+for place in (here, here / "a", here / "c", here / "a" / "again"):
+    os.fsync(os.open(place, os.O_RDONLY))
+"""
+    for operation in recorded(here, program):
+        disk.apply(operation)
+    for state in disk.states(1):
+        assert state.tree == {"a": None, "a/again": b"1" * 9, "c": None, "c/file": b"1" * 9, "link": "a/again"}
+
+
+def recorded(here: Path, program: str) -> list[tuple[Any, ...]]:
+    """What a program changed, recorded in a process of its own; it may open what it likes."""
+    _, _, operations = run(here, program, record=True)
+    return [tuple(bytes(one) if isinstance(one, list) else one for one in operation) for operation in operations]

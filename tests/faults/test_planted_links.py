@@ -1,0 +1,209 @@
+"""Links in an output: whatever stands behind one belongs to somebody else, and nothing there is removed or written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flat_tokens.stores import local
+from flat_tokens.stores.store import Store
+from tasks.garbage import Policy, collect
+from tasks.groups import Group, put_group, reporting
+from tasks.output import paths
+from tasks.output.pointer import read_pointer
+from tasks.output.staging import attempt
+from tasks.shards.index import read_index
+from tests.faults.support import Settings, build_here, settings_of, write_notes
+
+NOW = Policy(keep_versions=1, grace_days=0)
+HELD = [name for name, kind in paths.KINDS.items() if kind == "directory"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """What somebody else keeps: files at every depth, and directories such as an output has."""
+    here = tmp_path / "elsewhere"
+    for name in ("a", "b/c", "files/d", "0123/4567/e", "f" * 64 + "/g", "collected/h", "i.json", "latest/j"):
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+        os.utime(path, (0, 0))
+    (here / "empty/collected").mkdir(parents=True)
+    return here
+
+
+def tree(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def settings_at(tmp_path: Path) -> Settings:
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 4))
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, elsewhere: Path) -> None:
+    """By a build and by a collection, before they do anything."""
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    build_here(settings)
+    shutil.rmtree(output / name, ignore_errors=True)
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).symlink_to(elsewhere)
+    before, root = tree(elsewhere), Store.at(output)
+    with pytest.raises(ValueError, match=f"{name}: is a link instead of a directory. Move it away and run again"):
+        build_here({**settings, "split_seed": 1})
+    with pytest.raises(ValueError, match="is a link instead of a directory"):
+        collect(root, NOW, delete=True)
+    with pytest.raises(NotADirectoryError, match="behind which nothing is removed"):
+        root.remove(f"{name}/b")
+    assert tree(elsewhere) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("latest", "directory", "latest: is a directory instead of a link"),
+        ("latest", "file", "latest: is a file instead of a link"),
+        ("runs", "file", "runs: is a file instead of a directory"),
+        ("origins", "file", "origins: is a file instead of a directory"),
+        ("latest.json", "directory", "latest.json: is a directory instead of a file"),
+        (".latest.lock", "directory", ".latest.lock: is a directory instead of a file"),
+    ],
+)
+def test_something_else_in_a_place_of_the_output_is_refused_before_work(name: str, kind: str, told: str, tmp_path: Path) -> None:
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    output.mkdir()
+    (output / name).mkdir() if kind == "directory" else (output / name).touch()
+    with pytest.raises(ValueError, match=f"{output}/{told}. Move it away and run again"):
+        build_here(settings)
+    assert os.listdir(output) == [name]
+
+
+@pytest.mark.parametrize("name", ["_staging/0123", "_staging/0123/4567", "_staging/collected", "_cache/" + "f" * 64,
+    "_cache/files/0123.raw", "_quarantine/x", "_groups/x", "versions/x", "origins/x.json", "runs/x-y.json"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name: str, kind: str, tmp_path: Path, elsewhere: Path) -> None:
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    build_here(settings)
+    (output / name).parent.mkdir(parents=True, exist_ok=True)
+    (output / name).symlink_to(elsewhere if kind == "directory" else elsewhere / "a")
+    before = tree(elsewhere)
+    with contextlib.suppress(OSError, ValueError):
+        build_here({**settings, "split_seed": 1})
+    with contextlib.suppress(OSError, ValueError):
+        collect(Store.at(output), NOW, delete=True)
+    build_here(settings)
+    assert tree(elsewhere) == before
+
+
+def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path: Path) -> None:
+    """Somebody moved it to another disk."""
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    first = build_here(settings).version
+    (output / "versions" / first).rename(tmp_path / "moved")
+    (output / "versions" / first).symlink_to(tmp_path / "moved")
+    before = tree(tmp_path / "moved")
+    last = build_here({**settings, "split_seed": 1}).version
+    assert [item.kind for item in collect(Store.at(output), NOW, delete=True).garbage][:1] == ["version"]
+    assert tree(tmp_path / "moved") == before
+    assert os.listdir(output / "versions") == [last]
+    assert read_pointer(Store.at(output)).version == last
+
+
+def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path: Path, elsewhere: Path) -> None:
+    root = Store.at(tmp_path)
+    with attempt(root, tmp_path / "_cache", "0123") as place:
+        name = Path(place.staging).name
+        shutil.copytree(elsewhere / "b", elsewhere / "0123" / name)
+        (tmp_path / "_staging").rename(tmp_path / "away")
+        (tmp_path / "_staging").symlink_to(elsewhere)
+    assert tree(elsewhere / "0123" / name) == ["c"]
+
+
+def test_remove(tmp_path: Path, elsewhere: Path) -> None:
+    """Trees with links in them, links, files, and nothing."""
+    (tmp_path / "tree/below").mkdir(parents=True)
+    (tmp_path / "tree/below/link").symlink_to(elsewhere)
+    (tmp_path / "tree/file").write_text("x")
+    (tmp_path / "link").symlink_to(elsewhere)
+    before = tree(elsewhere)
+    for key in ("tree", "link", "absent", "absent/below"):
+        local.remove(str(tmp_path), key)
+    assert os.listdir(tmp_path) == ["elsewhere"]
+    (tmp_path / "link").symlink_to(elsewhere)
+    with pytest.raises(NotADirectoryError, match=rf"behind which nothing is removed: '{tmp_path}/link'"):
+        local.remove(str(tmp_path), "link/b")
+    local.remove_empty(str(tmp_path), "link/empty/collected", "link")
+    assert tree(elsewhere) == before
+
+
+def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
+    """The names that a build with these settings gives to its version and its shard."""
+    build_here({**settings, "output": str(tmp_path / "whole")})
+    (version,) = os.listdir(tmp_path / "whole/versions")
+    (shard,) = (shard.key for shard in read_index(Store.at(tmp_path / "whole"), version))
+    return {"VERSION": version, "SHARD": shard}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_staging/VERSION",
+        "_cache/SHARD",
+        "_cache/SHARD/document_key",
+        "versions/VERSION",
+        "versions/VERSION/train",
+        "versions/VERSION/train/encoded_tokens",
+        "versions/VERSION/train/encoded_tokens/c",
+        "versions/VERSION/validation",
+        "versions/VERSION/documents",
+        "versions/VERSION/documents/train/key",
+    ],
+)
+def test_a_build_writes_through_no_link_below_its_output(name: str, tmp_path: Path, elsewhere: Path) -> None:
+    """Its names can be foreseen."""
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    for word, real in planted(settings, tmp_path).items():
+        name = name.replace(word, real)
+    (output / name).parent.mkdir(parents=True)
+    (output / name).symlink_to(elsewhere)
+    before = tree(elsewhere)
+    with contextlib.suppress(NotADirectoryError):
+        build_here(settings)
+    assert tree(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["versions/VERSION", "versions/VERSION/train/encoded_tokens"])
+def test_a_link_in_the_way_of_a_build_is_told_with_the_next_step(name: str, tmp_path: Path, elsewhere: Path) -> None:
+    settings, output = settings_at(tmp_path), tmp_path / "out"
+    name = name.replace("VERSION", planted(settings, tmp_path)["VERSION"])
+    (output / name).parent.mkdir(parents=True)
+    (output / name).symlink_to(elsewhere)
+    with pytest.raises(
+        NotADirectoryError, match=f"Is a link instead of a directory. Move it away and run again: '{output}/{name}'"
+    ):
+        build_here(settings)
+
+
+def test_an_output_and_what_is_above_it_may_be_links(tmp_path: Path) -> None:
+    """The user made them."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    assert Path(build_here(settings_at(tmp_path)).path).is_relative_to(tmp_path / "out")
+    assert (tmp_path / "disk/latest.json").exists()
+
+
+def test_groups_and_reports_are_written_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    (tmp_path / "out/_groups").mkdir(parents=True)
+    group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keep_files": True, "workers": 1,
+        "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip
+    (tmp_path / "out/_groups" / group.digest).symlink_to(elsewhere)
+    before, root = tree(elsewhere), Store.at(tmp_path / "out")
+    with pytest.raises(NotADirectoryError, match="Is a link instead of a directory"):
+        put_group(root, group)
+    with pytest.raises(NotADirectoryError, match="Is a link instead of a directory"), reporting(root, group, "run"):
+        pass
+    assert tree(elsewhere) == before

@@ -1,0 +1,175 @@
+"""Reading ahead: what the next steps read is fetched before they are due, up to a budget, in every view and loader."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens.rows.loader import ByStep
+from flat_tokens.stores import cached
+from tests.slow_store import SlowStore
+
+UNIT = 4 * (65_536 * 4 + 4)
+IDS = np.random.default_rng(0).integers(0, 60_000, (6_000, 300)).astype(np.uint32)
+"""Seven units."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("datasets")
+    for layout in flat_tokens.LAYOUTS:
+        write_dataset(root / layout, [TokenBatch.from_sequences(IDS)], layout=layout)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    SlowStore.reset()
+    yield
+    SlowStore.reset()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens without this thread, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def train_of(root: Path, cache: Path, layout: LayoutName = "mmap", read_ahead: int = 256 << 20) -> Any:
+    return flat_tokens.open(f"slow://{root}/{layout}", cache=cache, cache_bytes=1 << 30, read_ahead=read_ahead).train
+
+
+def tokens_asked_for() -> set[tuple[str, int, int]]:
+    return {request for request in SlowStore.requests if "/encoded_tokens/" in request[0]}
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "packed": lambda train: train.packed(2048),
+    "overlapping": lambda train: train.packed(2048, overlap=1),
+    "documents": lambda train: train.documents(300),
+    "blocks": lambda train: train.blocks(2048),
+    "packs": lambda train: train.packed_documents(2048),
+    "best packs": lambda train: train.packed_documents(2048, fit="best"),
+    "with ends": lambda train: train.packed(2048, bos=1, eos=2),
+}
+
+
+@pytest.mark.parametrize(("name", "layout"), [*((name, "mmap") for name in VIEWS), ("packed", "compact"), ("packed", "zarr2")])
+def test_all_that_the_next_steps_read_is_here_before_they_are_asked_for(
+    root: Path, tmp_path: Path, name: str, layout: LayoutName
+) -> None:
+    train = train_of(root, tmp_path, layout)
+    view, local = VIEWS[name](train), VIEWS[name](flat_tokens.open(root / layout).train)
+    loader, expected = ShuffledLoader(view, 64, 7), ShuffledLoader(local, 64, 7)
+    with loader.steps(3) as steps:
+        units = {unit for step in range(3, len(loader)) for unit in units_read(loader, step)}
+        until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
+        before = tokens_asked_for()
+        for step, batch in enumerate(steps, 3):
+            for mine, other in zip(batch, expected[step], strict=True):
+                assert np.array_equal(mine, other)
+        assert tokens_asked_for() == before
+
+
+def units_read(loader: ByStep, step: int) -> list[Any]:
+    return [unit for view, rows in loader.reads(step) for unit in view.tokens.encoded_tokens.units_of(*view.token_ranges(rows))]
+
+
+def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root: Path, tmp_path: Path) -> None:
+    """A unit may go beyond it. Each loaded step gives its bytes free."""
+    train = train_of(root, tmp_path, read_ahead=3 * UNIT)
+    loader = ShuffledLoader(train.packed(2048), 64, order="sequential")  # 2 steps a unit
+    SlowStore.reset()
+    with loader.steps() as steps:
+        until(lambda: len(SlowStore.requests) == 3)
+        time.sleep(0.05)  # nothing tells that there is nothing more to come
+        assert [start for _, start, _ in sorted(SlowStore.requests)] == [0, UNIT, 2 * UNIT]
+        for _ in range(5):
+            next(steps)
+        until(lambda: len(SlowStore.requests) == 6)  # steps 0 to 4 had three units, which were given free
+    assert len(set(SlowStore.requests)) == len(SlowStore.requests)
+
+
+def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
+    train = train_of(root, tmp_path)
+    SlowStore.reset(lambda number, path: 0.1)
+    with ShuffledLoader(train.packed(2048), 16, 7).steps(prefetch=2):
+        until(lambda: SlowStore.most_at_once >= 6)
+
+
+@pytest.mark.parametrize("kind", ["mixture", "buckets"])
+def test_mixtures_and_buckets_are_read_ahead(root: Path, tmp_path: Path, kind: str) -> None:
+    train = train_of(root, tmp_path)
+    local = flat_tokens.open(root / "compact").train.packed(2048)
+    loader: ByStep = BucketedLoader(train, [128, 300], 9_600, 7)
+    if kind == "mixture":
+        loader = Mixture({"store": (train.packed(2048), 0.5), "disk": (local, 0.5)}, 32, 7, steps=40)
+    units = {
+        unit
+        for step in range(len(loader))
+        for view, rows in loader.reads(step)
+        if view is not local
+        for unit in view.tokens.encoded_tokens.units_of(*view.token_ranges(rows))
+    }
+    with loader.steps(prefetch=1) as steps:
+        next(steps)
+        until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
+
+
+def test_the_threads_end_with_the_steps(root: Path, tmp_path: Path) -> None:
+    def running() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("flat-tokens-ahead")]
+
+    until(lambda: not running())
+    loader = ShuffledLoader(train_of(root, tmp_path, read_ahead=UNIT).packed(2048), 16, epochs=None)
+    with loader.steps(prefetch=2) as steps:
+        next(steps)
+        assert running()
+    until(lambda: not running())
+    dropped = loader.steps()
+    next(dropped)
+    del dropped
+    gc.collect()
+    until(lambda: not running())
+
+
+def test_an_error_is_raised_where_its_step_is_due(root: Path, tmp_path: Path) -> None:
+    def broken(number: int, path: str) -> float:
+        if "/encoded_tokens/c/" in path:
+            raise PermissionError(path)
+        return 0
+
+    view = train_of(root, tmp_path).packed(2048)
+    SlowStore.reset(broken)
+    steps = ShuffledLoader(view, 16).steps()
+    for _ in range(2):
+        with pytest.raises(PermissionError, match="encoded_tokens"):
+            next(steps)
+    SlowStore.reset()
+    assert np.array_equal(next(steps).targets, ShuffledLoader(view, 16)[0].targets)
+
+
+def test_requests_that_are_never_answered_stop_no_consumer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in ten hangs until all is over: it is made once more, ahead of need."""
+    monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
+    over = threading.Event()
+    view = train_of(root, tmp_path).packed(2048)
+    SlowStore.reset(lambda number, path: 60.0 * (not over.wait(60)) if number % 10 == 3 else 0.0)
+    loader = ShuffledLoader(view, 16, 7, order=BlockOrder(16, 8))
+    rows = IDS.reshape(-1)[: len(view) * 2048].reshape(-1, 2048)
+    with loader.steps(prefetch=2, threads=2) as steps:
+        for step, batch in enumerate(steps):
+            assert np.array_equal(batch.targets, rows[loader.indices(step)])
+    assert len(SlowStore.requests) > len(set(SlowStore.requests)) > 3
+    over.set()

@@ -1,0 +1,244 @@
+"""Mixtures that change: schedules, limits of epochs, edits. No sample of a source is repeated or left out because of them."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens import Mixture, Schedule
+from flat_tokens.rows import stretches
+from flat_tokens.rows.schedule import Edit
+from tests.examples import examples
+from tests.flat_tokens.rows.rows_by_number import Numbers
+
+
+@contextmanager
+def blocks_of(samples: int, stair: int = 8) -> Iterator[None]:
+    """Blocks and stairs so short that a short run has many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stretches, "MIXTURE_BLOCK", samples)
+        patch.setattr(stretches, "MIXTURE_CYCLE", 4)
+        patch.setattr(stretches, "STAIR_SAMPLES", stair)
+        yield
+
+
+def shares(mixture: Mixture, first: int, stop: int) -> list[float]:
+    """The share of each source in steps ``first:stop``."""
+    counts = np.bincount(np.concatenate([mixture.indices(step)[0] for step in range(first, stop)]), minlength=len(mixture.names))
+    return (counts / counts.sum()).tolist()  # type: ignore[no-any-return]
+
+
+# Schedules
+
+
+def test_a_linear_schedule_goes_evenly_from_one_weight_to_the_other() -> None:
+    up = Schedule([(100, 0.0), (1100, 1.0)])
+    down = Schedule([(100, 1.0), (1100, 0.0)])
+    mixture = Mixture({"up": (Numbers(1000), up), "down": (Numbers(900), down)}, 400, 1)
+    assert shares(mixture, 0, 100) == [0, 1]
+    assert shares(mixture, 1100, 1200) == [1, 0]
+    for step in range(100, 1100, 100):
+        middle = (step + 50 - 100) / 1000
+        assert shares(mixture, step, step + 100)[0] == pytest.approx(middle, abs=2e-3)
+
+
+@pytest.mark.parametrize(("by", "factor"), [("step", 1), ("sample", 50), ("token", 100)])
+def test_a_constant_schedule_changes_at_its_places_in_steps_samples_or_tokens(by: Any, factor: int) -> None:
+    weight = Schedule([(40 * factor, 1), (700 * factor, 3), (720 * factor, 0)], by, "constant")
+    mixture = Mixture({"a": (Numbers(1000, width=2), weight), "b": (Numbers(900, width=2), 1)}, 50, 1)
+    for first, stop, share in ((0, 40, 0.5), (40, 700, 0.5), (700, 720, 0.75), (720, 900, 0)):
+        assert shares(mixture, first, stop)[0] == pytest.approx(share, abs=1e-3)
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 5)), max_size=4), kind=st.sampled_from(["linear", "constant"])
+)
+def test_the_samples_of_a_source_are_those_of_its_exact_share(points: list[tuple[int, int]], kind: Any) -> None:
+    """At every place of the run, up to the order in a block, and the rounding of a cycle that a place cuts off."""
+    places = itertools.accumulate(place for place, _ in points)
+    weight = Schedule([(0, 1), *((place, w) for place, (_, w) in zip(places, points, strict=True))], "sample", kind)
+    count = weight.points[-1][0] + 200
+    with blocks_of(16, stair=1):
+        mixture = Mixture({"a": (Numbers(50), weight), "b": (Numbers(40), 2)}, count, 3)
+    drawn = np.cumsum(mixture.indices(0)[0] == 0)
+    exact = stretches.Weight(weight, Fraction(0), Fraction(1))
+    weights = np.array([float(exact.at(Fraction(2 * sample + 1, 2))) for sample in range(count)])
+    assert np.abs(drawn - np.cumsum(weights / (weights + 2))).max() < 4 + 2 * len(points)
+
+
+def test_schedules_that_cannot_be_are_refused() -> None:
+    for points, complaint in (
+        ([], "places are"),
+        ([(5, 1), (5, 2)], "each larger than the last"),
+        ([(-1, 1)], "from 0 up"),
+        ([(0, -1.0)], "numbers from 0 up"),
+        ([(0, 0.0)], "not all 0"),
+        ([(0, float("nan"))], "numbers from 0 up"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            Schedule(points)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="by is 'epoch', but it is one of sample, step, token"):
+        Schedule([(0, 1)], "epoch")  # type: ignore[arg-type]
+    late = Schedule([(10, 0), (20, 1)], "step", "constant")
+    with pytest.raises(ValueError, match="no source has a weight at sample 0"):
+        Mixture({"a": (Numbers(5), late)}, 4)
+
+    class Ragged(Numbers):
+        @property
+        def length(self) -> int:
+            raise AttributeError
+
+        @length.setter
+        def length(self, value: int) -> None: ...
+
+        def batch(self, indices: Any) -> Any:
+            return {"number": indices}
+
+    with pytest.raises(TypeError, match="rows have one `length`"):
+        Mixture({"a": (Ragged(5), Schedule([(0, 1)], "token"))}, 4)
+
+
+# Limits of epochs
+
+
+@given(data=st.data(), block=st.sampled_from([16, 1 << 14]))
+def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data: st.DataObject, block: int) -> None:
+    rows, epochs = (data.draw(st.lists(st.integers(1, high), min_size=3, max_size=3)) for high in (60, 4))
+    weights = data.draw(st.lists(st.sampled_from([1, 2, 0.3, Schedule([(3, 1), (40, 5)])]), min_size=3, max_size=3))
+    with blocks_of(block):
+        mixture = Mixture([(Numbers(n), w, e) for n, w, e in zip(rows, weights, epochs, strict=True)], 7, 2)
+    found = Counter(pair for step in range(len(mixture)) for pair in zip(*mixture.indices(step), strict=True))
+    assert found == {(k, row): epochs[k] for k in range(3) for row in range(rows[k])}
+    assert mixture.position(len(mixture)) == sum(n * e for n, e in zip(rows, epochs, strict=True))
+    assert mixture.drawn(len(mixture)).tolist() == [n * e for n, e in zip(rows, epochs, strict=True)]
+    with pytest.raises(IndexError, match="no step"):
+        mixture[len(mixture)]
+    with pytest.raises(ValueError, match="epochs of the sources end after"):
+        Mixture([(Numbers(5), 1, 2)], 7, steps=3)
+
+
+def test_the_others_go_on_by_their_weights() -> None:
+    mixture = Mixture({"a": (Numbers(1000), 2, 1), "b": (Numbers(700), 1), "c": (Numbers(700), 1)}, 50, 1)
+    assert shares(mixture, 0, 30)[0] == pytest.approx(0.5, abs=0.05)
+    assert shares(mixture, 500, 2000) == [0, pytest.approx(0.5, abs=1e-3), pytest.approx(0.5, abs=1e-3)]
+    assert mixture.drawn(2000)[0] == 1000
+
+
+# Edits
+
+
+def history(data: st.DataObject, hosts: int) -> tuple[list[int], list[int], list[Edit]]:
+    """Rows of sources, limits of epochs, and edits; the last one has all sources."""
+    count = data.draw(st.integers(1, 5))
+    rows = [data.draw(st.integers(1, 50)) for _ in range(count)]
+    epochs = [data.draw(st.integers(3, 9)) for _ in range(count)]
+    edits, step = [], 0
+    weight = st.sampled_from([1, 0.25, 3, Schedule([(2, 1), (30, 4)]), Schedule([(5, 2), (9, 1)], "step", "constant")])
+    for _ in range(data.draw(st.integers(1, 5))):
+        some = [k for k in range(count) if data.draw(st.booleans())] or [0]
+        edits.append(Edit(step, hosts * data.draw(st.integers(1, 4)), {k: data.draw(weight) for k in some}))
+        mixture = Mixture.of_edits({str(k): Numbers(n) for k, n in enumerate(rows)}, epochs, edits, 3)
+        step += min(data.draw(st.integers(0, 12)), len(mixture) - step)
+    edits.append(Edit(step, hosts * data.draw(st.integers(1, 4)), dict.fromkeys(range(count), 1)))
+    return rows, epochs, edits
+
+
+@given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16))
+@examples(50)
+def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int) -> None:
+    with blocks_of(block):
+        rows, epochs, edits = history(data, hosts)
+        views = {str(k): Numbers(n) for k, n in enumerate(rows)}
+        mixture = Mixture.of_edits(views, epochs, edits, 3)
+        earlier = [Mixture.of_edits(views, epochs, edits[: k + 1], 3) for k in range(len(edits))]
+    batches = [mixture.indices(step) for step in range(len(mixture))]
+    # All sources are in the last edit, so that each comes to its end: every row has been seen as often as it has epochs.
+    seen = Counter((int(k), int(row)) for batch in batches for k, row in zip(*batch, strict=True))
+    assert seen == {(k, row): epochs[k] for k in range(len(rows)) for row in range(rows[k])}
+    # The account at every step is what was drawn.
+    drawn = np.zeros(len(rows), np.int64)
+    for step, (source, _) in enumerate(batches):
+        assert mixture.drawn(step).tolist() == drawn.tolist()
+        drawn += np.bincount(source, minlength=len(rows))
+    # No edit changes a batch before it.
+    for number, edit in enumerate(edits[1:]):
+        for step in range(edit.step):
+            assert all(np.array_equal(a, b) for a, b in zip(earlier[number].indices(step), batches[step], strict=True))
+    # The hosts' rows are the batch, and only sources of the edit are in it.
+    parts = [mixture.shard(host, hosts) for host in range(hosts)]
+    for step in {0, len(mixture) // 2, len(mixture) - 1}:
+        assert np.concatenate([part.indices(step)[1] for part in parts]).tolist() == batches[step][1].tolist()
+        edit = [edit for edit in edits if edit.step <= step][-1]
+        assert set(batches[step][0].tolist()) <= set(edit.weights)
+        assert sum(len(part[step].index) for part in parts) == len(batches[step][0]) <= edit.batch_size
+    # A resume at any step goes on with the same batches.
+    step = data.draw(st.integers(0, len(mixture)))
+    again = pickle.loads(pickle.dumps(mixture)).steps()
+    again.load_state_dict({"step": step, "position": sum(len(source) for source, _ in batches[:step])})
+    assert [batch.index.tolist() for batch in again] == [row.tolist() for _, row in batches[step:]]
+    # The inverse finds each visit.
+    for k, name in enumerate(mixture.names):
+        found = mixture.visits(np.arange(rows[k]), source=name)
+        expected = [
+            (row, step, place)
+            for row in range(rows[k])
+            for step, (source, index) in enumerate(batches)
+            for place in np.flatnonzero((source == k) & (index == row)).tolist()
+        ]
+        assert list(zip(*(f.tolist() for f in (found.asked, found.step, found.batch_row)), strict=True)) == expected
+        assert Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).keys() == {
+            (row, epoch) for row in range(rows[k]) for epoch in range(epochs[k])
+        }
+        before = mixture.visits(np.arange(rows[k]), source=name, before=step)
+        assert sorted(zip(before.row, before.step, strict=True)) == sorted((r, s) for r, s, _ in expected if s < step)
+
+
+@given(data=st.data())
+@examples(30)
+def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data: st.DataObject) -> None:
+    first, pause = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 20))
+    views = {"a": Numbers(70), "b": Numbers(10)}
+    edits = [Edit(0, 8, {0: 2, 1: 1}), Edit(first, 8, {1: 1}), Edit(first + pause, 8, {0: 1})]
+    mixture = Mixture.of_edits(views, [None, None], edits, 5)
+    rows = np.concatenate([index[source == 0] for source, index in (mixture.indices(step) for step in range(first + pause + 60))])
+    # Blocks of 2**14 samples are longer than the run: in any order, but whole epochs of the samples dealt.
+    found = mixture.visits(np.arange(70), source="a", before=first + pause + 60)
+    assert sorted(found.row.tolist()) == sorted(rows.tolist())
+    assert max(Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).values()) == 1
+
+
+def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples() -> None:
+    changing = Schedule([(0, 1), (10**7, 3)])
+    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1)
+    rows = np.random.default_rng(0).integers(0, 10**12, 20_000)
+    found = mixture.visits(rows, source="a", before=10**9)
+    assert len(found.step) > 20_000
+    for k in (0, 10_000, len(found.step) - 1):
+        source, index = mixture.indices(found.step[k])
+        assert (source[found.batch_row[k]], index[found.batch_row[k]]) == (0, found.row[k])
+    steps = mixture.steps_of(7, source="b", before=10**4)
+    assert len(steps) > 1000
+    assert all(((source == 1) & (index == 7)).any() for source, index in map(mixture.indices, steps[:20].tolist()))
+
+
+def test_an_inverse_of_several_sources_needs_the_sources_name() -> None:
+    mixture = Mixture({"a": (Numbers(10), 1), "b": (Numbers(10), 1)}, 4)
+    with pytest.raises(ValueError, match="source is None, but it is one of 'a', 'b'"):
+        mixture.steps_of(3, before=5)
+    with pytest.raises(ValueError, match="source is 'c'"):
+        mixture.seen(3, before=5, source="c")
+
+
+def test_an_edit_behind_the_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="an edit from step 9 on, but the run ends before step 2"):
+        Mixture.of_edits({"a": Numbers(10)}, [1], [Edit(0, 5, {0: 1}), Edit(9, 5, {0: 1})], 0)

@@ -1,0 +1,186 @@
+"""Rows of a dataset with a loss mask, against the mask cut by hand and against torchtune's class."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FlatTokens, TokenBatch
+from tests.examples import examples
+
+_numbers = itertools.count()
+Sample = list[tuple[int, bool]]
+"""Token ids, each with whether it counts."""
+
+samples = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=12), min_size=1, max_size=12)
+
+
+def stored(sequences: list[Sample], layout: Any = "mmap", masked: bool = True) -> FlatTokens:
+    """The sequences in memory, with or without their mask."""
+    batch = TokenBatch.from_sequences([[token for token, _ in sequence] for sequence in sequences])
+    mask = np.array([counts for sequence in sequences for _, counts in sequence], np.uint8)
+    url = f"memory://masked-rows/{next(_numbers)}"
+    flat_tokens.write_dataset(url, [batch._replace(loss_mask=mask if masked else None)], layout=layout)
+    return flat_tokens.open(url).train
+
+
+DOCUMENTS: list[Sample] = [[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]]
+
+
+def test_packed_rows() -> None:
+    """``loss_mask`` says of each target whether it counts; ``labels`` are the targets, -100 where they do not."""
+    rows = stored(DOCUMENTS).packed(3).batch([0, 1])
+    assert rows.loss_mask.tolist() == [[False, True, True], [False, True, False]]
+    assert rows.loss_mask.dtype == bool
+    assert rows["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
+    assert rows["labels"].dtype == np.int64
+    assert rows.targets.tolist() == [[5, 6, 7], [8, 9, 10]]
+    assert rows.keys() == ("encoded", "loss_mask", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+
+
+def test_rows_of_documents() -> None:
+    rows = stored(DOCUMENTS).documents(2, pad_id=3).batch([0, 1, 2, 3])
+    assert rows.loss_mask.tolist() == [[False, True], [False, False], [False, False], [True, False]]
+    assert rows.labels.tolist() == [[-100, 6], [-100, -100], [-100, -100], [9, -100]]
+    assert rows.length.tolist() == [2, 0, 1, 2]
+
+
+def test_rows_of_blocks() -> None:
+    rows = stored(DOCUMENTS).blocks(3).batch([0, 1])
+    assert rows.labels.tolist() == [[-100, 6, 7], [-100, 9, -100]]
+
+
+def test_packs_of_documents() -> None:
+    rows = stored(DOCUMENTS).packed_documents(4).batch([0, 1])
+    assert rows.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
+    assert rows.labels.tolist() == [[-100, 6, 7, -100], [9, -100, -100, -100]]
+    assert rows["loss_mask"].tolist() == [[False, True, True, False], [True, False, False, False]]
+
+
+def test_an_end_of_text_token_counts_as_the_one_before_it() -> None:
+    """No first token counts, and nothing of an empty document."""
+    row = stored(DOCUMENTS).packed(14, bos=1, eos=2)[0]
+    assert row.targets.tolist() == [1, 5, 6, 7, 2, 1, 2, 1, 8, 2, 1, 9, 10, 2]
+    assert row.labels.tolist() == [-100, -100, 6, 7, 2, -100, -100, -100, -100, -100, -100, 9, -100, -100]
+
+
+def test_rows_without_a_mask_count_whole() -> None:
+    """Their fields are what they were; with ``loss_mask=True`` they have the mask of tokens that all count."""
+    train = stored(DOCUMENTS, masked=False)
+    assert train.packed(3)[0].keys() == ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+    packed = train.packed(3, loss_mask=True)
+    assert packed[0].loss_mask.tolist() == [True, True, True]
+    assert packed[0]["labels"].tolist() == [5, 6, 7]
+    assert packed.described() == {"rows": "packed", "length": 3, "overlap": 0, "loss_mask": True}
+    assert train.packed(4, eos=2, loss_mask=True)[0].labels.tolist() == [5, 6, 7, 2]
+    assert train.blocks(3, loss_mask=True)[0].loss_mask.tolist() == [True, True, True]
+    assert train.documents(4)[0].labels.tolist() == [5, 6, 7, -100]
+    assert train.documents(4, loss_mask=True)[0].labels.tolist() == [5, 6, 7, -100]
+    assert train.packed_documents(4)[1].loss_mask.tolist() == [True, True, False, False]
+
+
+def test_sources_with_and_without_masks_mix() -> None:
+    views = {name: stored(DOCUMENTS, masked=name == "a").packed(2, loss_mask=True) for name in "ab"}
+    mixture = flat_tokens.Mixture({name: (view, 1) for name, view in views.items()}, 4, seed=1)
+    batch = mixture[0]
+    for row, source in zip(range(4), batch.source, strict=True):
+        labels = batch.samples["labels"][row].tolist()
+        assert labels == views["ab"[source]][int(batch.index[row])]["labels"].tolist()
+
+
+@given(
+    samples,
+    st.integers(1, 9),
+    st.sampled_from(["mmap", "compact", "zarr2"]),
+    st.sampled_from([{}, {"eos": 2}, {"bos": 1, "eos": 2}]),
+)
+@examples(60)
+def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: int, layout: str, ends: dict[str, int]) -> None:
+    """One by one and together, of all views."""
+    train = stored(sequences, layout)
+    closed = [
+        [*([(1, False)] if "bos" in ends else []), *one, *([(2, bool(one) and one[-1][1])] if "eos" in ends else [])]
+        for one in sequences
+    ]
+    flat = [counts for one in closed for _, counts in one]
+    for view in (train.packed(length, **ends), train.blocks(length, **ends)):
+        starts = view.starts.tolist() if hasattr(view, "starts") else [i * length for i in range(len(view))]
+        found = [flat[start : start + length] for start in starts]
+        assert [row.loss_mask.tolist() for row in view] == found
+        assert view.batch(range(len(view))).loss_mask.tolist() == found
+    documents = train.documents(length, **ends)
+    found = [([counts for _, counts in one] + [False] * length)[:length] for one in closed]
+    assert [row.loss_mask.tolist() for row in documents] == found
+    assert documents.batch(range(len(documents))).loss_mask.tolist() == found
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_frameworks_give_the_same_labels(framework: Any) -> None:
+    pytest.importorskip(framework)
+    train = stored(DOCUMENTS)
+    for view in (train.packed(3, framework=framework), train.documents(3, framework=framework)):
+        rows = view.batch([0, 1])
+        assert np.asarray(rows.labels).tolist()[0] == [-100, 6, 7]
+        assert np.asarray(rows.loss_mask).dtype == bool
+    fields = train.packed(3, framework=framework, fields=("labels", "loss_mask")).batch([1])
+    assert np.asarray(fields["labels"]).tolist() == [[-100, 9, -100]]
+
+
+@pytest.fixture(scope="module")
+def packed_dataset() -> Iterator[Any]:
+    """torchtune's class, loaded without the rest of torchtune, which wants torchao."""
+    pytest.importorskip("torch")
+    found = importlib.util.find_spec("torchtune")
+    if found is None or found.origin is None:
+        pytest.skip("torchtune is not installed: make peers")
+    with pytest.MonkeyPatch.context() as patch:
+        for package in ("torchtune", "torchtune.data", "torchtune.datasets"):
+            patch.setitem(sys.modules, package, types.ModuleType(package))
+        for name in ("data._common", "datasets._packed"):
+            path = Path(found.origin).parent.joinpath(*name.split(".")).with_suffix(".py")
+            spec = importlib.util.spec_from_file_location(f"torchtune.{name}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, f"torchtune.{name}", module)
+            spec.loader.exec_module(module)
+        yield sys.modules["torchtune.datasets._packed"].PackedDataset
+
+
+@pytest.mark.parametrize("split_across_pack", [False, True])
+def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_pack: bool) -> None:
+    """Tokens, labels with -100, places and masks of attention, on random samples with masked labels."""
+    draw = random.Random(int(split_across_pack))
+    for _ in range(20):
+        longest = draw.randrange(1, 30)
+        sequences: list[Sample] = [
+            [(draw.randrange(1, 100), draw.random() < 0.5) for _ in range(draw.randrange(1, longest + 1))]
+            for _ in range(draw.randrange(1, 12))
+        ]
+        train = stored(sequences)
+        labelled = [
+            {"tokens": [token for token, _ in one], "labels": [token if counts else -100 for token, counts in one]}
+            for one in sequences
+        ]
+        for _ in range(15):
+            length = draw.randrange(1, 40) if split_across_pack else longest + draw.randrange(20)
+            settings: dict[str, Any] = {"padding_idx": 7, "max_packs": draw.choice([None, None, 1, 3])}
+            settings["split_across_pack"] = split_across_pack
+            theirs = packed_dataset(labelled, max_seq_len=length, **settings)
+            ours = train.packed_documents(length, **settings)
+            assert len(ours) == len(theirs)
+            for mine, pack in zip(ours, (theirs[i] for i in range(len(theirs))), strict=True):
+                for name in ("tokens", "labels", "input_pos", "seq_lens"):
+                    assert mine[name].tolist() == pack[name].tolist()

@@ -1,0 +1,153 @@
+"""The inverse of the order: the steps of rows and documents, against looking at every batch; digests of steps."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader, TokenBatch, write_dataset
+from tests.elsewhere import elsewhere
+from tests.flat_tokens.rows.rows_by_number import Numbers
+
+
+def visits_one_by_one(loader: ShuffledLoader, rows: int) -> list[list[tuple[int, int]]]:
+    """The (step, row of the batch) of each row of the view, by looking at every batch."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
+    for step in range(len(loader)):
+        for batch_row, row in enumerate(loader.indices(step).tolist()):
+            found[row].append((step, batch_row))
+    return found
+
+
+@given(data=st.data(), rows=st.integers(1, 120), epochs=st.integers(1, 3), streams=st.integers(1, 3), kind=st.integers(0, 3))
+def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(
+    data: st.DataObject, rows: int, epochs: int, streams: int, kind: int
+) -> None:
+    reference = ReferenceOrder(streams, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
+    blocks = BlockOrder(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4)), streams)
+    order: Any = ("shuffled", "sequential", reference, blocks)[kind]
+    if kind == 2:
+        rows = max(rows, streams * reference.sequences_per_read_block * 3)
+    rows = max(rows, streams)
+    granularity = streams if kind >= 2 else 1
+    epoch = ShuffledLoader(Numbers(rows), granularity, order=order).epoch_length
+    batch_size = granularity * data.draw(st.integers(1, epoch // granularity))
+    start = granularity * data.draw(st.integers(0, (epochs * epoch - batch_size) // granularity))
+    drop_last = data.draw(st.booleans()) and epochs * epoch - start >= batch_size
+    loader = ShuffledLoader(Numbers(rows), batch_size, 5, order=order, epochs=epochs, start=start, drop_last=drop_last)
+    expected = visits_one_by_one(loader, rows)
+    found = loader.visits(np.arange(rows))
+    each = [(row, step, batch_row) for row, places in enumerate(expected) for step, batch_row in places]
+    assert list(zip(*(field.tolist() for field in (found.asked, found.step, found.batch_row)), strict=True)) == each
+    position = found.step * batch_size + start
+    assert ((found.epoch == position // epoch) | (found.epoch == (position + batch_size - 1) // epoch)).all()
+    assert [steps.tolist() for steps in loader.steps_of(np.arange(rows))] == [[s for s, _ in places] for places in expected]
+    row, before = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, len(loader) + 2))
+    assert loader.steps_of(row, before=before).tolist() == [step for step, _ in expected[row] if step < before]
+    assert loader.shard(0, 1).steps_of(row).tolist() == loader.steps_of(row).tolist()
+
+
+@pytest.mark.parametrize("order", ["shuffled", BlockOrder(128, 1024, 16)])
+def test_the_steps_of_a_million_rows_of_a_trillion_take_no_pass_over_the_rows(order: Any) -> None:
+    loader = ShuffledLoader(Numbers(10**12), 4096, 1, epochs=2, order=order)
+    rows = np.random.default_rng(0).integers(0, 10**12, 10**6)
+    begin = time.process_time()
+    found = loader.visits(rows)
+    assert time.process_time() - begin < 10
+    assert len(found.step) == 2 * 10**6
+    for k in (0, 777_777, 1_999_999):
+        assert loader.indices(found.step[k])[found.batch_row[k]] == found.row[k] == rows[k // 2]
+
+
+def test_an_endless_loader_is_asked_for_the_steps_before_one() -> None:
+    loader = ShuffledLoader(Numbers(10), 4, epochs=None)
+    with pytest.raises(TypeError, match=r"endless: say before which step, with before=N"):
+        loader.steps_of(3)
+    assert [step for step in range(50) if 3 in loader.indices(step)] == loader.steps_of(3, before=50).tolist()
+    for wrong, kind in ((10, IndexError), (-1, IndexError), (0.5, TypeError)):
+        with pytest.raises(kind, match="row"):
+            loader.steps_of(wrong, before=5)  # type: ignore[arg-type]
+
+
+VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed": ("packed", {"length": 7}),
+    "overlapping": ("packed", {"length": 7, "overlap": 5}),
+    "documents": ("documents", {"max_length": 5}),
+    "blocks": ("blocks", {"length": 6}),
+    "packs": ("packed_documents", {"length": 12}),
+    "cut packs": ("packed_documents", {"length": 4, "too_long": "cut"}),
+    "split packs": ("packed_documents", {"length": 5, "split_across_pack": True, "max_packs": 60}),
+    "best packs": ("packed_documents", {"length": 12, "fit": "best"}),
+    "best split packs": ("packed_documents", {"length": 4, "fit": "best", "split_across_pack": True}),
+}
+
+
+def tokens_of_rows(view: Any) -> list[set[int]]:
+    """The ids in each row, without padding (id 0)."""
+    batch = view.batch(np.arange(len(view)))
+    rows = batch.tokens if hasattr(batch, "tokens") else batch.targets
+    return [set(row.tolist()) - {0} for row in rows]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path: Path, name: str) -> None:
+    lengths = np.random.default_rng(3).integers(0, 10, 120)
+    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[i + 1] * n for i, n in enumerate(lengths.tolist())])])
+    kind, settings = VIEWS[name]
+    view = getattr(flat_tokens.open(tmp_path / "d").train, kind)(**settings)
+    rows = tokens_of_rows(view)
+    loader = ShuffledLoader(view, 16, 2, epochs=2)
+    found, places_of = loader.seen(np.arange(120)), visits_one_by_one(loader, len(view))
+    for document in range(120):
+        holding = [row for row, ids in enumerate(rows) if document + 1 in ids]
+        if kind == "documents":
+            holding = [document]
+        expected = sorted((step, place, row) for row in holding for step, place in places_of[row])
+        mine = np.flatnonzero(found.asked == document)
+        assert list(zip(*(f[mine].tolist() for f in (found.step, found.batch_row, found.row)), strict=True)) == expected
+        if document % 40 == 7:
+            assert loader.seen(document, before=3).step.tolist() == [step for step, _, _ in expected if step < 3]
+    with pytest.raises(IndexError, match="there is no sequence 120"):
+        loader.seen(120)
+
+
+def test_a_view_that_does_not_know_documents_says_so() -> None:
+    with pytest.raises(TypeError, match=r"has no rows_of\(documents\)"):
+        ShuffledLoader(Numbers(5), 2).seen(0)
+
+
+# Digests
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+def test_one_changed_token_changes_the_digest_of_its_step_alone(tmp_path: Path, framework: Any) -> None:
+    if find_spec(framework) is None:
+        pytest.skip(f"gives arrays of {framework}")
+    run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
+    run(digests_of_a_changed_token, tmp_path, framework)
+
+
+def digests_of_a_changed_token(root: Path, framework: Any) -> None:
+    tokens = np.arange(2000) % 97
+    digests: dict[str, list[str]] = {}
+    for name, changed in (("one", None), ("same", None), ("other", 1234)):
+        written = tokens.copy()
+        if changed is not None:
+            written[changed] += 1
+        write_dataset(root / name, [TokenBatch.from_sequences(written.reshape(-1, 50))])
+        kind = "numpy" if name == "same" else framework
+        loader = ShuffledLoader(flat_tokens.open(root / name).train.packed(16, framework=kind), 8, 1)
+        digests[name] = [loader.digest(step) for step in range(len(loader))]
+    assert digests["one"] == digests["same"]
+    assert len(set(digests["one"])) == len(digests["one"])
+    differing = [step for step, pair in enumerate(zip(digests["one"], digests["other"], strict=True)) if pair[0] != pair[1]]
+    assert differing == loader.steps_of(1234 // 16).tolist()
+    assert loader.shard(1, 2).digest(0) != loader.digest(0)

@@ -1,0 +1,204 @@
+"""A dataset in a store, read through a cache: the same bytes, each fetched once, whatever becomes of the cache."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import LayoutName, TokenBatch, write_dataset
+from flat_tokens.stores import cached
+from tests.elsewhere import elsewhere
+from tests.slow_store import SlowStore
+
+ROOMY = 1 << 30
+IDS = np.random.default_rng(0).integers(0, 60_000, (3000, 300)).astype(np.uint32)
+ROWS = IDS.reshape(-1, 250)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("datasets")
+    for layout in flat_tokens.LAYOUTS:
+        write_dataset(root / layout, [TokenBatch.from_sequences(IDS)], layout=layout)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    SlowStore.reset()
+    yield
+    SlowStore.reset()
+
+
+def read_all(path: Path, cache: Path, most_bytes: int = ROOMY) -> None:
+    """Compare every row and every document of a dataset at ``slow://``."""
+    train = flat_tokens.open(f"slow://{path}", cache=cache, cache_bytes=most_bytes).train
+    order = np.random.default_rng(1).permutation(len(ROWS))
+    for part in np.array_split(order, 7):
+        assert np.array_equal(train.packed(250).batch(part).targets, ROWS[part])
+    assert np.array_equal(train.documents(300).batch(np.arange(0, 3000, 7)).targets, IDS[::7])
+    assert np.array_equal(train.sequence(2999), IDS[2999])
+
+
+def asked_for() -> list[str]:
+    """The objects of arrays that were asked for."""
+    return [path for path, _, _ in SlowStore.requests if "/c/" in path or "/encoded_tokens/" in path]
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+def test_what_was_read_once_is_not_fetched_again_by_any_process(root: Path, tmp_path: Path, layout: LayoutName) -> None:
+    read_all(root / layout, tmp_path)
+    assert len(SlowStore.requests) == len(set(SlowStore.requests))
+    SlowStore.reset()
+    read_all(root / layout, tmp_path)
+    assert asked_for() == []
+    shutil.copytree(root / layout, tmp_path / "elsewhere")  # units are found by content, not by place
+    read_all(tmp_path / "elsewhere", tmp_path)
+    assert asked_for() == []
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+@pytest.mark.parametrize("most_bytes", [1, 600_000, 3_000_000])
+def test_a_cache_too_small_for_the_dataset_keeps_its_bound(
+    root: Path, tmp_path: Path, layout: LayoutName, most_bytes: int
+) -> None:
+    read_all(root / layout, tmp_path, most_bytes)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= max(most_bytes, 12)
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_cache_is_fetched_again(root: Path, tmp_path: Path, layout: LayoutName, damage: str) -> None:
+    read_all(root / layout, tmp_path)
+    for path in tmp_path.iterdir():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    SlowStore.reset()
+    read_all(root / layout, tmp_path)
+    assert asked_for()
+    SlowStore.reset()
+    read_all(root / layout, tmp_path)
+    assert asked_for() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "message"),
+    [
+        ("seq_starts/c/0", 50, "seq_starts/c/0: does not have the digest that the manifest says"),
+        ("encoded_tokens/c/0", 4 * (3 * 65_537 + 9), "encoded_tokens/c/0: inner chunk 3 does not match its crc32c"),
+        ("encoded_tokens/c/0", 4 * (13 * 65_537 + 65_536), "encoded_tokens/c/0: inner chunk 13 does not match its crc32c"),
+    ],
+)
+def test_wrong_bytes_of_the_store_are_an_error_and_are_not_kept(
+    root: Path, tmp_path: Path, key: str, place: int, message: str
+) -> None:
+    shutil.copytree(root / "mmap", tmp_path / "dataset")
+    path = tmp_path / "dataset" / "train" / key
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        read_all(tmp_path / "dataset", tmp_path / "cache")
+    shutil.copytree(root / "mmap", tmp_path / "dataset", dirs_exist_ok=True)
+    read_all(tmp_path / "dataset", tmp_path / "cache")
+
+
+def test_an_object_that_is_gone_is_an_error_that_names_it(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "mmap", tmp_path / "dataset")
+    train = flat_tokens.open(f"slow://{tmp_path}/dataset", cache=tmp_path / "cache", cache_bytes=ROOMY).train
+    (tmp_path / "dataset/train/encoded_tokens/c/0").unlink()
+    with pytest.raises(FileNotFoundError, match="encoded_tokens/c/0"):
+        train.packed(250)[0]
+
+
+def test_a_dataset_without_a_manifest_has_no_cache(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "mmap", tmp_path / "dataset")
+    (tmp_path / "dataset/manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"has no manifest.json, which a cache needs"):
+        flat_tokens.open(f"slow://{tmp_path}/dataset", cache=tmp_path / "cache", cache_bytes=ROOMY)
+    for options in ({"cache": tmp_path}, {"cache_bytes": 5}, {"cache": tmp_path, "cache_bytes": 0}):
+        with pytest.raises(ValueError, match="cache"):
+            flat_tokens.open(f"slow://{tmp_path}/dataset", **options)
+
+
+def test_a_local_dataset_takes_no_cache(root: Path, tmp_path: Path) -> None:
+    dataset = flat_tokens.open(root / "mmap", cache=tmp_path / "cache", cache_bytes=ROOMY)
+    assert np.array_equal(dataset.train.packed(250)[3].targets, ROWS[3])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None:
+    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    SlowStore.reset(lambda number, path: 0.02)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: view.batch(np.arange(k % 3, len(view), 40)).targets, range(24)))
+    assert all(np.array_equal(rows, ROWS[k % 3 :: 40]) for k, rows in enumerate(found))
+    assert len(SlowStore.requests) == len(set(SlowStore.requests)) == 4
+
+
+def test_a_request_that_takes_too_long_is_made_once_more(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
+    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    released = threading.Event()
+
+    def stuck(number: int, path: str) -> float:
+        if number == 0:
+            released.wait(60)
+        return 0
+
+    SlowStore.reset(stuck)
+    assert np.array_equal(view[0].targets, ROWS[0])
+    assert len(SlowStore.requests) == 2
+    assert SlowStore.requests[0] == SlowStore.requests[1]
+    released.set()
+
+
+def test_loaders_with_a_cache_can_be_pickled_and_forked(root: Path, tmp_path: Path) -> None:
+    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    assert np.array_equal(view[1].targets, ROWS[1])  # its threads run
+    assert np.array_equal(pickle.loads(pickle.dumps(view))[2].targets, ROWS[2])
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: os._exit(not np.array_equal(view[3500].targets, ROWS[3500]))
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.slow
+def test_processes_share_a_cache(root: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(elsewhere, read_all, root / "mmap", tmp_path, 3_000_000) for _ in range(3)]:
+            done.result()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000_000
+
+
+def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root: Path, tmp_path: Path) -> None:
+    """Both come at the same moment, hundreds of times; threads go on, and memory counts the bytes that it has."""
+    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    units = view.tokens.encoded_tokens.store.units
+    wanted = view.tokens.encoded_tokens.units_of(np.array([0, 700_000]), np.array([10, 10]))
+    chunks = view.tokens.encoded_tokens.store.chunks
+    for _ in range(200):
+        units._memory.clear()
+        units._memory_bytes = 0
+        for path in tmp_path.glob("*-*"):
+            path.unlink()
+        fetches = [units._begin(unit, chunks, units._due) for unit in wanted]
+        for fetch in fetches:
+            with units._lock:
+                units._ask(fetch, units._due)
+        assert all(len(fetch.found.result(60)) == fetch.unit.stop - fetch.unit.start for fetch in fetches)
+    assert len([thread for thread in threading.enumerate() if thread.name == "flat-tokens-fetch"]) >= units._threads
+    assert units._memory_bytes == sum(map(len, units._memory.values()))

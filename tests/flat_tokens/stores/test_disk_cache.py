@@ -1,0 +1,318 @@
+"""The cache on a local disk: never over its bound, never a wrong byte, whatever dies and whatever is damaged."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens.stores import disk_cache
+from flat_tokens.stores.disk_cache import DATA_BYTES, DiskCache
+from tests.examples import examples
+
+SIZE = 40_000
+"""Three pages, of which the last is short."""
+TAKEN = 40_960 + 256
+"""Such a unit on the disk: whole blocks of 4 KiB, and its entry in the directory."""
+
+
+def name(number: int) -> str:
+    return f"{number:032x}-0-{SIZE:x}"
+
+
+def content(number: int, size: int = SIZE) -> bytes:
+    return np.random.default_rng(number).bytes(size)
+
+
+def bound(units: int) -> int:
+    return 16_384 + units * TAKEN
+
+
+def on_disk(directory: Path) -> int:
+    """What `du` says of the units, the lock and the directory."""
+    return sum(entry.lstat().st_blocks * 512 for entry in [directory, *directory.iterdir()])
+
+
+def kept(cache: DiskCache, numbers: range) -> list[int]:
+    return [number for number in numbers if Path(cache.directory, name(number)).exists()]
+
+
+def test_the_units_that_were_used_longest_ago_go(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, bound(4))
+    for number in range(4):
+        cache.add(name(number), content(number))
+    cache.note_use(name(0))
+    cache.add(name(4), content(4))
+    assert kept(cache, range(6)) == [0, 2, 3, 4]
+    cache.add(name(5), content(5))
+    assert kept(cache, range(6)) == [0, 3, 4, 5]
+    assert cache.find(name(0), 0, SIZE) == content(0)
+    assert cache.find(name(1), 0, SIZE) is None
+
+
+@examples(100)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["add", "find", "use", "damage", "remove", "reopen"]), st.integers(0, 12))),
+    room=st.integers(0, 5),
+)
+def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], room: int
+) -> None:
+    directory = tmp_path_factory.mktemp("cache")
+    cache = DiskCache(directory, bound(room))
+    for step, number in steps:
+        path = directory / name(number)
+        if step == "add":
+            cache.add(name(number), content(number))
+            assert (cache.find(name(number), 0, SIZE) == content(number)) == (room > 0)
+        elif step == "use":
+            cache.note_use(name(number))
+        elif step == "damage" and path.exists():
+            data = bytearray(path.read_bytes())
+            data[number * 3000] ^= 4
+            path.write_bytes(data)
+            assert cache.find(name(number), 0, SIZE) is None
+        elif step == "remove":
+            path.unlink(missing_ok=True)
+        elif step == "reopen":
+            cache = DiskCache(directory, bound(room))
+        start = number * 3000
+        assert cache.find(name(number), start, SIZE) in (None, content(number)[start:])
+        assert on_disk(directory) <= bound(room)
+
+
+@pytest.mark.parametrize(
+    "spoil", ["", "cut", "longer", "empty", "other unit", "pages swapped", "directory", "fifo", "link to nothing"]
+)
+def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path: Path, spoil: str) -> None:
+    cache = DiskCache(tmp_path, bound(5))
+    for number in range(2):
+        cache.add(name(number), content(number))
+    path = tmp_path / name(1)
+    data = path.read_bytes()
+    if spoil in ("directory", "fifo", "link to nothing"):
+        path.unlink()
+        {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link to nothing": lambda: path.symlink_to("/nowhere")}[
+            spoil
+        ]()
+    else:
+        other = (tmp_path / name(0)).read_bytes()
+        swapped = data[16_384:32_768] + data[:16_384] + data[32_768:]
+        path.write_bytes(
+            {"": data, "cut": data[:16_384], "longer": data + b"x", "empty": b"", "other unit": other, "pages swapped": swapped}[
+                spoil
+            ]
+        )
+    if spoil not in ("", "longer"):
+        assert cache.find(name(1), 0, SIZE) is None
+    if spoil == "directory":
+        path.rmdir()
+    cache.add(name(1), content(1))
+    assert cache.find(name(1), 0, SIZE) == content(1)
+    assert cache.find(name(1), DATA_BYTES - 1, DATA_BYTES + 1) == content(1)[DATA_BYTES - 1 : DATA_BYTES + 1]
+
+
+@pytest.mark.parametrize("record", [b"", b"\0" * 12, b"\xff" * 12, b"\0" * 13, b"x"])
+def test_a_damaged_sum_is_counted_anew(tmp_path: Path, record: bytes) -> None:
+    cache = DiskCache(tmp_path, bound(2))
+    for number in range(5):
+        (tmp_path / "lock").write_bytes(record)
+        cache.add(name(number), content(number))
+        assert on_disk(tmp_path) <= bound(2)
+    assert kept(cache, range(5)) == [3, 4]
+
+
+def test_files_of_others_are_left_alone_and_a_smaller_bound_holds_from_the_open_on(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    cache = DiskCache(tmp_path, bound(4))
+    for number in range(4):
+        cache.add(name(number), content(number))
+    smaller = DiskCache(tmp_path, bound(1))
+    assert len(kept(smaller, range(4))) <= 1
+    assert mine.read_text() == "mine"
+    with pytest.raises(NotADirectoryError, match=r"mine.txt is not a directory, so there is no cache in it"):
+        DiskCache(mine, bound(1))
+
+
+# Kills
+
+
+def dies_at(call: int, directory: Path, room: int) -> None:
+    """Add units, and die at the so-manieth call of the system that changes something; in the middle of it, if it is a write."""
+    calls = 0
+
+    def deadly(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os._exit(9)
+        return function(*arguments, **options)
+
+    class Half:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> Half:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                self.file.write(data[: len(data) // 2])
+                os._exit(9)
+            return int(self.file.write(data))
+
+    for function in ("open", "pwrite", "ftruncate", "unlink", "utime"):
+        setattr(os, function, partial(deadly, getattr(os, function)))
+    opened = builtins.open
+    builtins.open = lambda *a, **k: Half(deadly(opened, *a, **k))  # type: ignore[assignment]
+    cache = DiskCache(directory, bound(room))
+    for number in range(10, 14):
+        cache.add(name(number), content(number))
+        cache.note_use(name(number))
+    os._exit(0)
+
+
+def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path) -> None:
+    """The next process goes on with it, and finds the right bytes or none."""
+    context = multiprocessing.get_context("fork")
+    call, code = 0, 9
+    while code == 9:
+        call += 1
+        cache = DiskCache(tmp_path, bound(3))
+        cache.add(name(call % 5), content(call % 5))
+        child = context.Process(target=dies_at, args=(call, tmp_path, 3))
+        child.start()
+        child.join(60)
+        code = child.exitcode
+        assert code in (0, 9)
+        assert on_disk(tmp_path) <= bound(3)
+        for number in range(16):
+            assert cache.find(name(number), 0, SIZE) in (None, content(number))
+        cache.add(name(7), content(7))
+        assert cache.find(name(7), 0, SIZE) == content(7)
+        assert on_disk(tmp_path) <= bound(3)
+    assert call > 20
+
+
+def fill(directory: Path, seed: int, rounds: int) -> None:
+    cache = DiskCache(directory, bound(6))
+    for number in np.random.default_rng(seed).integers(0, 20, rounds).tolist():
+        if (found := cache.find(name(number), 0, SIZE)) is None:
+            cache.add(name(number), content(number))
+        else:
+            assert found == content(number)
+            cache.note_use(name(number))
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_while_others_go_on_never_break_the_bound(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=fill, args=(tmp_path, seed, 3000)) for seed in range(3)]
+    for other in others:
+        other.start()
+    for seed in range(10, 16):
+        victim = context.Process(target=fill, args=(tmp_path, seed, 10**6))
+        victim.start()
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            total = 0
+            for entry in os.scandir(tmp_path):
+                try:
+                    total += entry.stat().st_blocks * 512
+                except FileNotFoundError:
+                    continue
+            assert total <= bound(6) + TAKEN  # a listing takes a while, in which one goes and another comes
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join(60)
+    for other in others:
+        other.join(60)
+        assert other.exitcode == 0
+    assert on_disk(tmp_path) <= bound(6)
+
+
+def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, bound(3))
+    with cache._locked():
+        blocked = multiprocessing.get_context("fork").Process(target=lambda: None)
+        starts = threading.Thread(target=blocked.start)
+        starts.start()
+        starts.join(0.2)
+        assert starts.is_alive()  # it waits until the lock is given back
+    starts.join(60)
+    blocked.join(60)
+    cache.add(name(1), content(1))
+    assert cache.find(name(1), 0, SIZE) == content(1)
+
+
+# Disks that take nothing
+
+
+@pytest.mark.parametrize("fault", ["full", "no byte more", "read-only", "no locks"])
+def test_a_disk_that_takes_nothing_costs_one_warning(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = DiskCache(tmp_path, bound(9))
+    cache.add(name(0), content(0))
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *mode: int, **options: Any) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, flags, *mode, **options)
+
+    class Full:
+        def __init__(self, *arguments: Any, **_: Any) -> None:
+            self.file = io.FileIO(arguments[0], "x")
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> int:
+            if fault == "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return self.file.write(data[:5000])
+
+    if fault in ("full", "no byte more"):
+        monkeypatch.setattr(disk_cache, "open", Full, raising=False)
+    elif fault == "read-only":
+        monkeypatch.setattr(os, "open", read_only)
+    else:
+        monkeypatch.setattr(disk_cache.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    for number in range(1, 4):
+        cache.add(name(number), content(number))
+    assert len(caplog.records) == 1
+    assert f"{tmp_path}: the cache keeps nothing more, and what it lacks is fetched each time: " in caplog.text
+    assert kept(cache, range(5)) == [0]
+    assert cache.find(name(0), 0, SIZE) == content(0)
+
+
+def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    cache = DiskCache(tmp_path / "file" / "cache", bound(9))
+    cache.add(name(0), content(0))
+    assert cache.find(name(0), 0, SIZE) is None
+    assert len(caplog.records) == 1

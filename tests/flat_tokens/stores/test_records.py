@@ -1,0 +1,99 @@
+"""JSON documents of a store: what they are read by, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.records import MAX_DEPTH, MAX_RECORD_BYTES, json_object, read_json, read_record
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.corpus import open_corpus
+from tasks.groups import read_group, read_report
+from tasks.output.leases import in_use
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import pin_note, read_origin
+from tasks.shards.receipts import load_shard
+
+
+def deep(levels: int) -> bytes:
+    return b'{"a": ' * levels + b"1" + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (deep(MAX_DEPTH + 1), "is JSON nested deeper than 100 levels"),
+        (b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}", "is JSON nested deeper than 100 levels"),
+        (deep(100_000), "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b'{"a": "\\ud800"}', "is not JSON .*surrogates"),
+        (b'{"\\uDFFF": 1}', "is not JSON .*surrogates"),
+        (b'{"a": "\xed\xa0\x80"}', "is not JSON .*utf-8"),
+        (b'{"a": 1', "is not JSON"),
+    ],
+)
+def test_what_is_none_of_our_documents_is_an_error_with_its_name(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^here: {words}"):
+        json_object(data, "here")
+
+
+def test_documents_that_are_only_unusual_are_read() -> None:
+    assert json_object(deep(MAX_DEPTH), "here")["a"]
+    assert json_object(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}', "here") == {"a": "\U0001f600"}
+
+
+@pytest.fixture(params=["local", "remote"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store.at(tmp_path)
+    fsspec.filesystem("memory").store.clear()
+    return Store.at("memory://records")
+
+
+def test_a_record_is_read_up_to_a_size(store: Store) -> None:
+    store.put("a.json", b'{"a": 1}')
+    store.put("empty", b"")
+    assert read_json(store, "a.json", 8) == {"a": 1}
+    assert read_record(store, "empty") == b""
+    with pytest.raises(ValueError, match=rf"{store.path('a.json')}: is larger than a thing may be \(7 bytes\)\.$"):
+        read_json(store, "a.json", 7, "a thing")
+    with pytest.raises(FileNotFoundError):
+        read_json(store, "b.json")
+
+
+def test_the_error_names_the_setting(tmp_path: Path) -> None:
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(MAX_RECORD_BYTES + 1)  # a hole
+    with pytest.raises(ValueError, match=r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
+        read_manifest(Store.at(tmp_path))
+
+
+READERS: dict[str, tuple[str, Callable[[Store], object]]] = {
+    "pointer": ("latest.json", read_pointer),
+    "group": ("_groups/0/group.json", lambda root: read_group(root, "0")),
+    "report": ("_groups/0/run.json", lambda root: read_report(root, "0", "run")),
+    "receipt": ("_cache/0/receipt.json", lambda root: load_shard(root, "0")),
+    "receipt of a tool": ("_cache/0/receipt.json", lambda root: open_corpus(root.path("_cache/0"))),
+    "pin": ("pins/0.json", lambda root: pin_note(root, "0")),
+    "origin": ("origins/0.json", lambda root: read_origin(root, "0")),
+    "lease": ("_running/build-0.json", in_use),
+    "manifest": ("manifest.json", read_manifest),
+}
+
+
+@pytest.mark.parametrize("levels", [900, 100_000])
+@pytest.mark.parametrize(("key", "read"), READERS.values(), ids=READERS)
+def test_a_record_nested_deep_is_an_error_with_its_name_or_none(
+    tmp_path: Path, key: str, read: Callable[[Store], object], levels: int
+) -> None:
+    root = Store.at(tmp_path / "out")
+    root.put(key, deep(levels))
+    try:
+        read(root)
+    except ValueError as error:
+        assert str(tmp_path) in str(error)  # noqa: PT017  most readers take it for no record

@@ -1,0 +1,205 @@
+"""A run's ledger: every batch, past and future, follows from one small file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens.rows.loader import Steps
+from tests.flat_tokens.rows.rows_by_number import Numbers
+
+
+@pytest.fixture
+def views(tmp_path: Path) -> dict[str, Any]:
+    """Packed rows of three small datasets."""
+    for k, name in enumerate(("web", "code", "books")):
+        write_dataset(tmp_path / name, [TokenBatch.from_sequences([[100 * k + i] * (i % 9) for i in range(90)])])
+    return {name: flat_tokens.open(tmp_path / name).train.packed(8) for name in ("web", "code", "books")}
+
+
+def batches(mixture: Mixture, stop: int) -> list[list[Any]]:
+    return [[field.tolist() for field in (*batch.samples, batch.source, batch.index)] for batch in mixture.steps(0, stop)]
+
+
+def test_a_ledger_reads_as_the_run_was_written(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    ledger = Ledger.create(path, {"web": (views["web"], 2), "code": (views["code"], 1.5)}, 16, seed=3)
+    plain = Mixture({"web": (views["web"], 2), "code": (views["code"], 1.5)}, 16, 3)
+    assert batches(ledger.mixture(), 9) == batches(plain, 9)
+
+    ledger.edit(5, {"web": Schedule([(5, 1), (50, 3)]), "books": (views["books"], 1, 4)}, batch_size=32)
+    ledger.edit(8, {"code": 0.1, "books": 2})
+    ledger.edit(9, batch_size=24)
+    assert ledger.names == ("web", "code", "books")
+    expected = batches(ledger.mixture(), 30)
+    assert expected[:5] == batches(plain, 5)
+    assert [len(batch[-1]) for batch in expected[:11]] == [16] * 5 + [32] * 3 + [32] + [24] * 2
+    assert path.stat().st_size < 3000
+
+    again = Ledger.open(path)
+    assert batches(again.mixture(), 30) == expected
+    assert again.mixture(steps=30).position(30) == 5 * 16 + 4 * 32 + 21 * 24
+    parts = [again.mixture().shard(host, 8)[12] for host in range(8)]
+    assert np.concatenate([part.index for part in parts]).tolist() == expected[12][-1]
+    assert json.loads(path.read_bytes())["edits"][1]["weights"]["web"] == {
+        "points": [[5, 1], [50, 3]],
+        "by": "step",
+        "kind": "linear",
+    }
+
+
+def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: dict[str, Any]) -> None:
+    ledger = Ledger.create(tmp_path / "run.json", {"web": (views["web"], 1), "code": (views["code"], 1)}, 8)
+    steps = ledger.mixture().steps()
+    for _ in itertools.islice(steps, 6):
+        pass
+    state = steps.state_dict()
+    ledger.edit(6, {"code": 1}, batch_size=12)
+    again = Steps(Ledger.open(tmp_path / "run.json").mixture())
+    again.load_state_dict(state)
+    batch = next(again)
+    assert set(batch.source.tolist()) == {1}
+    assert len(batch.source) == 12
+    ledger.edit(7, batch_size=20)
+    with pytest.raises(ValueError, match="in this loader that step is at sample"):
+        ledger.mixture().steps().load_state_dict({"step": 9, "position": 6 * 8 + 3 * 12})
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdata_resumes_a_run_with_a_ledger(tmp_path: Path, views: dict[str, Any]) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
+    ledger = Ledger.create(tmp_path / "run.json", {"web": (views["web"], 1), "code": (views["code"], 1)}, 8)
+    first = stateful.StatefulDataLoader(ledger.mixture(steps=20), batch_size=None)
+    seen = [batch.index.tolist() for batch in itertools.islice(first, 6)]
+    ledger.edit(6, {"code": 1, "books": (views["books"], 3)}, batch_size=12)
+    changed = Ledger.open(tmp_path / "run.json").mixture(steps=20)
+    second = stateful.StatefulDataLoader(changed, batch_size=None)
+    second.load_state_dict(first.state_dict())
+    seen += [batch.index.tolist() for batch in second]
+    assert seen == [changed.indices(step)[1].tolist() for step in range(20)]
+
+
+def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, Any]) -> None:
+    web, code = views["web"].tokens, views["code"].tokens
+    for number, (rows, settings) in enumerate(
+        [
+            ("packed", {"length": 8, "overlap": 3, "fields": ["inputs", "targets"]}),
+            ("documents", {"max_length": 5, "pad_id": 7}),
+            ("blocks", {"length": 6}),
+            ("packed_documents", {"length": 20, "fit": "best", "padding_idx": 3, "max_packs": 9}),
+        ]
+    ):
+        path = tmp_path / f"{number}.json"
+        made = {name: (getattr(tokens, rows)(**settings), 1) for name, tokens in (("web", web), ("code", code))}
+        expected = Ledger.create(path, made, 8).mixture()
+        found = Ledger.open(path).mixture()
+        assert [found.digest(step) for step in range(4)] == [expected.digest(step) for step in range(4)]
+
+
+def test_views_of_no_dataset_are_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    expected = Ledger.create(path, {"a": (Numbers(50), 1), "b": (Numbers(30), 1, 2)}, 8).mixture()
+    found = Ledger.open(path, views={"a": Numbers(50), "b": Numbers(30)}).mixture()
+    assert all(np.array_equal(found[step].index, expected[step].index) for step in range(9))
+    with pytest.raises(ValueError, match=r"source 'a' is a view of no dataset. Open the ledger with views="):
+        Ledger.open(path).mixture()
+    with pytest.raises(ValueError, match="source 'b' is not what the run has: its rows is 31, but in the ledger it is 30"):
+        Ledger.open(path, views={"a": Numbers(50), "b": Numbers(31)}).mixture()
+    with pytest.raises(ValueError, match="there is no source 'c'; there are 'a', 'b'"):
+        Ledger.open(path, views={"c": Numbers(50)})
+
+
+def test_a_dataset_may_move_but_not_change(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    expected = Ledger.create(path, {"web": (views["web"], 1), "code": (views["code"], 1)}, 8).mixture().digest(3)
+    os.rename(tmp_path / "web", tmp_path / "moved")
+    with pytest.raises(FileNotFoundError):
+        Ledger.open(path).mixture()
+    assert Ledger.open(path, places={"web": str(tmp_path / "moved")}).mixture().digest(3) == expected
+    write_dataset(tmp_path / "web", [TokenBatch.from_sequences([[i + 5] * (i % 9) for i in range(90)])])
+    with pytest.raises(ValueError, match=r"source 'web' is not what the run has: its dataset is .* add it as a new source"):
+        Ledger.open(path).mixture()
+
+
+def test_a_url_in_a_ledger_is_followed_only_when_the_ledger_is_trusted(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    expected = Ledger.create(path, {"web": (views["web"], 1)}, 8).mixture().digest(3)
+    url = f"file://{tmp_path}/web"
+    path.write_text(path.read_text().replace(f'"{tmp_path}/web"', f'"{url}"'))
+    with pytest.raises(ValueError, match=r"says that source 'web' is at file://.*trust_records"):
+        Ledger.open(path).mixture()
+    assert Ledger.open(path, trust_records=True).mixture().digest(3) == expected
+
+
+def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    ledger = Ledger.create(path, {"web": (views["web"], 1), "code": (views["code"], 1, 2)}, 8)
+    ledger.edit(5, {"code": 1})
+    before = path.read_bytes()
+    for step, sources, batch_size, complaint in (
+        (4, {"web": 1}, None, "would change the past: there is one from step 5"),
+        (6, {"books": 1}, None, "there is no source 'books'"),
+        (6, {"web": (views["web"], 1)}, None, "the run has had a source 'web'. Give its weight alone, or the new source another"),
+        (6, {}, None, "at least one source"),
+        (6, {"web": 0}, None, "weights are positive"),
+        (6, {"web": 1}, 0, "batch_size is 0"),
+        (99, {"web": 1}, None, "an edit from step 99 on, but the run ends before step"),
+        (6, {"books": (views["books"].tokens.packed(9), 1)}, None, "do not fit into one batch"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            ledger.edit(step, sources, batch_size=batch_size)  # type: ignore[arg-type]
+    assert path.read_bytes() == before
+    assert ledger.names == ("web", "code")
+    with pytest.raises(FileExistsError, match="there is a ledger already"):
+        Ledger.create(path, {"web": (views["web"], 1)}, 8)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.update(format="other"),
+        lambda content: content.update(seed=-1),
+        lambda content: content.update(edits=[]),
+        lambda content: content["edits"][0].update(step="0"),
+        lambda content: content["edits"][0].update(batch_size=0),
+        lambda content: content["edits"][0]["weights"].update(web="1"),
+        lambda content: content["edits"][0]["weights"].update(web={"points": []}),
+        lambda content: content["edits"][0]["weights"].update(other=1),
+        lambda content: content["sources"].append(content["sources"][0]),
+        lambda content: content["sources"][0].update(rows=None),
+    ],
+)
+def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[str, Any], damage: Any) -> None:
+    path = tmp_path / "run.json"
+    Ledger.create(path, {"web": (views["web"], 1)}, 8)
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"run\.json: is not a ledger that is understood here"):
+        Ledger.open(path)
+
+
+def test_rows_that_no_split_has_are_refused(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    Ledger.create(path, {"web": (views["web"], 1)}, 8)
+    path.write_text(path.read_text().replace('"rows": "packed"', '"rows": "require_vocab"'))
+    with pytest.raises(ValueError, match="the rows of source 'web' are 'require_vocab', but they are one of packed"):
+        Ledger.open(path).mixture()
+
+
+def test_a_ledger_cannot_say_where_something_is_written(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    packs = views["web"].tokens.packed_documents(20)
+    Ledger.create(path, {"web": (packs, 1)}, 8)
+    path.write_text(path.read_text().replace('"fit": ', f'"cache": "{tmp_path}/cache", "fit": '))
+    with pytest.raises(ValueError, match="'packed_documents' has no setting 'cache'"):
+        Ledger.open(path).mixture()
+    assert not (tmp_path / "cache").exists()

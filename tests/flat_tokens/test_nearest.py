@@ -1,0 +1,133 @@
+"""What is said of a path that is no dataset: what is there, and the nearest that is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import flat_tokens
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.nearest import datasets_below
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.cli import main
+
+BATCH = TokenBatch.from_sequences([[1, 2, 3]])
+
+
+def output(path: Path, version: str = "one") -> Path:
+    """A build's output, by what readers look at."""
+    write_dataset(path / "versions" / version, [BATCH])
+    (path / "latest.json").write_text(json.dumps({"version": version, "manifest_sha256": "", "sequence": 1}))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    output(tmp_path / "out/web")
+    write_dataset(tmp_path / "out/deep/er/plain", [BATCH])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/notes.txt").write_text("notes")
+    (tmp_path / "web.yaml").write_text("name: web\noutput: out/web  # here\nsource: {}\n")
+    return tmp_path
+
+
+SAID = {
+    "out/wep": "there is nothing here. Did you mean: {place}/out/web?",
+    "out/other": "there is nothing here. Did you mean: {place}/out/web?",
+    "out/deep/x": "there is nothing here. The nearest directory that is there is {place}/out/deep.",
+    "files/no/where": "there is nothing here. The nearest directory that is there is {place}/files.",
+    "out/web/latest": "there is nothing here. Name the dataset around it: {place}/out/web",
+    "out": "is no dataset itself. Name one below: {place}/out/web, {place}/out/deep/er/plain",
+    "empty": "is an empty directory. A dataset is ",
+    "files": "is no flat-tokens dataset. A dataset is a build's output",
+    "files/notes.txt": "is a file, no flat-tokens dataset. A dataset is ",
+    "web.yaml": "is a configuration, not a dataset. Name the output of its build: out/web",
+    "out/web/versions": "holds the versions of an output. Name the dataset around it: {place}/out/web",
+    "out/web/latest.json": "is a file of a dataset. Name the dataset around it: {place}/out/web",
+    "out/web/versions/one/train": "is one flat-tokens array, not a dataset with train and validation. "
+    "Name the dataset around it: {place}/out/web/versions/one",
+    "out/deep/er/plain/train/seq_starts/c": "is a part of a dataset, not a dataset. Name the dataset around it: "
+    "{place}/out/deep/er/plain",
+}
+
+
+@pytest.mark.parametrize("path", SAID)
+def test_what_is_there_and_the_nearest_dataset_are_named(place: Path, path: str) -> None:
+    said = re.escape(f"{place}/{path}: {SAID[path].format(place=place)}")
+    with pytest.raises(FileNotFoundError, match=f"^{said}"):
+        flat_tokens.open(place / path)
+
+
+def test_what_is_named_can_be_opened(place: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        flat_tokens.open(place / "out")
+    for path in str(raised.value).partition("below: ")[2].split(", "):
+        assert flat_tokens.open(path).train.seq_count + flat_tokens.open(path).validation.seq_count == 1
+
+
+def test_many_datasets_are_counted(tmp_path: Path) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}").mkdir()
+        (tmp_path / f"{i}/latest.json").touch()
+    with pytest.raises(FileNotFoundError, match=rf"below: {tmp_path}/0, .*{tmp_path}/4 and 3 more$"):
+        flat_tokens.open(tmp_path)
+
+
+def test_a_url_is_answered_in_the_same_way() -> None:
+    memory = fsspec.filesystem("memory")
+    write_dataset("memory://nearest/web", [BATCH])
+    try:
+        with pytest.raises(
+            FileNotFoundError, match=r"memory://.*nearest/wep: there is nothing here. Did you mean: memory://.*/web\?"
+        ):
+            flat_tokens.open("memory://nearest/wep")
+        with pytest.raises(FileNotFoundError, match=r"is no dataset itself. Name one below: memory://.*/nearest/web$"):
+            flat_tokens.open("memory://nearest")
+    finally:
+        memory.rm("/nearest", recursive=True)
+
+
+def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_into(place: Path) -> None:
+    output(place / "out/.hidden")
+    os.symlink(place / "out", place / "out/again")
+    assert [store.url for store in datasets_below(Store.at(place))] == [f"{place}/out/web", f"{place}/out/deep/er/plain"]
+
+
+def test_inspect_lists_the_datasets_below(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(place / "out/broken")
+    (place / "out/broken/latest.json").write_text("{}")
+    assert main(["inspect", str(place / "out"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["path"], one["token_count"], one["format"]) for one in said["datasets"]] == [
+        (f"{place}/out/web", 3, "flat-tokens"),
+        (f"{place}/out/deep/er/plain", 3, "flat-tokens"),
+    ]
+    assert [one["path"] for one in said["not_read"]] == [f"{place}/out/broken"]
+    assert main(["inspect", str(place / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{place}/out: no dataset itself, 2 datasets below"
+    assert lines[3].split() == ["web", "flat-tokens", "one", "3", "1"]
+
+
+def test_inspect_lists_exports_below_but_takes_one_in_several_directories_for_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for format in ("mds", "modalities"):
+        assert main(["export", str(place / "out/web"), str(place / "exports" / format), "--to", format]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(place / "exports"), "--json"]) == 0
+    found = {(one["path"].removeprefix(f"{place}/exports/"), one["format"]) for one in listed(capsys)}
+    assert found == {("mds", "mds"), ("modalities", "modalities")}
+    assert main(["inspect", str(place / "exports/mds"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "mds"
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(capsys.readouterr().out)["datasets"]
+    return found

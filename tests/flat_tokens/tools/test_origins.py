@@ -1,0 +1,91 @@
+"""What an export was made of travels with it: its documents are found again, whatever the format."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flat_tokens.formats import FORMATS
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import ORIGIN, open_corpus
+from tests.flat_tokens.demo import DEMO, build_demo
+from tests.flat_tokens.tools.test_export import MARKED
+
+END = "4096"
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_demo(tmp_path_factory.mktemp("origins") / "out", name="demo")
+
+
+def exported(version: Path, out: Path, format: str, *more: str) -> Path:
+    marks = ["--end-of-text", END] if format in MARKED else []
+    assert main(["export", str(version), str(out), "--to", format, *marks, *more]) == 0
+    return out
+
+
+def traced(path: Path, capsys: pytest.CaptureFixture[str], split: str = "train", sequence: int = 7) -> dict[str, Any]:
+    capsys.readouterr()
+    arguments = ["--split", split, "--sequence", str(sequence), "--source", str(DEMO), "--json"]
+    assert main(["trace", str(path), *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_trace_and_inspect_find_an_exports_documents_again(
+    version: Path, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of formats that nobody recognises, and without naming the end-of-text token: the origin tells them."""
+    out = exported(version, tmp_path / "moved" / format, format)
+    for split, sequence in (("train", 7), ("validation", 0)):
+        here, there = traced(out, capsys, split, sequence), traced(version, capsys, split, sequence)
+        assert here["text_from"] == "source"
+        assert {key: here[key] for key in ("document", "found", "text")} == {
+            key: there[key] for key in ("document", "found", "text")
+        }
+    assert main(["inspect", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["made_of"]["version"] == version.name
+    assert told["tokenizer"]["name"] == "tokenizer.json"
+    assert [source["name"] for source in told["sources"]] == ["stories", "notes"]
+
+
+def test_one_split_and_a_directory_of_an_export_have_its_origin(
+    version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = exported(version, tmp_path / "held-out", "mds", "--split", "validation")
+    assert traced(out, capsys, "validation", 3) == {**traced(out / "validation", capsys, "validation", 3), "path": str(out)}
+    assert not (out / ".export/documents/train").exists()
+
+
+def test_a_file_of_several_has_no_documents_but_its_sources(version: Path, tmp_path: Path) -> None:
+    out = exported(version, tmp_path / "out", "megatron", "--tokens-per-file", "5000")
+    corpus = open_corpus(out / "train_00000.bin")
+    assert corpus.documents("train") is None
+    assert [source.name for source in corpus.sources] == ["stories", "notes"]
+    assert open_corpus(out).documents("train") is not None
+
+
+def test_without_room_or_origin_an_export_is_read_all_the_same(
+    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flat_tokens.tools.export.ALWAYS_ROOM", -(10**9))
+    out = exported(version, tmp_path / "out", "parquet")
+    assert not (out / ".export/documents").exists()
+    assert traced(out, capsys)["document"] is None
+    shutil.rmtree(out / ".export")
+    assert open_corpus(out).provenance == {}
+
+
+@pytest.mark.parametrize("wrong", [{"options": {"end_of_text": "x"}}, {"format": "tar"}, {"provenance": []}, {"version": 1}])
+def test_an_origin_that_is_something_else_is_refused_by_name(version: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    out = exported(version, tmp_path / "out", "parquet")
+    (out / ORIGIN).write_text(json.dumps({**json.loads((out / ORIGIN).read_text()), **wrong}))
+    with pytest.raises(ValueError, match=r"origin\.json: is not the origin of an export"):
+        open_corpus(out)

@@ -1,0 +1,244 @@
+"""Datasets of strangers: what they say of files and servers is not followed, and what they are called moves no terminal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.sources import Locator, place_below
+from flat_tokens.tools.terminal import VISIBLE, line, markdown
+from tests.flat_tokens.demo import build_dataset
+
+LINES = b'{"text": "one"}\n{"text": "two"}\n'
+EVIL = "\x1b]52;c;ZXZpbA==\x07 \x1b[2K\rright\n\x9b2J\x7f\u202e<img src=x onerror=alert(1)>|`[a](javascript:b)"
+
+
+@contextmanager
+def requests_to_a_server() -> Iterator[tuple[str, list[str]]]:
+    """The URL of a server on this machine, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(LINES)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(LINES)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A build's output of two documents, whose source is still where it was."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.jsonl").write_bytes(LINES)
+    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
+    shutil.rmtree(tmp_path / "out" / "_cache")
+    return tmp_path / "out"
+
+
+def change(output: Path, what: Callable[[dict[str, Any]], object]) -> None:
+    """Change the provenance in the manifest."""
+    (path,) = output.glob("versions/*/manifest.json")
+    manifest = json.loads(path.read_text())
+    what(manifest["provenance"])
+    before, after = (hashlib.sha256(data).hexdigest() for data in (path.read_bytes(), json.dumps(manifest).encode()))
+    path.write_text(json.dumps(manifest))
+    pointer = output / "latest.json"
+    pointer.write_text(pointer.read_text().replace(before, after))
+
+
+def record(output: Path, **settings: Any) -> None:
+    """Change the configuration in the record of the run."""
+    (path,) = output.glob("runs/*.json")
+    run = json.loads(path.read_text())
+    run["config"].update(settings)
+    path.write_text(json.dumps(run))
+
+
+def commands(output: Path) -> list[list[str]]:
+    return [["trace", str(output), "--sequence", "0"], ["verify", str(output), "--sample", "1/1"]]
+
+
+CHAINS = ("{}/x.jsonl", "reference::{}/refs.json", "simplecache::{}/x.jsonl", "zip://x::{}/a.zip", "filecache::reference::{}/x")
+
+
+@pytest.mark.parametrize("url", CHAINS)
+def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(
+    dataset: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with requests_to_a_server() as (server, asked):
+        record(dataset, sources=[{"path": url.format(server)}])
+        change(dataset, lambda made_of: made_of["sources"][0].update({"from": url.format(server)}))
+        for command in commands(dataset):
+            main(command)
+            capsys.readouterr()
+        change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(name=url.format(server)))
+        for command in commands(dataset):
+            main([*command, "--source", str(dataset.parent / "in")])
+            if "::" in url:
+                main([*command, "--trust-records"])
+        assert asked == []
+
+
+def test_with_consent_a_plain_url_is_read(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So the tests of what is not asked for test something."""
+    with requests_to_a_server() as (server, asked):
+        record(dataset, sources=[{"path": f"{server}/x.jsonl"}])
+        assert main([*commands(dataset)[0], "--trust-records"]) == 0
+        assert "text from  the source" in capsys.readouterr().out
+        assert set(asked) == {"/x.jsonl"}
+
+
+def test_without_consent_the_record_of_a_run_opens_no_file(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(commands(dataset)[0]) == 0
+    said = capsys.readouterr().out
+    assert "x.jsonl is not found; say where it is with --source, or trust the dataset's own records: --trust-records" in said
+    assert main([*commands(dataset)[0], "--source", str(dataset.parent / "in")]) == 0
+    assert "text from  the source" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["/dev/zero", "dev/zero", "../../dev/zero", "zero", "link", "away/x.jsonl", "pipe", "", ".", "a\0b"]
+)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path, dataset: Path, name: str, trusted: bool) -> None:
+    given, outside = tmp_path / "given", tmp_path / "outside"
+    given.mkdir()
+    outside.mkdir()
+    (outside / "x.jsonl").write_bytes(b"")
+    (given / "zero").symlink_to("/dev/zero")
+    (given / "link").symlink_to(outside / "x.jsonl")
+    (given / "away").symlink_to(outside)
+    os.mkfifo(given / "pipe")
+    change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(name=name, size=0))
+    corpus = open_corpus(dataset)
+    (file,) = corpus.sources[0].files
+    assert Locator(corpus, [str(given)], trusted).find(file) is None
+
+
+def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a b#?.txt").write_bytes(b"")
+    (tmp_path / "real" / "link").symlink_to("a b#?.txt")
+    (tmp_path / "given").symlink_to("real")
+    for base in (str(tmp_path / "given"), f"file://{tmp_path}/given/"):
+        assert place_below(base, "link") == str(tmp_path / "real" / "a b#?.txt")
+    assert place_below("https://host/d", "a b#?.txt") == "https://host/d/a%20b%23%3F.txt"
+    assert place_below("s3://bucket/d/", "a b#?.txt") == "s3://bucket/d/a b#?.txt"
+    for url in ("reference://x", "HTTP://host", "data://x", "zip://a", "ftp://host", "memory://x://y"):
+        assert place_below(url, "x") is None
+    assert place_below(str(tmp_path), "\ud800") is None
+    for name in ("../x", "a/../../x", "/x", "x::http://host/y"):
+        assert place_below("s3://bucket/d", name) is None
+
+
+@pytest.mark.parametrize("sha256", ["../../../outside", "/etc/hostname", "linked"])
+def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path: Path, dataset: Path, sha256: str) -> None:
+    (tmp_path / "outside").write_bytes(LINES)
+    (dataset / "_cache" / "files").mkdir(parents=True)
+    (dataset / "_cache" / "files" / "linked").symlink_to(tmp_path / "outside")
+    record(dataset, scratch=str(tmp_path))
+    change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(sha256=sha256, name="elsewhere"))
+    corpus = open_corpus(dataset)
+    assert Locator(corpus).find(corpus.sources[0].files[0]) is None
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "evil/repository", "tokenizer.json", "~", ".", "vocabulary", "x.tiktoken"])
+def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(
+    tmp_path: Path, dataset: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vocabulary").mkdir()
+    monkeypatch.chdir(tmp_path)
+    record(dataset, tokenizer={"name": "/dev/zero"})
+    change(dataset, lambda made_of: made_of["tokenizer"].update(name=name))
+    with requests_to_a_server() as (server, asked):
+        monkeypatch.setenv("HF_ENDPOINT", server)
+        assert main(["inspect", str(dataset), "--sequence", "0"]) == 2
+        assert "If you trust who made the dataset: --trust-records" in capsys.readouterr().err
+        for command in (*commands(dataset), ["stats", str(dataset)]):
+            assert main(command) == 0
+        assert asked == []
+
+
+# What is shown
+
+
+def evil_dataset(path: Path) -> Path:
+    batch = TokenBatch.from_sequences([[1, 2], [3]])
+    source = {"name": EVIL, "from": EVIL, "revision": EVIL, EVIL: EVIL}
+    source |= {"files": [{"name": EVIL, "size": 1, "sha256": EVIL}]}
+    tokenizer = {"name": EVIL, "digest": EVIL, "revision": EVIL}
+    provenance = {"name": EVIL, "sources": [source], "tokenizer": tokenizer, "documents": {EVIL: EVIL}, "split": {"seed": EVIL}}
+    write_dataset(path, [batch], [batch], provenance=provenance)
+    return path
+
+
+def is_harmless(said: str) -> bool:
+    return not {ord(character) for character in said} & set(VISIBLE) and "right\n" not in said
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    evil, plain = str(evil_dataset(tmp_path / "evil")), tmp_path / "plain"
+    write_dataset(plain, [TokenBatch.from_sequences([[1]])], provenance={"name": "plain"})
+    for command in (
+        *(["inspect", evil], ["stats", evil], ["trace", evil, "--sequence", "0"], ["diff", evil, str(plain)]),
+        *(["verify", evil], ["verify", evil, "--full"], ["verify", evil, "--sample", "1/1"]),
+        *(["inspect", evil, "--sequence", "0"], ["inspect", evil, "--find", "x"], ["inspect", evil, "--sequence", "0", "--ids"]),
+        *(["inspect", evil, "--split", EVIL], ["inspect", f"{evil}/{EVIL}"], ["verify", f"{evil}/{EVIL}"]),
+    ):
+        main([*command, *as_json])
+        out, err = capsys.readouterr()
+        assert is_harmless(out), command
+        assert is_harmless(err), command
+    assert main(["inspect", evil, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == EVIL
+
+
+def test_with_colours_names_bring_none_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(evil_dataset(tmp_path / "evil")), "--color", "always"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    assert is_harmless(out.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", ""))
+
+
+def test_a_report_shows_names_as_text(tmp_path: Path) -> None:
+    assert main(["stats", str(evil_dataset(tmp_path / "evil")), "--html", str(tmp_path / "report.html")]) == 0
+    report = (tmp_path / "report.html").read_text()
+    assert "<img" not in report
+    assert not {ord(character) for character in report} & set(VISIBLE)
+
+
+def test_lines_and_markdown_of_any_text() -> None:
+    assert line("a\nb\x1b[2J\t\ud800") == "a␊b␛[2J\t\ufffd"
+    assert markdown({"a|b": ["<b>", ("`x`", 3, None)]}) == {r"a\|b": ["&lt;b&gt;", ("'x'", 3, None)]}
+    assert markdown("![a](b)[c][d]\n# e\\") == r"![a\](b)[c\][d]␊# e" + "\\\\"
+    for name in ("web_text-1.2 (part *)", "s3://bucket/a_b/**/[0-9]*.jsonl?x=1&y=2", "local files (corpus)", "日本 ☃.txt"):
+        assert markdown(name) == name

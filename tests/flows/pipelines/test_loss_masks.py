@@ -1,0 +1,330 @@
+"""Loss masks through the whole pipeline: built of prompts and completions, reused, and kept by every operation on datasets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens.manifest import SPLITS
+from flat_tokens.text.rows import prompts_and_completions, with_completions
+from flat_tokens.tools.cli import main
+from flows.pipelines.derive import derive
+from flows.pipelines.import_ import import_files
+from flows.pipelines.refresh import refresh
+from flows.pipelines.retokenize import reruns
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, Source
+from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.examples import examples
+from tests.faults.support import build_here, digests
+
+Pair = tuple[str, str]
+PAIRS: list[Pair] = [("2+2=", "4"), ("", "x"), ("ab", ""), ("", ""), ("\0\2\0\1", "\0\2é")]
+
+
+def write(path: Path, pairs: list[Pair]) -> Path:
+    """Pairs in the format that the file's name tells."""
+    path.parent.mkdir(exist_ok=True)
+    table = pa.table({"q": [q for q, _ in pairs], "a": [a for _, a in pairs]})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=50)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([("a", "q"), *((a, q) for q, a in pairs)])
+    else:
+        path.write_text("".join(json.dumps({"a": a, "q": q, "z": 1}) + "\n" for q, a in pairs))
+    return path
+
+
+def settings(output: Path, source: Path, **more: Any) -> dict[str, Any]:
+    columns = {"path": str(source), "prompt_column": "q", "completion_column": "a"}
+    return {"output": str(output), "source": columns, "tokenizer": "bytes", "validation_fraction": 0, **more}
+
+
+def spelled(split: flat_tokens.FlatTokens) -> list[tuple[bytes, bytes]]:
+    """Of each document the bytes that don't count, and those that do, which come behind them."""
+    found = []
+    for i in range(split.seq_count):
+        start, stop = split.span(i)
+        mask = split.mask(start, stop)
+        ids = (split.sequence(i) - 1).astype(np.uint8)
+        found.append((ids[mask == 0].tobytes(), ids[mask == 1].tobytes()))
+    return found
+
+
+def as_bytes(pairs: list[Pair]) -> list[tuple[bytes, bytes]]:
+    return [(q.encode(), a.encode()) for q, a in pairs]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow", ".csv"])
+def test_tokens_of_completions_count(tmp_path: Path, suffix: str) -> None:
+    """In every format with columns. A zero byte of a prompt is not taken for its end."""
+    pairs = [pair for pair in PAIRS if suffix != ".csv" or "\0" not in pair[0]]
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / f"x{suffix}", pairs)))
+    assert spelled(flat_tokens.open(tmp_path / "out").train) == as_bytes(pairs)
+    flat_tokens.verify(tmp_path / "out", "full")
+
+
+@given(st.lists(st.tuples(*[st.text(st.sampled_from("\0\1\2ab"), max_size=6)] * 2), max_size=5))
+@examples(100)
+def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs: list[Pair]) -> None:
+    columns = [pa.array([pair[i] for pair in pairs], pa.string()) for i in (0, 1)]
+    texts = with_completions(*columns).cast(pa.large_string())
+    assert prompts_and_completions(texts).to_pylist() == [text for pair in pairs for text in pair]
+
+
+@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
+def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str) -> None:
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS[:3]), layout=layout))
+    train = zarr.open_group(str(tmp_path / "out" / "latest" / "train"), mode="r")
+    assert np.asarray(train["loss_mask"]).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    assert train["loss_mask"].dtype == np.uint8
+    assert np.asarray(train["seq_starts"]).tolist() == [0, 5, 6, 8]
+
+
+def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
+    """Nothing of it says that there could be one."""
+    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    build_here({**settings(tmp_path / "out", source), "source": {"path": str(source), "text_column": "q"}})
+    assert not list((tmp_path / "out").rglob("*loss_mask*"))
+    versions = (tmp_path / "out" / "versions", tmp_path / "out" / "_cache")
+    assert not [path for root in versions for path in root.rglob("*.json") if b"loss_mask" in path.read_bytes()]
+    assert not [path for root in versions for path in root.rglob("*.json") if b"masked" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.unlink(), "train/loss_mask/c/0 is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "train/loss_mask/c/0 has"),
+        (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "train/loss_mask/c/0 has sha256"),
+    ],
+)
+def test_verify_checks_the_mask(tmp_path: Path, damage: Callable[[Path], object], told: str) -> None:
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    damage(tmp_path / "out" / "latest" / "train" / "loss_mask" / "c" / "0")
+    with pytest.raises(flat_tokens.DamagedError, match=told):
+        flat_tokens.verify(tmp_path / "out", "full")
+
+
+def test_verify_refuses_a_mask_of_other_values(tmp_path: Path) -> None:
+    batch = flat_tokens.TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 2], np.uint8))
+    flat_tokens.write_dataset(tmp_path / "out", [batch])
+    with pytest.raises(flat_tokens.DamagedError, match="token 2 has 2, but the mask is 1 or 0"):
+        flat_tokens.verify(tmp_path / "out", "full")
+
+
+def test_sources_without_prompts_count_whole_beside_others(tmp_path: Path) -> None:
+    """A source of plain text in a dataset with masks: all of its tokens count."""
+    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    plain = {"name": "plain", "path": str(source), "text_column": "q"}
+    asked = settings(tmp_path / "out", source)
+    sources = [{**asked.pop("source"), "name": "asked"}, plain]
+    build_here({**asked, "sources": sources})
+    assert spelled(flat_tokens.open(tmp_path / "out").train) == [*as_bytes(PAIRS[:2]), (b"", b"2+2="), (b"", b"")]
+
+
+def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> None:
+    """The mask is part of the keys of shards and segments: nothing of one is taken for the other."""
+    source = write(tmp_path / "in" / "x.jsonl", [("ab", "c"), ("d", "ef")])
+    build_here(settings(tmp_path / "out", source))
+    turned = {"path": str(source), "prompt_column": "a", "completion_column": "q"}
+    build_here({**settings(tmp_path / "out", source), "source": turned})
+    assert spelled(flat_tokens.open(tmp_path / "out").train) == [(b"c", b"ab"), (b"ef", b"d")]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"completion_column": "a"}, "has a completion_column; give its prompt_column, too"),
+        ({"prompt_column": "q"}, "has a prompt_column; give its completion_column, too"),
+        ({"prompt_column": "q", "completion_column": "q"}, "are both 'q'"),
+        ({"prompt_column": "q", "completion_column": "a", "text_column": "t"}, "has text_column and prompt_column"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(more: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Source(path="in", **more)
+
+
+def test_a_missing_completion_is_a_bad_document(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"q": "a", "a": "b"}\n{"q": "c", "a": null}\n{"q": "d"}\n{"q": "e", "a": 5}\n')
+    with pytest.raises(ValueError, match=r"in.jsonl, row 1: the text is null"):
+        build_here(settings(tmp_path / "out", path))
+    build_here(settings(tmp_path / "out", path, documents={"on_bad": "skip"}))
+    opened = flat_tokens.open(tmp_path / "out")
+    assert spelled(opened.train) == [(b"a", b"b")]
+    assert opened.manifest["totals"]["documents"]["skipped"] == {"null": 2, "wrong_type": 1}
+
+
+def many(count: int) -> list[Pair]:
+    drawn = random.Random(5)
+    return [(f"{i} " + "q" * drawn.randrange(40), "a" * drawn.randrange(40)) for i in range(count)]
+
+
+def test_a_change_in_the_source_changes_no_byte_of_the_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and masks of segments that did not change come out of the version before, and are those of a build from nothing."""
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 400)
+    pairs, source = many(400), tmp_path / "in" / "x.jsonl"
+    more = {"validation_fraction": 0.3, "slice_bytes": 6000}
+    build_here(settings(tmp_path / "out", write(source, pairs), **more))
+    write(source, [*pairs[:200], ("new ", "one"), *pairs[202:]])
+    result = build_here(settings(tmp_path / "out", source, **more))
+    assert result.text_bytes_tokenized < 4000
+    build_here(settings(tmp_path / "anew", source, **more))
+    assert digests((tmp_path / "out" / "latest").resolve()) == digests((tmp_path / "anew" / "latest").resolve())
+
+
+def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    told = settings(tmp_path / "out", source)
+    build_here(told)
+    write(source, PAIRS[:3])
+    with Threads(2) as runner:
+        refresh(BuildConfig.model_validate(told), runner)
+        assert spelled(flat_tokens.open(tmp_path / "out").train) == as_bytes(PAIRS[:3])
+        with reruns(str(tmp_path / "out"), ["gpt2"], str(tmp_path / "gpt2"), lambda config: Threads(2)) as (configs, publish):
+            publish(configs[0])
+        split = str(tmp_path / "out" / "latest" / "train")
+        import_files(ImportRequest(path=split, output=str(tmp_path / "imported")), runner)
+    assert spelled(flat_tokens.open(tmp_path / "imported").train) == as_bytes(PAIRS[:3])
+    again = flat_tokens.open(tmp_path / "gpt2").train
+    assert [again.mask(*again.span(i)).tolist() for i in range(3)] == [[0, 0, 0, 0, 1], [1], [0]]
+
+
+def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By ``verify --sample``, which finds each document's text in its source; a conversation's template it does not have."""
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    assert main(["verify", str(tmp_path / "out"), "--sample", "1/1", "--trust-records", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"]["same"] == len(PAIRS)
+    build_here(talk_settings(tmp_path / "talks", write_talks(tmp_path / "in" / "y.jsonl")))
+    assert main(["verify", str(tmp_path / "talks"), "--sample", "1/1", "--trust-records", "--json"]) == 0
+    assert "conversations are tokenized by builds alone" in capsys.readouterr().out
+
+
+def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any) -> flat_tokens.Dataset:
+    request = {"operation": operation, "inputs": [str(path) for path in inputs], "output": str(output), **more}
+    with Threads(2) as runner:
+        derive(DeriveRequest.model_validate(request), runner)
+    flat_tokens.verify(output, "full")
+    return flat_tokens.open(output)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("masked")
+    build_here(settings(here / "out", write(here / "in" / "x.jsonl", many(300)), validation_fraction=0.3))
+    return here / "out"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("plain")
+    source = write(here / "in" / "x.jsonl", [("all of it", "")])
+    build_here({**settings(here / "out", source), "source": {"path": str(source), "text_column": "q"}})
+    return here / "out"
+
+
+def test_operations_on_datasets_keep_the_mask(masked: Path, tmp_path: Path) -> None:
+    before = {split: spelled(getattr(flat_tokens.open(masked), split)) for split in SPLITS}
+    layout = operated({"operation": "relayout"}, masked, output=tmp_path / "relayout", layout="compact")
+    shuffled = operated({"operation": "shuffle"}, masked, output=tmp_path / "shuffle")
+    some = operated({"operation": "subset", "min_tokens": 30}, masked, output=tmp_path / "subset")
+    for split in SPLITS:
+        assert before[split]
+        assert spelled(getattr(layout, split)) == before[split]
+        assert spelled(getattr(shuffled, split)) != before[split]
+        assert sorted(spelled(getattr(shuffled, split))) == sorted(before[split])
+        assert spelled(getattr(some, split)) == [pair for pair in before[split] if len(b"".join(pair)) >= 30]
+
+
+def test_in_a_merge_all_tokens_of_a_dataset_without_a_mask_count(masked: Path, plain: Path, tmp_path: Path) -> None:
+    both = operated({"operation": "merge"}, plain, masked, output=tmp_path / "merge")
+    assert spelled(both.train) == [(b"", b"all of it"), *spelled(flat_tokens.open(masked).train)]
+    without = operated({"operation": "merge"}, plain, plain, output=tmp_path / "plain")
+    assert without.train.loss_mask is None
+
+
+TALKS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+    [{"role": "assistant", "content": "é"}],
+    [],
+]
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+
+
+def write_talks(path: Path) -> Path:
+    """Conversations as JSON lines, as lists in Parquet or Arrow, or as JSON in a text column."""
+    path.parent.mkdir(exist_ok=True)
+    if path.name.startswith("text"):
+        pq.write_table(pa.table({"talk": [json.dumps(talk) for talk in TALKS]}), path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table({"id": range(len(TALKS)), "talk": TALKS}), path, row_group_size=2)
+    elif path.suffix == ".arrow":
+        table = pa.table({"talk": TALKS})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in TALKS))
+    return path
+
+
+def talk_settings(output: Path, source: Path, template: str = TEMPLATE, **more: Any) -> dict[str, Any]:
+    (output.parent / "x.jinja").write_text(template)
+    chat = {"path": str(source), "messages_column": "talk", "chat_template": str(output.parent / "x.jinja"), **more}
+    return {"output": str(output), "source": chat, "tokenizer": "bytes", "validation_fraction": 0}
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "text.parquet", "x.arrow"])
+def test_conversations(tmp_path: Path, name: str) -> None:
+    """In every format that has lists, or JSON of them in a column of text."""
+    build_here(talk_settings(tmp_path / "out", write_talks(tmp_path / "in" / name)))
+    assert spelled(flat_tokens.open(tmp_path / "out").train) == [(b"u:2+2?;a:", b"4;"), (b"a:", "é;".encode()), (b"", b"")]
+
+
+def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path: Path) -> None:
+    """Its content, not its path: another template, or other roles, tokenize anew; the same one elsewhere is the same dataset."""
+    source = write_talks(tmp_path / "in" / "x.jsonl")
+    first = build_here(talk_settings(tmp_path / "out", source))
+    other = build_here(talk_settings(tmp_path / "out", source, TEMPLATE.replace(";", "!")))
+    roles = build_here(talk_settings(tmp_path / "out", source, roles=["user"]))
+    assert len({first.version, other.version, roles.version}) == 3
+    assert spelled(flat_tokens.open(tmp_path / "out" / "versions" / other.version).train)[0] == (b"u:2+2?!a:", b"4!")
+    (tmp_path / "elsewhere").mkdir()
+    assert build_here(talk_settings(tmp_path / "elsewhere" / "out", source)).version == first.version
+    recorded = flat_tokens.open(tmp_path / "out" / "versions" / first.version).manifest["provenance"]["sources"][0]
+    assert recorded["chat"] == {"template": TEMPLATE, "tokens": {}, "roles": ["assistant"]}
+    assert str(tmp_path) not in json.dumps(recorded)
+
+
+def test_messages_that_are_none_are_bad_documents(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"talk": [{"role": "user", "content": "a"}]}\n{"talk": {"role": "user"}}\n{"talk": null}\n{"talk": "[1]"}\n')
+    with pytest.raises(ValueError, match=r"in.jsonl, row 1: 'talk' is a JSON object, not an array of messages"):
+        build_here(talk_settings(tmp_path / "out", path))
+    build_here({**talk_settings(tmp_path / "out", path), "documents": {"on_bad": "skip"}})
+    opened = flat_tokens.open(tmp_path / "out")
+    assert spelled(opened.train) == [(b"u:a;", b"")]
+    assert opened.manifest["totals"]["documents"]["skipped"] == {"null": 1, "unencodable": 1, "wrong_type": 1}
+
+
+def test_settings_of_messages_need_messages() -> None:
+    with pytest.raises(ValueError, match="has roles, which is for messages; give its messages_column, too"):
+        Source(path="in", roles=("user",))

@@ -1,0 +1,223 @@
+"""Reuse by segment, and tokens stored once: whatever changed in the sources, the bytes are those of a build from nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tasks.tokenize.segments
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import BuildResult
+from tasks.garbage import Policy, collect
+from tasks.shards.index import read_index
+from tests.examples import first_fast
+from tests.faults.support import build_here, receipts, shards_stay, version_digests
+
+MEAN, MOST = 400, 2000
+Rows = list[tuple[str, str]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_segments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.tokenize.segments, "MEAN_BYTES", MEAN)
+        patch.setattr(tasks.tokenize.segments, "MOST_BYTES", MOST)
+        yield
+
+
+def rows_of(name: str, count: int) -> Rows:
+    return [(f"{name}-{i}", f"{name} {i}: " + "salt wind " * (i % 7)) for i in range(count)]
+
+
+def put(path: Path, rows: Rows, group: int = 50, codec: str = "zstd") -> None:
+    """Write rows in the format that the file's name tells."""
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet":
+        table = pa.table({"id": [one for one, _ in rows], "text": [text for _, text in rows]})
+        pq.write_table(table, path, row_group_size=group, compression=codec)
+        return
+    data = "".join(json.dumps({"id": one, "text": text}) + "\n" for one, text in rows).encode()
+    path.write_bytes(zstandard.compress(data) if path.suffix == ".zst" else data)
+
+
+def built(output: Path, source: Path, **more: object) -> BuildResult:
+    told = {"output": str(output), "source": {"path": str(source), "id_column": "id"}, "tokenizer": "bytes"}
+    return build_here({**told, "validation_fraction": 0.2, "slice_bytes": 6000, **more})
+
+
+def check_same(output: Path, source: Path, tmp_path: Path, **more: object) -> BuildResult:
+    """Build on what is there, and from nothing: the bytes are the same. No token is stored twice."""
+    result = built(output, source, **more)
+    shutil.rmtree(tmp_path / "anew", ignore_errors=True)
+    anew = built(tmp_path / "anew", source, **more)
+    assert result.version == anew.version
+    assert version_digests(output, result.version) == version_digests(tmp_path / "anew", anew.version)
+    assert receipts(output) == set()
+    return result
+
+
+FORMATS = ["a.parquet", "a.jsonl", "a.jsonl.zst"]
+
+
+@pytest.mark.parametrize("name", first_fast(FORMATS))
+def test_a_change_of_a_file_costs_its_segments(name: str, tmp_path: Path) -> None:
+    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
+    put(source / name, rows)
+    first = check_same(output, source, tmp_path)
+    text_bytes = first.totals["documents"]["text_bytes"]
+    assert first.text_bytes_tokenized == text_bytes
+    seams = 1 + text_bytes // 6000
+    for changed in (
+        [*rows[:400], ("a-400", "another text"), *rows[401:]],
+        [*rows[:300], *rows[301:]],
+        [("front", "at the front"), *rows],
+        [*rows, *rows_of("more", 10)],
+    ):
+        put(source / name, changed)
+        result = check_same(output, source, tmp_path)
+        assert result.slices_reused == 0
+        assert 0 < result.text_bytes_tokenized < 4 * seams * MEAN < text_bytes
+
+
+def test_content_that_moves_between_files_costs_its_seams(tmp_path: Path) -> None:
+    """Renamed, recompressed with other row groups, converted, split, joined."""
+    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 900)
+    put(source / "a.parquet", rows)
+    check_same(output, source, tmp_path)
+    (source / "a.parquet").rename(source / "b.parquet")
+    assert check_same(output, source, tmp_path).text_bytes_tokenized == 0
+    some = 24_000
+    put(source / "b.parquet", rows, group=33, codec="snappy")
+    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
+    (source / "b.parquet").unlink()
+    put(source / "b.jsonl", rows)
+    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
+    put(source / "b.jsonl", rows[:450])
+    put(source / "c.jsonl", rows[450:])
+    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
+    (source / "c.jsonl").unlink()
+    put(source / "b.jsonl", rows)
+    result = check_same(output, source, tmp_path)
+    assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
+
+
+def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path: Path) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    put(source / "a.jsonl.zst", rows_of("a", 500))
+    put(source / "b.jsonl", [("empty", ""), *rows_of("b", 100), ("last", "")])
+    check_same(output, source, tmp_path)
+    for change in ({"validation_fraction": 0.7}, {"validation_fraction": 0}, {"split_seed": 3}, {"layout": "compact"}):
+        result = check_same(output, source, tmp_path, **change)
+        assert result.text_bytes_tokenized == 0
+        assert result.slices_reused == result.slices
+    assert check_same(output, source, tmp_path, layout="zarr2", validation_fraction=1).text_bytes_tokenized == 0
+
+
+def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    put(source / "a.jsonl", rows_of("a", 300))
+    first = check_same(output, source, tmp_path)
+    path = Path(first.path) / "train/encoded_tokens/c/0"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 2
+    path.write_bytes(data)
+    second = check_same(output, source, tmp_path, split_seed=1)
+    assert second.text_bytes_tokenized > 0
+    assert f"Version {first.version} is not trusted" in caplog.text
+    shutil.rmtree(first.path)
+    third = check_same(output, source, tmp_path, split_seed=2)
+    assert third.text_bytes_tokenized == 0  # the second one holds it
+    (output / "_cache/index" / f"{third.version}.json").write_text("{}")
+    shutil.rmtree(second.path)
+    assert check_same(output, source, tmp_path, split_seed=3).text_bytes_tokenized > 0
+
+
+def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path: Path) -> None:
+    """The file has changed since, so that no slice is known by its key."""
+    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 600)
+    put(source / "a.jsonl", rows)
+    with shards_stay():
+        lost = built(output, source)
+    shutil.rmtree(output / "versions")
+    shutil.rmtree(output / "_cache/index")
+    (output / "latest.json").unlink()
+    put(source / "a.jsonl", [*rows, *rows_of("b", 5)])
+    result = built(output, source)
+    assert 0 < result.text_bytes_tokenized < lost.text_bytes_tokenized // 3
+    anew = built(tmp_path / "anew", source)
+    assert version_digests(output, result.version) == version_digests(tmp_path / "anew", anew.version)
+
+
+def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path: Path) -> None:
+    """What was left out of a segment is asked for again."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    tokenizer = tmp_path / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"salt": 0, "wind": 1}, "unk_token": "missing"}
+    tokenizer.write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}, "version": "1.0"}))
+    rows = [(str(i), "storm" if i % 50 == 7 else "salt wind " * 20) for i in range(300)]
+    put(source / "a.jsonl", rows)
+    more = {"tokenizer": str(tokenizer), "documents": {"on_bad": "skip"}}
+    first = check_same(output, source, tmp_path, **more)
+    assert first.totals["documents"]["skipped"] == {"unencodable": 6}
+    put(source / "a.jsonl", [*rows, ("last", "salt")])
+    second = check_same(output, source, tmp_path, **more)
+    assert second.totals["documents"]["skipped"] == {"unencodable": 6}
+    assert second.text_bytes_tokenized < first.text_bytes_tokenized
+
+
+def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    put(source / "a.jsonl", rows_of("a", 50))
+    first = built(output, source)
+    second = built(output, source, split_seed=1)
+    root = Store.at(output)
+    counts = {split: second.totals[split]["seq_count"] for split in SPLITS}
+    held = [shard.held for shard in read_index(root, second.version)]
+    assert {split: sum(getattr(one, split)[1] for one in held) for split in SPLITS} == counts
+    collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
+    assert not Path(first.path).exists()
+    assert [path.stem for path in (output / "_cache/index").iterdir()] == [second.version]
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_any_history_of_edits_gives_what_a_build_from_nothing_gives(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tmp_path, chance = tmp_path_factory.mktemp("history"), random.Random(seed)
+    source, output = tmp_path / "in", tmp_path / "out"
+    endings = chance.choice([["jsonl", "jsonl.zst"], ["parquet"]])  # a source is of one format
+    files = {f"{name}.{chance.choice(endings)}": rows_of(name, chance.randrange(1, 60)) for name in "abc"}
+    for name, rows in files.items():
+        put(source / name, rows)
+    for step in range(4):
+        check_same(output, source, tmp_path, slice_bytes=chance.choice([900, 6000]), split_seed=chance.choice([0, 1]))
+        for _ in range(chance.randrange(1, 4)):
+            name = chance.choice(sorted(files))
+            rows = files[name]
+            match chance.choice(["add", "drop", "edit", "move", "rewrite", "clear"]):
+                case "add":
+                    rows[chance.randrange(len(rows) + 1) : 0] = rows_of(f"new{step}", chance.randrange(5))
+                case "drop" if len(rows) > 1:
+                    del rows[chance.randrange(len(rows))]
+                case "edit":
+                    i = chance.randrange(len(rows))
+                    rows[i] = (rows[i][0], f"edited {chance.random()}")
+                case "move":
+                    other = chance.choice(sorted(files))
+                    files[name], files[other] = files[other], files[name]
+                    put(source / other, files[other], group=chance.choice([7, 50]))
+                case "clear":
+                    del rows[1:]
+            put(source / name, files[name], group=chance.choice([7, 50]), codec=chance.choice(["snappy", "zstd"]))
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,282 @@
+"""Signed outputs: the same bytes beside their signatures, and nothing is read that who has no key could have written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+
+import flat_tokens
+from flat_tokens.manifest import manifest_bytes
+from flat_tokens.stores import signing
+from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.tools import cli
+from flows.pipelines.build import BuildResult
+from flows.pipelines.derive import derive
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.derive.request import DeriveRequest
+from tasks.garbage import Policy, collect
+from tasks.models import TokenShard
+from tasks.output.versions import list_versions, pin, read_origin, roll_back
+from tasks.shards.receipts import receipt_json
+from tests.faults.support import (
+    Settings,
+    build_here,
+    digests,
+    receipts,
+    settings_of,
+    shards_stay,
+    unpublish,
+    version_digests,
+    write_notes,
+)
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
+
+NOW = Policy(keep_versions=1, grace_days=0)
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A key that the environment names."""
+    (tmp_path / "keys").write_text("5a" * 32 + "\n")
+    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
+    return str(tmp_path / "keys")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6), slice_bytes=400)
+
+
+def all_that_writes(settings: Settings, tmp_path: Path) -> Path:
+    """A build, a refresh, a merge, a rollback, and a collection of garbage, at one output."""
+    build_here(settings)
+    write_notes(tmp_path / "in" / "notes.jsonl", 7)
+    with Threads(2) as runner:
+        refresh(BuildConfig.model_validate(settings), runner)
+        output = settings["output"]
+        operation = {"operation": "merge"}
+        derive(DeriveRequest.model_validate({"inputs": [output, output], "output": output, "operation": operation}), runner)
+    root = Store.at(output)
+    roll_back(root)
+    pin(root, list_versions(root)[1].version)
+    collect(root, NOW, delete=True)
+    write_notes(tmp_path / "in" / "notes.jsonl", 6)
+    return Path(output)
+
+
+def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    signed = digests(all_that_writes(settings, tmp_path))
+    monkeypatch.delenv(signing.KEY_FILE)
+    plain = digests(all_that_writes({**settings, "output": str(tmp_path / "plain")}, tmp_path))
+    told_times = ("runs/", "pins/", "origins/", "latest.json")
+    beside = {name for name in signed if name.endswith(".hmac")}
+    same = {name: digest for name, digest in signed.items() if name not in beside and not name.startswith(told_times)}
+    assert same == {name: digest for name, digest in plain.items() if not name.startswith(told_times)}
+    records = {
+        name
+        for name in signed
+        if name.endswith(("manifest.json", "receipt.json")) or name.startswith(("latest", "origins", "_cache/index/"))
+    }
+    assert beside == {f"{name}.hmac" for name in records - beside}
+    assert len(beside) > 4
+
+
+def test_everything_that_is_read_of_a_signed_output_is_signed(settings: Settings, tmp_path: Path, key: str) -> None:
+    out = all_that_writes(settings, tmp_path)
+    assert flat_tokens.verify(out, "full").object_count > 4
+    assert [read_origin(Store.at(out), version.version) is not None for version in list_versions(Store.at(out))].count(True)
+    assert build_here(settings).path == flat_tokens.open(out).path
+    with signing.using((b"another key" * 3,)):
+        for read in (flat_tokens.open, flat_tokens.verify, lambda path: list_versions(Store.at(path))):
+            with pytest.raises(
+                ValueError, match=r"latest\.json: the signature beside it is of something else, or by another key"
+            ):
+                read(out)
+        with pytest.raises(ValueError, match=r"latest\.json"):
+            build_here(settings)
+
+
+def forge_shard(out: Path) -> str:
+    """Change a token of a shard, and give it a receipt that is right but for its signature. Return its key."""
+    key = min(receipts(out))
+    shard = out / "_cache" / key
+    facts = json.loads((shard / "receipt.json").read_bytes())
+    facts.pop("sha256")
+    forged = TokenShard.model_validate({**facts, "read": facts["read"] + 1, "written": facts["written"] + 1})
+    (shard / "receipt.json").write_bytes(receipt_json(forged))
+    return key
+
+
+def test_a_forged_receipt_is_told_and_its_shard_is_made_again(
+    settings: Settings, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = Path(settings["output"])
+    with shards_stay():
+        first = build_here(settings)
+        right = digests(out / "_cache")
+        forged = forge_shard(out)
+        unpublish(out)
+        again = build_here(settings)
+    assert again.version == first.version
+    assert digests(out / "_cache") == right
+    (told,) = [message for message in caplog.messages if "is not trusted and is built again" in message]
+    assert forged[:12] in told
+    assert "receipt.json: the signature beside it is of something else" in told
+
+
+def test_shards_from_before_the_key_are_told_and_made_again(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with shards_stay():
+        first = build_here({**settings, "output": str(tmp_path / "other")})
+    (tmp_path / "out").mkdir()
+    shutil.copytree(tmp_path / "other" / "_cache", tmp_path / "out" / "_cache")
+    with signing.using((b"k" * 32,)):
+        again = build_here(settings)
+    assert sum("receipt.json: is not signed" in message for message in caplog.messages) == first.slices
+    signed = version_digests(tmp_path / "out", again.version)
+    del signed["manifest.json.hmac"]
+    assert signed == version_digests(tmp_path / "other", first.version)
+
+
+def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, key: str, tmp_path: Path) -> None:
+    """The one that is latest, and one that lies where a build would put its own."""
+    first = build_here(settings)
+    version = Path(first.path)
+    manifest = json.loads((version / "manifest.json").read_bytes())
+    card = version / "README.md"
+    card.write_text("forged")
+    objects = [Store.at(version).digest(stored["key"]) for stored in manifest["objects"]]
+    described = {name: manifest[name] for name in ("totals", "layout", "provenance")}
+    (version / "manifest.json").write_bytes(manifest_bytes(map(StoredObject._make, objects), **described))
+    pointer = json.loads((tmp_path / "out" / "latest.json").read_bytes())
+    pointer["manifest_sha256"] = Store.at(version).digest("manifest.json").sha256
+    (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
+    with signing.using(()):
+        assert flat_tokens.verify(tmp_path / "out", "full").object_count > 4  # nobody sees it without a key
+    with pytest.raises(ValueError, match=r"latest\.json: the signature"):
+        flat_tokens.open(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"manifest\.json: the signature"):
+        flat_tokens.open(version)
+    (tmp_path / "out" / "latest.json").unlink()
+    with pytest.raises(ValueError, match=r"manifest\.json: the signature"):
+        build_here(settings)
+
+
+def test_a_version_in_anothers_place_is_refused(settings: Settings, key: str, tmp_path: Path) -> None:
+    first = build_here(settings)
+    second = build_here({**settings, "split_seed": 1})
+    shutil.rmtree(second.path)
+    shutil.copytree(first.path, second.path)
+    with pytest.raises(ValueError, match=r"manifest\.json: the signature beside it is of something else"):
+        flat_tokens.open(tmp_path / "out")
+
+
+def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(
+    settings: Settings, key: str, tmp_path: Path
+) -> None:
+    """No signature tells which of two pointers is the newer one: docs/operations.md says so."""
+    first = build_here(settings)
+    earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.hmac")}
+    build_here({**settings, "split_seed": 1})
+    for name, data in earlier.items():
+        (tmp_path / "out" / name).write_bytes(data)
+    assert flat_tokens.open(tmp_path / "out").path == first.path
+
+
+def run_verify(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    status = cli.main(["verify", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def test_what_was_made_without_a_key_is_adopted_after_a_full_check(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = str(tmp_path / "out")
+    first = build_here(settings)
+    (tmp_path / "keys").write_text("5a" * 32)
+    assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 2  # no key
+    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
+    status, told = run_verify(out, capsys=capsys)
+    assert status == 2
+    assert f"{out}/latest.json: is not signed" in told
+    assert run_verify(out, "--sign", capsys=capsys)[0] == 2  # only after a full check
+    before = {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".hmac")}
+    assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 0
+    assert {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".hmac")} == before
+    assert flat_tokens.open(out).path == first.path
+    again = build_here({**settings, "split_seed": 1})
+    assert f"The index of version {first.version} is not used" in caplog.text
+    assert again.slices_reused == 0
+
+
+def test_what_is_damaged_is_not_adopted(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_here(settings)
+    (Path(first.path) / "README.md").write_text("changed")
+    with signing.using((b"k" * 32,)):
+        monkeypatch.setenv(signing.KEY_FILE, "unused")
+        assert run_verify(str(tmp_path / "out"), "--full", "--sign", capsys=capsys)[0] == 1
+    assert not list((tmp_path / "out").rglob("*.hmac"))
+
+
+def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings: Settings, key: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = build_here(settings)
+    second = build_here({**settings, "split_seed": 1})
+    orphans = ["origins/0123.json.hmac", f"_cache/files/{'0' * 64}.cut.json.hmac", f"_cache/{'0' * 64}/receipt.json.hmac"]
+    for name in orphans:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("orphan")
+    collect(Store.at(out), NOW, delete=True)
+    assert not (out / "versions" / first.version).exists()
+    beside = {path.relative_to(out).as_posix() for path in out.rglob("*.hmac")}
+    needed = [
+        "latest.json",
+        f"_cache/index/{second.version}.json",
+        f"versions/{second.version}/manifest.json",
+        f"origins/{second.version}.json",
+    ]
+    assert beside == {f"{name}.hmac" for name in needed if (out / name).exists()}
+    assert len(beside) >= 4
+
+
+@pytest.mark.parametrize("where", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
+def test_object_stores_are_signed_as_disks_are(
+    where: str, settings: Settings, key: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}" if where == "memory" else f"{request.getfixturevalue('s3')}/out"
+    there = {**settings, "output": url, "scratch": str(tmp_path / "scratch"), "layout": "mmap"}
+
+    def build(**changed: int) -> BuildResult:
+        return build_here({**there, **changed})
+
+    first, second = build(), build(split_seed=1)
+    assert second.slices_reused == second.slices
+    assert flat_tokens.verify(url, "full").path.endswith(second.version)
+    roll_back(Store.at(url))
+    assert flat_tokens.open(url).path.endswith(first.version)
+    collect(Store.at(url), NOW, delete=True)
+    assert flat_tokens.open(url).train.token_count > 0
+    here = build_here({**settings, "layout": "mmap"})
+    assert version_digests(tmp_path / "out", here.version) == {
+        name: Store.at(first.path).digest(name).sha256 for name, _ in Store.at(first.path).listing()
+    }
+    root = Store.at(url)
+    root.fs.pipe_file(root.path("latest.json"), root.read("latest.json") + b" ")
+    with pytest.raises(ValueError, match=r"latest\.json: the signature"):
+        flat_tokens.open(url)

@@ -1,0 +1,165 @@
+"""A version on the hub: only what is missing is uploaded, the tag comes last, and the hub's own readers read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+import tasks.upload
+from flows.commands.main import main
+from flows.pipelines.build import BuildResult
+from flows.pipelines.to_hub import HubRequest, HubResult, publish_to_hub
+from flows.runners.threads import Threads
+from tests.faults.support import build_here, settings_of, write_notes
+from tests.flows.watch.test_summaries import Seen
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture
+
+__all__ = ["stand_in_hub_fixture"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx, to huggingface_hub
+
+REPO = "org/notes"
+
+
+@pytest.fixture
+def hub(stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
+    stand_in_hub.token = "hf_right"
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    return stand_in_hub
+
+
+def built(tmp_path: Path, count: int = 30, **settings: Any) -> BuildResult:
+    notes = write_notes(tmp_path / "in" / "notes.jsonl", count)
+    return build_here(settings_of(tmp_path / "out", notes, name="notes", slice_bytes=1000, **settings))
+
+
+def publish(tmp_path: Path, **settings: Any) -> HubResult:
+    request = HubRequest(dataset=str(tmp_path / "out"), repo=REPO, scratch=str(tmp_path / "scratch"), **settings)
+    with Threads(2) as runner:
+        return publish_to_hub(request, runner)
+
+
+def at(hub: StandInHub, revision: str) -> dict[str, Path]:
+    commit = hub._find("datasets", REPO, revision)
+    assert isinstance(commit, str)
+    return hub._files("datasets", REPO, commit)
+
+
+def test_datasets_loads_what_was_published(hub: StandInHub, tmp_path: Path) -> None:
+    import datasets
+
+    result = built(tmp_path, licence="cc-by-4.0")
+    told = publish(tmp_path, private=True)
+    assert (told.was_done, told.uploaded, told.removed) == (False, told.files, 0)
+    assert hub.made == {REPO: "private"}
+    loaded = datasets.load_dataset(REPO, revision=result.version)
+    dataset = flat_tokens.open(tmp_path / "out")
+    for split in ("train", "validation"):
+        tokens = getattr(dataset, split)
+        assert loaded[split]["input_ids"] == [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+    card = at(hub, result.version)["README.md"].read_text()
+    assert card.startswith("---\nlicense: cc-by-4.0\nconfigs:\n")
+    assert f'load_dataset("org/notes", revision="{result.version}")' in card
+    assert "flat_tokens.open" not in card
+    assert "### notes" in card
+    everything = b"".join(path.read_bytes() for name, path in at(hub, result.version).items() if name != "README.md")
+    assert str(tmp_path / "scratch").encode() not in everything
+    assert not list((tmp_path / "scratch").rglob("*.parquet"))
+
+
+def test_the_zarr_of_a_version_is_the_version(hub: StandInHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    result = built(tmp_path)
+    publish(tmp_path, form="zarr")
+    directory = snapshot_download(REPO, repo_type="dataset", revision=result.version)
+    flat_tokens.verify(Path(directory) / "zarr", "full")
+    theirs, ours = flat_tokens.open(Path(directory) / "zarr"), flat_tokens.open(tmp_path / "out")
+    assert np.array_equal(theirs.train.slice(0, theirs.train.token_count), ours.train.slice(0, ours.train.token_count))
+
+
+def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.upload, "FILES_A_COMMIT", 4)
+    result = built(tmp_path)
+    hub.fail("/tag/", 400)
+    with pytest.raises(ValueError, match="dataset org/notes"):
+        publish(tmp_path, form="zarr")
+    assert len(hub.messages) > 2
+    before = hub.count("/large/", "PUT")
+    told = publish(tmp_path, form="zarr")
+    assert (told.uploaded, hub.count("/large/", "PUT")) == (0, before)
+    assert at(hub, result.version).keys() == at(hub, "main").keys()
+    again = publish(tmp_path, form="zarr")
+    assert (again.was_done, again.commit) == (True, told.commit)
+    assert again.headline == f"version {result.version} was published already: {hub.url}/datasets/org/notes"
+
+
+def test_a_new_version_uploads_what_changed_and_removes_what_went(hub: StandInHub, tmp_path: Path) -> None:
+    """Files of others stay, and the tag of the version before is still whole."""
+    first = built(tmp_path)
+    publish(tmp_path, form="zarr")
+    old = {name: path.read_bytes() for name, path in at(hub, first.version).items()}
+    hub.commit(REPO, {**old, "LICENSE": "of the owner", "zarr/stale": "of an earlier version"})
+    second = built(tmp_path, split_seed=5)
+    told = publish(tmp_path, form="zarr")
+    now = at(hub, second.version)
+    assert (told.removed, "LICENSE" in now, "zarr/stale" in now) == (1, True, False)
+    assert 0 < told.uploaded < told.files
+    assert {name: path.read_bytes() for name, path in at(hub, first.version).items()} == old
+    hub_manifest = json.loads(now["zarr/manifest.json"].read_bytes())
+    assert hub_manifest == json.loads((tmp_path / "out" / "versions" / second.version / "manifest.json").read_bytes())
+
+
+def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_path: Path) -> None:
+    result = built(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("of this machine")
+    target = tmp_path / "out" / "versions" / result.version / "train" / "encoded_tokens" / "c" / "0"
+    target.unlink()
+    target.symlink_to(secret)
+    with pytest.raises(ValueError, match="c/0: is not what the manifest says"):
+        publish(tmp_path, form="zarr")
+    assert hub.messages == []
+
+
+def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ValueError, match=r"^org/notes: the hub does not let the account of HF_TOKEN write here \(status 403\)"):
+        publish(tmp_path)
+
+
+@pytest.mark.parametrize("repo", ["notes", "org/notes/more", "../notes", "org/no tes"])
+def test_a_repository_is_an_owner_and_a_name(repo: str) -> None:
+    with pytest.raises(ValueError, match="repo"):
+        HubRequest(dataset="/data/out", repo=repo)
+
+
+def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = built(tmp_path)
+    words = ["publish", str(tmp_path / "out"), "--to", "hub", REPO, "--scratch", str(tmp_path / "scratch"), "--no-server"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
+    assert main(["publish", str(tmp_path / "out"), "--to", "disk", "x/y", "--no-server"]) == 1
+    assert "--to disk x/y: datasets are published on the hub" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_publication_can_be_watched(hub: StandInHub, tmp_path: Path) -> None:
+    from flows.publish_dataset import publish_dataset
+
+    result = built(tmp_path)
+    told = publish_dataset(str(tmp_path / "out"), REPO, scratch=str(tmp_path / "scratch"))
+    seen = Seen(f"publish {tmp_path / 'out'} as {REPO}", "dataset:notes", "format:hub")
+    assert seen.run["state"]["message"] == told.headline
+    assert seen.progress["notes-upload"][0] == 100.0
+    assert (
+        f"[{hub.url}/datasets/org/notes]({hub.url}/datasets/org/notes/tree/{result.version})"
+        in seen.texts["notes-publish-summary"]
+    )

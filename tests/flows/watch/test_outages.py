@@ -1,0 +1,105 @@
+"""Of an outage of the Prefect server there is a line when it goes and one when it is back. Nothing is lost of what runs say."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+import time
+
+import pytest
+
+import flows.watch.outages
+from flows.watch.outages import TOLD_ELSEWHERE, Outages, gone
+from tests.deployments.service import free_port, until
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def server_at(port: int) -> http.server.ThreadingHTTPServer:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Healthy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def end(server: http.server.ThreadingHTTPServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.watch.outages, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(flows.watch.outages, "LATE_SECONDS", 0.0)
+    monkeypatch.delenv(TOLD_ELSEWHERE, raising=False)
+
+
+def record(name: str, level: int = logging.WARNING) -> logging.LogRecord:
+    return logging.LogRecord(name, level, __file__, 1, "a line", None, None)
+
+
+FLOOD = (
+    "prefect.events.clients",
+    "prefect._internal.concurrency",
+    "prefect.FlowRunCancellingObserver",
+    "prefect.flow_runs.worker",
+)
+KEPT = ("prefect.flow_runs", "prefect.task_runs", "flows.build", "tasks.download.fetch")
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    watch = Outages(f"http://127.0.0.1:{port}/api")
+    server = server_at(port)
+    with caplog.at_level(logging.WARNING, "flows.watch.outages"):
+        assert all(watch.filter(record(name)) for name in FLOOD)  # it answers: they warn of something else
+        assert caplog.messages == []
+        end(server)
+        assert not any(watch.filter(record(name)) for name in FLOOD * 3)
+        assert all(watch.filter(record(name)) for name in KEPT)
+        assert watch.filter(record("prefect.events.clients", logging.INFO))
+        server = server_at(port)
+        until(lambda: not watch.is_on(), "the end of the outage", 30)
+        assert watch.filter(record("prefect.events.clients"))
+        end(server)
+    first, second = caplog.messages
+    assert first.startswith(f"The Prefect server at http://127.0.0.1:{port}/api does not answer (")
+    assert second.startswith(f"The Prefect server at http://127.0.0.1:{port}/api answers again, after 0:0")
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_another_process_tells_is_not_told_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the workers of make serve, which watches its server itself."""
+    monkeypatch.setenv(TOLD_ELSEWHERE, "1")
+    watch = Outages(f"http://127.0.0.1:{free_port()}/api")
+    assert not watch.filter(record("prefect.events.clients"))
+    assert caplog.messages == []
+
+
+def test_what_follows_an_outage_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of Prefect notice late that there was one."""
+    monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
+    watch = Outages("http://127.0.0.1:9/api")
+    watch._back = time.monotonic()
+    assert not watch.filter(record("prefect.events.clients"))
+    watch._back -= 60
+    assert watch.filter(record("prefect.events.clients"))
+
+
+def test_only_silence_is_an_outage() -> None:
+    """A server that refuses is there; of an address that is none nothing can be told."""
+    port = free_port()
+    server = server_at(port)
+    assert gone(f"http://127.0.0.1:{port}/api/") is None
+    assert gone(f"http://127.0.0.1:{port}/elsewhere") is None
+    end(server)
+    assert "refused" in str(gone(f"http://127.0.0.1:{port}/api"))
+    assert gone("nowhere") is None

@@ -1,0 +1,115 @@
+"""The page of a dataset: what an operator asks of it first, from storage and the server, whatever the last run came to."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from flows.build import build_dataset
+from flows.refresh import refresh_dataset
+from flows.watch.page import Run, Schedule, dataset_page, link_to_page
+from tasks.config import BuildConfig
+from tasks.output.versions import Status, Version, pin
+from tests.faults.support import settings_of, write_notes
+
+AT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
+
+
+def version(name: str, **settings: Any) -> Version:
+    told = {"version": name, "at": AT, "until": None, "state": "former", "pinned": None, "documents": 1200, "tokens": 3_400_000}
+    return Version.model_validate({**told, "tokenizer": "gpt2", "layout": "mmap", "byte_count": 6_900_000, **settings})
+
+
+def run(state: str, says: str, number: int = 1) -> Run:
+    return Run(f"refresh web {number}", f"/runs/flow-run/{number}", AT + timedelta(days=number), 75.0, state, says)
+
+
+STATUS = Status(
+    output="gs://bucket/web",
+    versions=(version("b2", state="latest"), version("a1", pinned="the run of May", until=AT)),
+    last_refresh=AT + timedelta(hours=2),
+    cache_bytes=52_000,
+)
+
+
+def test_the_page_tells_state_schedule_failure_and_history() -> None:
+    runs = [run("Completed", "nothing changed", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
+    lines = dataset_page("web", STATUS, runs, Schedule("/deployments/deployment/7", AT + timedelta(days=9), False)).splitlines()
+    for line in (
+        "# web",
+        "Latest version: `b2`, made 2026-03-01 04:05 UTC: 1,200 documents, 3,400,000 tokens of `gpt2`, as mmap.",
+        "- Schedule: [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)",
+        "- Sources last looked up: 2026-03-01 06:05 UTC",
+        "- Last failure: [refresh web 2](/runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
+        "- Stored: 13.8 MB in versions, 52.0 kB in `_cache`",
+        "dataset = flat_tokens.open('gs://bucket/web')",
+        "| `b2` | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB | latest |",
+        "| `a1` | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB |"
+        " former until 2026-03-01 04:05, pinned: the run of May |",
+        "| [refresh web 3](/runs/flow-run/3) | 2026-03-04 04:05 | 1:15 | Completed: nothing changed |",
+    ):
+        assert line in lines
+    assert not any("last run failed" in line for line in lines)
+
+
+def test_a_failure_of_the_last_run_comes_first() -> None:
+    lines = dataset_page("web", STATUS, [run("Failed", "no space left")], None).splitlines()
+    assert lines[2] == "**The last run failed**: no space left"
+    assert "- Schedule: none. `make serve` with a configuration file makes one." in lines
+
+
+def test_before_anything_is_published_the_page_says_so() -> None:
+    empty = Status(output="/data/web", versions=(), last_refresh=None, cache_bytes=0)
+    page = dataset_page("web", empty, [], Schedule("/d", None, True))
+    assert "Nothing is published yet." in page
+    assert "- Schedule: [paused](/d)" in page
+    assert "flat_tokens.open" not in page
+
+
+def test_what_runs_and_versions_say_is_no_markdown() -> None:
+    evil = "`<img src=x>`|\n# [a](javascript:b)\x1b[2J"
+    status = STATUS.model_copy(update={"versions": (version("c3", tokenizer=evil, pinned=evil, state="latest"),)})
+    page = dataset_page(evil, status, [run("FAILED", evil)], None)
+    assert "<" not in page
+    assert "\x1b" not in page
+    assert not any(line.startswith("# [a]") for line in page.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
+    """Three refreshes, of which the last one fails."""
+    from flat_tokens.stores.store import Store
+
+    notes = write_notes(tmp_path / "in" / "notes.jsonl", 6)
+    config = BuildConfig.model_validate(settings_of(tmp_path / "out", notes, name="Page_Of"))
+    first = build_dataset(config)
+    pin(Store.at(tmp_path / "out"), first.version, "of the test")
+    write_notes(notes, 7)
+    second = refresh_dataset(config)
+    notes.write_text('{"id": "a", "text": 5}\n')
+    with pytest.raises(ValueError, match="row 0"):
+        refresh_dataset(config)
+
+    async def artifact(key: str) -> dict[str, Any]:
+        async with get_client() as client:
+            answer = await client._client.get(f"/artifacts/{key}/latest")
+            answer.raise_for_status()
+            return dict(answer.json())
+
+    page = asyncio.run(artifact("dataset-page-of"))
+    text = page["data"]
+    assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
+    assert "notes.jsonl, row 0" in text
+    assert f"| `{first.version}` |" in text
+    assert "pinned: of the test" in text
+    assert text.count("| [refresh Page") == 2
+    assert text.count("| [build Page") == 1
+    assert page["description"].endswith("the last run failed")
+    summary = asyncio.run(artifact("page-of-summary"))
+    assert link_to_page("Page_Of") in summary["data"]

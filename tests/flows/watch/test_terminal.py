@@ -1,0 +1,85 @@
+"""The line of progress: one line at any width, with a bar on a terminal, and every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import time
+
+import pytest
+
+import flows.watch.terminal
+from flows.commands.main import OnTerminal
+from flows.watch.terminal import STYLES, _Line, display, fitting, progress_line
+from tasks.progress import Done, Progress, meter
+
+MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=100e6)
+
+
+@pytest.mark.parametrize("columns", range(20, 200, 7))
+def test_it_is_one_line_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setattr(meter, "read", lambda: MIDWAY)
+    out = io.StringIO()
+    Console(file=out, width=columns, force_terminal=True, color_system="standard").print(_Line("a-dataset"), end="")
+    assert "\n" not in out.getvalue()
+    plain = io.StringIO()
+    Console(file=plain, width=columns).print(_Line("a-dataset"), end="")
+    assert len(plain.getvalue()) < columns
+    assert plain.getvalue().startswith("a-dataset"[: columns - 1])
+    assert ("0:30 left" in plain.getvalue()) == (columns > 38)
+
+
+def test_counts_give_way_to_the_bar_the_documents_first() -> None:
+    kinds = {columns: [kind for kind, _ in fitting(MIDWAY, "web", columns)] for columns in (45, 65, 80, 140)}
+    assert kinds[45] == ["name", "stage", "bar", "share", "left"]
+    assert kinds[65] == ["name", "stage", "bar", "share", "count", "left"]
+    assert kinds[80] == ["name", "stage", "bar", "share", "count", "count", "left"]
+    assert kinds[140] == ["name", "stage", "bar", "share", "count", "count", "count", "left"]
+    assert "300,000,000 tokens" in dict(fitting(MIDWAY, "web", 80)[:5]).values()
+    (full,) = (text for kind, text in fitting(MIDWAY._replace(done=Done(4_000_000_000)), "web", 140) if kind == "bar")
+    assert set(full) <= {"█", "#"}
+
+
+def test_colours_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setattr(meter, "read", lambda: MIDWAY)
+    colored, plain = io.StringIO(), io.StringIO()
+    Console(file=colored, width=120, force_terminal=True, color_system="standard").print(_Line("web"))
+    Console(file=plain, width=120).print(_Line("web"))
+    assert colored.getvalue().count("\x1b[") >= 2 * len(STYLES)
+    assert "\x1b" not in plain.getvalue()
+
+
+def test_a_name_cannot_move_the_terminal() -> None:
+    assert "\x1b" not in progress_line(MIDWAY, "evil\x1b[2J\n")
+    assert "\n" not in progress_line(MIDWAY, "evil\x1b[2J\n")
+
+
+def test_elsewhere_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(flows.watch.terminal, "EVERY_SECONDS", 0.01)
+    with display("web", live=False):
+        said, until = "", time.monotonic() + 60
+        while said.count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert all(line.startswith("web  ") and "\x1b" not in line for line in said.splitlines())
+    assert said.count("\n") >= 2
+
+
+def test_what_is_logged_meanwhile_has_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, log, handler = Terminal(), logging.Logger("of this test"), OnTerminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("TERM", "xterm")
+    log.addHandler(handler)
+    with display("web", live=True):
+        log.warning("the server is gone")
+    before = out.getvalue().partition("the server is gone")[0]
+    assert before.endswith("\x1b[2K")  # the line of progress is taken away first

@@ -1,0 +1,188 @@
+"""Mutations: of bytes, of JSON values, of thrift structs in Parquet files, of pickles."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.fuzz.thrift import ParquetFile
+
+Mutator = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
+
+INTEGERS = [0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1]
+INTEGERS += [1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 48, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2]
+
+
+def havoc(*words: bytes) -> Mutator:
+    """Mutations of bytes: bits, integers of any width, ranges moved, cut out, repeated; and *words* put in."""
+
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        out = bytearray(data)
+        for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
+            at, stop = sorted((chance.randint(0, len(out)), chance.randint(0, len(out))))
+            stop = min(stop, at + chance.choice((1, 4, 16, 64, 1 << 20)))
+            kind = chance.randrange(10 if words else 9)
+            if kind == 0 and out:
+                out[chance.randrange(len(out))] ^= 1 << chance.randrange(8)
+            elif kind == 1 and out:
+                out[chance.randrange(len(out))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+            elif kind in (2, 3):
+                width, order = chance.choice((1, 2, 4, 4, 8, 8)), chance.choice(("little", "little", "big"))
+                if chance.random() < 0.5:
+                    at -= at % width
+                before = int.from_bytes(out[at : at + width], order)  # type: ignore[arg-type]
+                value = chance.choice((chance.choice(INTEGERS), before + chance.choice((-1, 1, -8, 8, 1 << 20)), len(out)))
+                out[at : at + width] = (value & ((1 << 8 * width) - 1)).to_bytes(width, order)  # type: ignore[arg-type]
+            elif kind == 4:
+                del out[at:stop]
+            elif kind == 5:
+                out[at:at] = out[at:stop] * chance.choice((1, 1, 2, 50))
+            elif kind == 6:
+                out[at:at] = bytes([chance.randrange(256)]) * chance.choice((1, 4, 100))
+            elif kind == 7:
+                del out[chance.choice((stop, len(out) - 1 if out else 0)) :]
+            elif kind == 8:
+                other = chance.choice(pool)
+                first = chance.randint(0, len(other))
+                out[at:stop] = other[first : first + stop - at]
+            else:
+                out[at : chance.choice((at, stop))] = chance.choice(words)
+        return bytes(out)
+
+    return mutate
+
+
+def either(*mutators: Mutator) -> Mutator:
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        return chance.choice(mutators)(chance, data, pool)
+
+    return mutate
+
+
+# JSON
+
+STRINGS = ["", " ", ".", "..", "../..", "/", "/etc/passwd", "a\0b", "\ud800", "\n", "é", "x" * 5000, "memory://x", "1", "-1"]
+STRINGS += ["2026-01-01", "2026-01-01T00:00:00+00:00", "0" * 64, "<u4", "<f8", "uint32", "object", "zstd", "blosc", "c", "NaN"]
+VALUES: list[Any] = [None, True, False, 0.5, 1e308, float("nan"), float("inf"), -0.0, [], {}, [[]], [{}], {"": None}, 10**400]
+DEEP = 3_000
+
+
+def json_values(seal: Callable[[Any], Any] | None = None, *, lines: bool = False) -> Mutator:
+    """Mutations of values in JSON: swapped, removed, renamed, nested deep. *seal* mends a digest in the value, half of the time.
+    With *lines* one line of JSON lines is changed.
+    """
+
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        parts = data.split(b"\n") if lines else [data]
+        chosen = chance.randrange(len(parts))
+        try:
+            value = json.loads(parts[chosen])
+        except (ValueError, RecursionError):
+            return havoc()(chance, data, pool)
+        for _ in range(chance.choice((1, 1, 1, 2, 4))):
+            value = _changed(chance, value)
+        if seal is not None and chance.random() < 0.7:
+            value = seal(value)
+        deep = chance.random() < 0.02
+        if deep:
+            value = _replaced(chance, value, "DEEP")
+        text = json.dumps(value, ensure_ascii=chance.random() < 0.5)
+        if deep:
+            text = text.replace('"DEEP"', chance.choice(("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * DEEP)))
+        if chance.random() < 0.05:
+            text = text.replace(":", ": 0, " + '"a":', 1) if chance.random() < 0.5 else text[: chance.randrange(len(text) + 1)]
+        parts[chosen] = text.encode("utf-8", "surrogatepass")
+        if lines and chance.random() < 0.2:
+            chance.shuffle(parts)
+        return b"\n".join(parts)
+
+    return mutate
+
+
+def _paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [at]
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        found += _paths(item, (*at, key))
+    return found
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _replaced(chance: random.Random, value: Any, new: Any) -> Any:
+    path = chance.choice(_paths(value))
+    if not path:
+        return new
+    _at(value, path[:-1])[path[-1]] = new
+    return value
+
+
+def _changed(chance: random.Random, value: Any) -> Any:
+    path = chance.choice(_paths(value))
+    here = _at(value, path)
+    kind = chance.randrange(7)
+    if kind == 0 and path:
+        del _at(value, path[:-1])[path[-1]]
+        return value
+    if kind == 1 and isinstance(here, dict):
+        name = chance.choice([*here, *STRINGS])
+        here[chance.choice(STRINGS)] = here.get(name)
+        return value
+    if kind == 2 and isinstance(here, list):
+        here += [here[chance.randrange(len(here))] if here else None] * chance.choice((1, 1, 100))
+        return value
+    if type(here) is int and kind < 5:
+        new: Any = chance.choice((here + 1, here - 1, -here, here * 2, chance.choice(INTEGERS), str(here), float(here)))
+    elif isinstance(here, str) and kind < 5:
+        new = chance.choice((here[:-1], here + "x", here.upper(), chance.choice(STRINGS), f"{here}/../x", [here]))
+    else:
+        new = chance.choice(
+            (chance.choice(VALUES), chance.choice(STRINGS), chance.choice(INTEGERS), _at(value, chance.choice(_paths(value))))
+        )
+        new = json.loads(json.dumps(new))  # a copy: no value in itself
+    if not path:
+        return new
+    _at(value, path[:-1])[path[-1]] = new
+    return value
+
+
+# Parquet
+
+
+def parquet(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    """Mutations of the structs in a Parquet file: page headers and footer. All else is kept right, half of the time."""
+    try:
+        file = ParquetFile.parse(data)
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+        return havoc()(chance, data, pool)
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        chance.choice((file.footer, *(page.header for page in file.pages), *(page.header for page in file.pages))).mutate(
+            chance, INTEGERS
+        )
+    if chance.random() < 0.1 and file.pages:
+        page = chance.choice(file.pages)
+        page.body = havoc()(chance, page.body, pool)
+    return file.data(mend_offsets=chance.random() < 0.7)
+
+
+# Pickles
+
+OPCODES = [b"\x80\x04", b"\x95" + bytes(8), b".", b"]", b"\x94", b"(", b"K\x01", b"M\x00\x01", b"J\xff\xff\xff\xff", b"\x86"]
+OPCODES += [b"\x8a\x08" + b"\xff" * 8, b"a", b"e", b"q\x00", b"r\x00\x00\x00\x00", b"N", b"cos\nsystem\n", b"R", b"h\x00"]
+OPCODES += [b"\x8a\x00", b"\x8b\x00\x00\x00\x7f"]
+pickles = havoc(*OPCODES)
+
+
+def little(value: int, width: int) -> bytes:
+    return (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
+
+
+def doubles(*widths: int) -> list[bytes]:
+    """Interesting integers of some widths, as words."""
+    return [little(value, width) for value in INTEGERS for width in widths] + [struct.pack("<d", float("nan"))]

@@ -1,0 +1,655 @@
+"""The targets: what reads bytes that may come from strangers, or from a damaged disk."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import lzma
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zarr
+import zstandard
+from zarr.codecs import BloscCodec
+
+import flat_tokens
+from flat_tokens import LAYOUTS, TokenBatch
+from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats.modalities import create_raw_index, read_raw_index
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store
+from flat_tokens.text.pages import pages_of
+from flat_tokens.tools.corpus import open_corpus, run_of
+from flows.commands.build import read_config
+from flows.pipelines.build import build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, DocumentPolicy, Source
+from tasks.derive.inputs import examine
+from tasks.download.cut import Record, cut_file, look_into, recorded
+from tasks.download.sources import resolve_source
+from tasks.garbage import Policy, collect
+from tasks.groups import Group, put_group, read_group, read_report
+from tasks.models import digest_of
+from tasks.output.leases import in_use
+from tasks.output.pointer import read_pointer
+from tasks.output.staging import Place
+from tasks.output.versions import list_versions, pin, pin_note, read_origin
+from tasks.progress import Done
+from tasks.shards.receipts import load_shard
+from tasks.text.documents import Tally, read_documents
+from tests.faults.support import shards_stay
+from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
+from tests.fuzz.mutated_datasets import DATASETS
+from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet, pickles
+
+LARGE_TEXT = 64 << 20
+"""Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
+
+
+def each(names: Sequence[str], *calls: Callable[[], object]) -> None:
+    """Make every call, although some raise documented errors; the last of these is raised then."""
+    last: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except (ValueError, OSError) as error:
+            if not any(name in str(error) for name in names):
+                raise
+            last = error
+    if last is not None:
+        raise last
+
+
+# Source files
+
+
+def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, **settings: Any) -> Target:
+    """A source file, found, unpacked, cut into slices and read as a build does it, under each policy for bad documents."""
+
+    def prepare(work: Path) -> Fuzzed:
+        path = work / "in" / file
+        path.parent.mkdir()
+        chosen = Source(name="one", path=str(path.parent), **settings)
+        place = Place(Store.at(work / "out"), str(work / "staging"), str(work / "scratch"))
+
+        def read(on_bad: str) -> None:
+            (found,) = resolve_source(chosen, 0).files
+            text_bytes = 0
+            for part in look_into(found, (chosen,), 1000, place).slices:
+                policy = DocumentPolicy.model_validate({"on_bad": on_bad, "max_bytes": 1 << 20})
+                for documents in read_documents(part, chosen, policy, Tally()):
+                    text_bytes += documents.texts.nbytes
+                    if text_bytes > LARGE_TEXT:
+                        raise WrongError("large", f"{path.stat().st_size} bytes stand for more than {text_bytes:,} bytes of text")
+
+        def run(data: bytes) -> None:
+            path.write_bytes(data)
+            for left in (work / "scratch" / "files").glob("*"):
+                left.unlink()
+            each((file,), *(lambda on_bad=on_bad: read(on_bad) for on_bad in ("error", "skip", "replace")))
+
+        return Fuzzed(seeds(), mutate, run, (file,))
+
+    return Target(name, prepare)
+
+
+TEXTS = [None if i % 7 == 5 else f"text {i} " * (i % 4) for i in range(24)]
+
+
+def _parquet_file(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, store_schema=False, **options)
+    return sink.getvalue()
+
+
+def parquet_seeds() -> list[bytes]:
+    texts = pa.array(TEXTS, pa.string())
+    table = pa.table({"text": texts, "id": pa.array(range(len(TEXTS)), pa.int64())})
+    named = pa.table({"id": pa.array([f"id-{i}" for i in range(24)]), "text": texts})
+    pages = {"row_group_size": 12, "data_page_size": 40, "write_batch_size": 4}
+    return [
+        _parquet_file(table, compression="none", **pages),
+        _parquet_file(table, compression="snappy", use_dictionary=False, write_page_checksum=True, **pages),
+        _parquet_file(named, compression="zstd", data_page_version="2.0", **pages),
+        _parquet_file(named, compression="gzip", use_dictionary=False, write_statistics=False, **pages),
+        _parquet_file(table, compression="none", use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}),
+        _parquet_file(table, compression="none", use_dictionary=False, column_encoding={"text": "DELTA_LENGTH_BYTE_ARRAY"}),
+        _parquet_file(pa.table({"text": pa.array(["a" * 900] * 50), "id": pa.array([None] * 50, pa.string())})),
+        _parquet_file(table.slice(0, 0)),
+    ]
+
+
+def arrow_seeds() -> list[bytes]:
+    texts = pa.array(TEXTS, pa.string())
+    ids = pa.array([f"id-{i}" for i in range(24)])
+    kinds = (texts, texts.cast(pa.large_string()), texts.dictionary_encode(), texts.cast(pa.string_view()))
+    tables = [pa.table({"text": values, "id": ids}) for values in kinds]
+    tables += [pa.table({"text": texts, "id": pa.array(range(24))}), pa.table({"text": texts, "id": texts})]
+    found = []
+    for table, new in itertools.product(tables, (pa.ipc.new_file, pa.ipc.new_stream)):
+        sink = io.BytesIO()
+        with new(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=9)
+        found.append(sink.getvalue())
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, tables[0].schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(tables[0])
+    return [*found, sink.getvalue()]
+
+
+def jsonl_seeds() -> list[bytes]:
+    lines = [{"id": i, "text": text, "more": {"a": [i, None, 1.5]}} for i, text in enumerate(TEXTS)]
+    named = [{"text": f"é {i} \U0001f600", "id": f"id {i}"} for i in range(5)]
+    return [
+        b"\n".join(json.dumps(line).encode() for line in chosen) + end
+        for chosen, end in ((lines, b"\n"), (named, b""), (lines[:2], b"\r\n"), ([{"text": "a", "id": 1}], b"\n\n"))
+    ]
+
+
+CSV_SEEDS = [
+    b"id,text\n1,one\n2,two\n3,\n",
+    b'\xef\xbb\xbf"text","id"\r\n"a ""quoted"" text,\nin two lines","1"\r\n"b","2"\r\n',
+    b'more,text,id\n,"",\n"x",' + "é".encode() * 50 + b",7\n",
+]
+CSV_WORDS = (b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf", b"\t", b"x" * 10_000)
+CSV_WORDS += (b"text", b"id", b'",\n"')
+JSON_WORDS = (b"null", b"{", b"}", b"[", b"]", b'"', b"\\ud800", b'"\\ud800":1,', b"\\u0000", b"\0", b"\xff")
+JSON_WORDS += (b"\n", b"\r\n", b":", b",", b'{"text":"a"}', b"NaN", b"1e999", b"9" * 5000, b"[" * 100_000)
+JSON_WORDS += (b'{"a":' * 20_000, b"\xef\xbb\xbf", b'"text":', b"true")
+
+
+def packed_seeds() -> list[bytes]:
+    text = jsonl_seeds()[0]
+    zstd = zstandard.ZstdCompressor(write_checksum=True).compress(text)
+    two = gzip.compress(text[:50]) + gzip.compress(text[50:])
+    return [gzip.compress(text), zstd, bz2.compress(text), lzma.compress(text), two]
+
+
+# Neighbours' formats: files of tokens
+
+
+def neighbour(name: str, format: str, mutated: str, make: Callable[[Path], None], mutate: Any, options: Any = None) -> Target:
+    """A directory in a neighbour's format, one file of which is mutated; recognised, opened and read in every way."""
+
+    def prepare(work: Path) -> Fuzzed:
+        make(work / "data")
+        path = work / "data" / mutated
+
+        def read(format: str | None) -> None:
+            for split in open_any(work / "data", format, options if format else None).splits.values():
+                tokens = 0
+                for batch in split.batches():
+                    tokens += batch.token_count
+                    if tokens * 4 > LARGE_TEXT:
+                        raise WrongError("large", f"{path.stat().st_size} bytes stand for more than {tokens:,} tokens")
+                if tokens != split.token_count:
+                    raise WrongError("count", f"{tokens} tokens in batches, but token_count is {split.token_count}")
+                if split.seq_count:
+                    split.sequence(0)
+                    split.sequence(-1)
+
+        def run(data: bytes) -> None:
+            path.write_bytes(data)
+            each((str(work),), lambda: read(None), lambda: read(format))
+
+        return Fuzzed([path.read_bytes()], mutate, run, (str(work),))
+
+    return Target(name, prepare)
+
+
+SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 300], list(range(40))]
+
+
+def _exported(format: str, options: Any) -> Callable[[Path], None]:
+    def make(where: Path) -> None:
+        origin = where.parent / "origin"
+        flat_tokens.write_dataset(origin, [TokenBatch.from_sequences(SEQUENCES)], [TokenBatch.from_sequences(SEQUENCES[:2])])
+        dataset = flat_tokens.open(origin)
+        splits: Any = {"train": dataset.train, "validation": dataset.validation}
+        chosen, store = FORMATS[format], Store.at(where)
+        written = [stored for part in chosen.plan(splits, options) for stored in chosen.write(splits, part, store, options)]
+        chosen.finish(splits, written, store, options)
+
+    return make
+
+
+def _neighbour(name: str, mutated: str, mutate: Any, format: str | None = None, **options: Any) -> Target:
+    format = format or name
+    chosen = FORMATS[format].options(**options)
+    return neighbour(name, format, mutated, _exported(format, chosen), mutate, chosen)
+
+
+def mds_shard(target: Target) -> Target:
+    """The index says of the mutated shard the size that it has."""
+
+    def prepare(work: Path) -> Fuzzed:
+        fuzzed = target.prepare(work)
+        index = work / "data/train/index.json"
+
+        def run(data: bytes) -> None:
+            value = json.loads(index.read_bytes())
+            value["shards"][0]["raw_data"]["bytes"] = len(data)
+            index.write_text(json.dumps(value))
+            fuzzed.run(data)
+
+        return fuzzed._replace(run=run)
+
+    return Target(target.name, prepare)
+
+
+def _raw_index(work: Path) -> Fuzzed:
+    lines = work / "a.jsonl"
+    lines.write_bytes(b"".join(b'{"text": "%s"}\n' % (b"a" * i) for i in range(20)))
+    create_raw_index(lines)
+    path = work / "a.idx"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        read_raw_index(path)
+
+    return Fuzzed([path.read_bytes()], pickles, run, ("a.idx",))
+
+
+def _pages(work: Path) -> Fuzzed:
+    """The pages of a column chunk, from its first header on."""
+    return Fuzzed(
+        [data[4:] for data in parquet_seeds()],
+        lambda chance, data, pool: parquet(chance, b"PAR1" + data, [b"PAR1" + other for other in pool])[4:],
+        lambda data: list(pages_of(io.BytesIO(data), 0, 12)),
+        ("",),  # its errors are for its caller, which knows the file
+    )
+
+
+# What lies at an output
+
+
+def _built(work: Path) -> Path:
+    """An output with two versions, token shards, records of runs and origins, and a pin."""
+    notes, output = work / "in/notes.jsonl", work / "out"
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text("".join(json.dumps({"id": f"{i}", "text": "salt wind " * (i % 4)}) + "\n" for i in range(12)))
+    for seed in (0, 1):
+        settings = {
+            "output": str(output),
+            "source": {"name": "notes", "path": str(notes), "id_column": "id"},
+            "tokenizer": "bytes",
+            "validation_fraction": 0.5,
+            "split_seed": seed,
+        }
+        with shards_stay(), Threads(1) as runner:
+            build(BuildConfig.model_validate(settings), runner)
+    root = Store.at(output)
+    pinned = read_pointer(root).version
+    assert pinned is not None
+    pin(root, pinned, "kept")
+    flat_tokens.verify(output, "full")
+    assert len(list_versions(root)) == 2
+    return output
+
+
+def _resealed(value: Any) -> Any:
+    """A value whose ``sha256`` is the digest of the rest."""
+    if isinstance(value, dict):
+        value.pop("sha256", None)
+        value = {"sha256": digest_of(value), **value}
+    return value
+
+
+def _quietly(seal: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A seal that leaves what has no digest, such as lone surrogates."""
+
+    def sealed(value: Any) -> Any:
+        try:
+            return seal(value)
+        except (ValueError, RecursionError):
+            return value
+
+    return sealed
+
+
+def _pointer(work: Path) -> Fuzzed:
+    output = _built(work)
+    root, path = Store.at(output), output / "latest.json"
+    former = [version.version for version in list_versions(root)][1:]
+    moved = {**json.loads(path.read_bytes()), "withdrawn": [{"version": former[0], "until": "2026-01-01T00:00:00+00:00"}]}
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            flat_tokens.verify(output, "full")
+        except (ValueError, FileNotFoundError):
+            verified = False
+        else:
+            verified = True
+        try:
+            read_pointer(root)
+        except ValueError as error:
+            if verified:
+                raise WrongError("verify-passes", f"verify finds no fault, but builds stop: {error}") from error
+        each(
+            (str(output),),
+            lambda: flat_tokens.open(output),
+            lambda: flat_tokens.verify(output, "full"),
+            lambda: read_pointer(root),
+            lambda: list_versions(root),
+            lambda: open_corpus(output),
+        )
+
+    mutate = either(json_values(), json_values(), havoc(*JSON_WORDS, former[0].encode()))
+    seeds = [path.read_bytes(), json.dumps(moved).encode()]
+    words = {name.encode(): word for name, word in ((former[0], b"FORMER"), (moved["version"], b"LATEST"))}
+    words[moved["manifest_sha256"].encode()] = b"DIGEST"
+    return portable(Fuzzed(seeds, mutate, run, (str(output),)), words)
+
+
+def _manifest(work: Path) -> Fuzzed:
+    output = _built(work)
+    root = Store.at(output)
+    version = output / "versions" / str(read_pointer(root).version)
+    path = version / "manifest.json"
+
+    def look() -> None:
+        corpus = open_corpus(version)
+        _ = corpus.sources, corpus.tokenizer
+        for name in SPLITS:
+            corpus.documents(name)
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        each(
+            (str(output),),
+            lambda: flat_tokens.verify(version, "full"),
+            lambda: flat_tokens.open(version).manifest,
+            look,
+            lambda: list_versions(root),
+            lambda: collect(root, Policy(grace_days=0)),
+            lambda: examine(str(version)),
+        )
+
+    return Fuzzed([path.read_bytes()], either(json_values(), json_values(), havoc(*JSON_WORDS)), run, (str(output),))
+
+
+def _receipt(work: Path) -> Fuzzed:
+    output = _built(work)
+    root = Store.at(output)
+    (key,) = (path.parent.name for path in output.glob("_cache/*/receipt.json"))
+    shard = output / "_cache" / key
+    files = {path.relative_to(shard): path.read_bytes() for path in shard.rglob("*") if path.is_file()}
+
+    def run(data: bytes) -> None:
+        for name, content in files.items():
+            (shard / name).parent.mkdir(parents=True, exist_ok=True)
+            (shard / name).write_bytes(content)
+        (shard / "receipt.json").write_bytes(data)
+        try:
+            each((str(output),), lambda: open_corpus(shard), lambda: collect(root, Policy(grace_days=0)))
+        finally:
+            load_shard(root, key)  # which raises nothing: a damaged shard is moved aside
+            shutil.rmtree(output / "_quarantine", ignore_errors=True)
+
+    mutate = either(json_values(_quietly(_resealed)), json_values(_quietly(_resealed)), havoc(*JSON_WORDS))
+    return Fuzzed([files[Path("receipt.json")]], mutate, run, (str(output),))
+
+
+def _group(work: Path) -> Fuzzed:
+    root = Store.at(work / "out")
+    group = Group.model_validate(
+        {
+            "output": str(work / "out"),
+            "scratch": None,
+            "keep_files": True,
+            "workers": 1,
+            "report_seconds": 0.02,
+            "steps": [{"stage": "split", "shared": [{"fraction": 0.5, "seed": 0}, "mmap"]}],
+            "items": [{"start": 0}, {"start": 8}],
+            "labels": ["train tokens 0 to 8", "train tokens 8 to 16"],
+        }
+    )
+    digest = put_group(root, group)
+    path = Path(root.path(f"_groups/{digest}/group.json"))
+    seed = path.read_bytes()
+
+    def run(data: bytes) -> None:
+        name = digest
+        with contextlib.suppress(ValueError, RecursionError):
+            name = digest_of(json.loads(data))  # it is where its content says
+        other = Path(root.path(f"_groups/{name}/group.json"))
+        other.parent.mkdir(exist_ok=True)
+        other.write_bytes(data)
+        try:
+            found = read_group(root, name)
+            _ = found.digest, found.stage, found.label
+        finally:
+            if name != digest:
+                shutil.rmtree(other.parent)
+
+    mutate = either(json_values(), json_values(), havoc(*JSON_WORDS))
+    return portable(Fuzzed([seed], mutate, run, (str(work / "out"), "the build ")), {str(work).encode(): b"WORK"})
+
+
+def _report(work: Path) -> Fuzzed:
+    """A report that cannot be trusted is none: reading it never fails."""
+    root, path = Store.at(work / "out"), work / "out/_groups/0/run.json"
+    path.parent.mkdir(parents=True)
+    facts = {
+        "host": "here",
+        "process": 1,
+        "number": 2,
+        "done": {"documents": 1},
+        "under_way": ["a"],
+        "fault": {"kind": "ValueError", "message": "a", "may_pass": False},
+        "results": [{"a": 1}],
+    }
+    done = Done().model_dump(mode="json") if hasattr(Done, "model_dump") else {}
+    seed = json.dumps(_resealed({**facts, "done": done})).encode()
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            read_report(root, "0", "run")
+        except Exception as error:
+            raise WrongError(f"report-{type(error).__name__}", str(error)) from error
+
+    return Fuzzed([seed], either(json_values(_quietly(_resealed)), havoc(*JSON_WORDS)), run, ("run.json",))
+
+
+def _records(work: Path) -> Fuzzed:
+    """Records beside versions: a line with the name, then the content. What cannot be read is as if it were not there."""
+    output = _built(work)
+    root = Store.at(output)
+    version = str(read_pointer(root).version)
+    chosen = Source(name="one", path=str(work / "in"), id_column="id")
+    (found,) = resolve_source(chosen, 0).files
+    found = found.model_copy(update={"immutable": "ETag:1"})
+    place = Place(root, str(work / "staging"), str(work / "scratch"))
+    cut_file(found, (chosen,), 1000, place)
+    lease = output / "_running/build-0"
+    lease.parent.mkdir(exist_ok=True)
+    lease.write_text(json.dumps({"at": "2026-01-01T00:00:00+00:00", "host": "here"}))
+    note = output / "_cache/files" / f"{'0' * 64}.json"
+    note.write_text(json.dumps({"uri": "https://a/b", "sha256": "0" * 64}))
+    names = {
+        b"cut": next((output / "_cache/files").glob("*.cut.json")),
+        b"pin": output / f"pins/{version}.json",
+        b"origin": output / f"origins/{version}.json",
+        b"run": next((output / "runs").glob(f"*-{version}.json")),
+        b"lease": lease,
+        b"note": note,
+    }
+    contents = {path: path.read_bytes() for path in names.values()}
+
+    def seal(value: Any) -> Any:
+        if isinstance(value, dict) and "cuts" in value:
+            with contextlib.suppress(Exception):
+                facts = {key: item for key, item in value.items() if key != "digest"}
+                value["digest"] = Record.model_validate(facts).digest
+        return value
+
+    inner = either(json_values(seal), json_values(seal), havoc(*JSON_WORDS))
+
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        name, _, content = data.partition(b"\n")
+        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+
+    def run(data: bytes) -> None:
+        name, _, content = data.partition(b"\n")
+        path = names.get(name, names[b"cut"])
+        path.write_bytes(content)
+        try:
+            each(
+                (str(output),),
+                lambda: recorded([found], (chosen,), 1000, [root]),
+                lambda: pin_note(root, version),
+                lambda: read_origin(root, version),
+                lambda: run_of(open_corpus(output)),
+                lambda: list_versions(root),
+                lambda: in_use(root),
+                lambda: collect(root, Policy(grace_days=0)),
+            )
+        finally:
+            path.write_bytes(contents[path])
+
+    seeds = [name + b"\n" + path.read_bytes() for name, path in names.items()]
+    words = {str(work).encode(): b"WORK", version.encode(): b"LATEST"}
+    return portable(Fuzzed(seeds, mutate, run, (str(output),)), words)
+
+
+# Arrays of other writers
+
+
+def _zarr(work: Path) -> Fuzzed:
+    """Objects of datasets without a manifest, in our layouts and another writer's: a line with the name, then the content."""
+    roots = []
+    for layout in LAYOUTS:
+        flat_tokens.write_dataset(
+            work / layout, [TokenBatch.from_sequences(SEQUENCES)], [TokenBatch.from_sequences(SEQUENCES[:2])], layout=layout
+        )
+        (work / layout / "manifest.json").unlink()
+        roots.append(work / layout)
+    for zarr_format in (2, 3):
+        roots.append(work / f"foreign{zarr_format}")
+        group = zarr.open_group(roots[-1], mode="w-", zarr_format=zarr_format)  # type: ignore[arg-type]
+        for split in SPLITS:
+            batch = TokenBatch.from_sequences(SEQUENCES)
+            part = group.create_group(split, attributes={"max_token_id": batch.max_token_id})
+            delta = {"filters": [numcodecs.Delta("i8")]} if zarr_format == 2 else {}
+            codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE) if zarr_format == 2 else BloscCodec(cname="lz4")
+            part.create_array("encoded_tokens", data=batch.encoded_tokens, chunks=(16,), compressors=[codec])
+            part.create_array("seq_starts", data=batch.seq_starts, chunks=(4,), compressors=[codec], **delta)
+    names = {path.relative_to(work).as_posix().encode(): path for root in roots for path in root.rglob("*") if path.is_file()}
+    contents = {path: path.read_bytes() for path in names.values()}
+    values, anything = json_values(), havoc(b"\x28\xb5\x2f\xfd", *doubles(4, 8))
+
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        name, _, content = data.partition(b"\n")
+        inner = values if content[:1] == b"{" and chance.random() < 0.8 else anything
+        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+
+    def read(root: Path) -> None:
+        dataset = flat_tokens.open(root)
+        for split in (dataset.train, dataset.validation):
+            if split.token_count * 4 > LARGE_TEXT or split.seq_count * 8 > LARGE_TEXT:
+                return  # absent chunks stand for any number of tokens
+            for batch in split.batches():
+                _ = batch.token_count
+            if split.seq_count:
+                _ = split[0], split[-1], split.packed(4)[0]
+
+    def run(data: bytes) -> None:
+        name, _, content = data.partition(b"\n")
+        path = names.get(name)
+        if path is None:
+            return
+        root = work / name.decode().partition("/")[0]
+        path.write_bytes(content)
+        try:
+            each((str(work),), lambda: flat_tokens.verify(root, "full"), lambda: read(root))
+        finally:
+            path.write_bytes(contents[path])
+
+    return Fuzzed([name + b"\n" + contents[path] for name, path in names.items()], mutate, run, (str(work),))
+
+
+# Configuration
+
+YAML_SEEDS = [
+    b"output: out\ntokenizer: bytes\nsource:\n  path: in/*.jsonl\n  text_column: text\n",
+    b"""output: /data/out
+name: web
+sources:
+  - &one {name: one, path: 'https://example.org/a.parquet', id_column: id}
+  - <<: *one
+    name: two
+    path: s3://bucket/b
+tokenizer: {name: cl100k_base, engine: reference}
+documents: {on_bad: skip, empty: keep, max_bytes: 1_000_000}
+validation_fraction: 0.01
+split_seed: 0x10
+layout: compact
+slice_bytes: 1000000
+workers: 4
+runner: groups
+groups:
+  slices: 12
+""",
+]
+YAML_WORDS = (b"&a [*a]", b"&a {a: *a}", b"*one", b"!!python/object/apply:os.system [a]", b"!!binary aGk=")
+YAML_WORDS += (b"!!set {a}", b"? [a]\n: b", b"!!timestamp 2026-01-01", b"<<: *one\n", b"\n", b"\t", b"  ", b"- ")
+YAML_WORDS += (b": ", b"{", b"[", b"|\n", b">\n", b"'", b'"', b"%YAML", b"---\n", b"...\n", b".inf", b".nan")
+YAML_WORDS += (b"1e400", b"9" * 5000, b"0o7", b"~", b"\xff", b"\0", b"\xef\xbb\xbf", b"\\ud800", b"@a", b"!!int x")
+YAML_WORDS += (b"!!float y", b"2026-13-45", b"12:30:45", b"[" * 2000, b"{a: " * 2000, b"!<x>", b"&" * 30, b"!!str")
+YAML_WORDS += (b"!!bool x",)
+
+
+def _yaml(work: Path) -> Fuzzed:
+    path = work / "config.yaml"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        read_config(path, [])
+
+    laughs = b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (i, i, i - 1, i - 1) for i in range(ord("b"), ord("h")))
+    return Fuzzed(YAML_SEEDS, havoc(*YAML_WORDS, laughs, *YAML_SEEDS[1].splitlines(keepends=True)), run, ("config.yaml",))
+
+
+NPY_WORDS = (b"'<u4'", b"'>u2'", b"'shape': (", b"999999999999999999,)", b"\x93NUMPY\x03\x00", b"True", b"'<f8'")
+NUMBERS = tuple(doubles(4, 8))
+_TARGETS = [
+    source("parquet", "mutated.parquet", parquet_seeds, either(parquet, parquet, havoc(*NUMBERS)), id_column="id"),
+    Target("pages", _pages),
+    source("arrow", "mutated.arrow", arrow_seeds, havoc(*NUMBERS), id_column="id"),
+    source("jsonl", "mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
+    source("csv", "mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
+    source("packed", "mutated.jsonl", packed_seeds, havoc()),
+    source("text", "mutated.txt", lambda: [b"one\n\ntwo\n\nthree", b"---" * 20], havoc(b"---", b"\n\n"), document_separator="--"),
+    Target("manifest", _manifest),
+    Target("pointer", _pointer),
+    Target("receipts", _receipt),
+    Target("groups", _group),
+    Target("reports", _report),
+    Target("records", _records),
+    Target("zarr", _zarr),
+    Target("yaml", _yaml),
+    _neighbour("pickled", "train.pbin", havoc(*OPCODES, *NUMBERS), "modalities", end_of_text=500),
+    Target("raw-index", _raw_index),
+    _neighbour("mds-index", "train/index.json", either(json_values(), json_values(), havoc(*JSON_WORDS)), "mds"),
+    mds_shard(_neighbour("mds-shard", "train/shard.00000.mds", havoc(*NUMBERS), "mds")),
+    _neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
+    _neighbour("npy", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), "build-nanogpt", end_of_text=500),
+    _neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
+    _neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
+]
+TARGETS = {target.name: target for target in (*_TARGETS, *DATASETS)}

@@ -1,0 +1,61 @@
+"""A store for tests: local files under ``slow:///path``, which counts its requests and answers them as slowly as it is told."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+
+class SlowStore(AbstractFileSystem):
+    """Requests for ranges of objects: in ``requests``, and after ``seconds(number, path)`` of waiting."""
+
+    protocol = "slow"
+    cachable = False
+    requests: ClassVar[list[tuple[str, int, int]]] = []
+    seconds: Callable[[int, str], float] = staticmethod(lambda number, path: 0.0)
+    most_at_once = at_once = 0
+    changing = threading.Lock()
+
+    @classmethod
+    def reset(cls, seconds: Callable[[int, str], float] = lambda number, path: 0.0) -> None:
+        cls.requests, cls.seconds, cls.most_at_once = [], staticmethod(seconds), 0  # type: ignore[assignment]
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return "/" + str(path).removeprefix("slow://").strip("/")
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        status = os.stat(path)
+        return {"name": path, "size": status.st_size, "type": "directory" if os.path.isdir(path) else "file"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        found = [self.info(os.path.join(path, name)) for name in os.listdir(self._strip_protocol(path))]
+        return found if detail else [info["name"] for info in found]
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        path, cls = self._strip_protocol(path), type(self)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start, stop = slice(start, end).indices(size)[:2]
+            file.seek(start)
+            data = file.read(max(stop - start, 0))
+        with cls.changing:
+            number = len(cls.requests)
+            cls.requests.append((path, start, stop))
+            cls.at_once += 1
+            cls.most_at_once = max(cls.most_at_once, cls.at_once)
+        if (wait := cls.seconds(number, path)) > 0:
+            time.sleep(wait)
+        with cls.changing:
+            cls.at_once -= 1
+        return data
+
+
+fsspec.register_implementation("slow", SlowStore, clobber=True)

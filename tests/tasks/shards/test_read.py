@@ -1,0 +1,164 @@
+"""Objects that receipts tell of: asked for once, checked when they come, found again by their digests alone."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.shards.read
+from flat_tokens.stores.store import Store, StoredObject
+from tasks.shards.read import Kept, KnownStore, digest_all
+
+
+@pytest.fixture
+def root() -> Iterator[Store]:
+    root = Store.at(f"memory://{uuid.uuid4().hex}")
+    yield root
+    root.remove("")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The keys of every question for ranges that reaches a store."""
+    seen: list[list[str]] = []
+    real = Store.read_ranges
+
+    def noted(store: Store, keys: Sequence[str], *ranges: Sequence[int | None]) -> list[bytes | FileNotFoundError]:
+        seen.append(list(keys))
+        return real(store, keys, *ranges)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "read_ranges", noted)
+    return seen
+
+
+def known(root: Store, *objects: StoredObject, likely: Sequence[bytes] = ()) -> KnownStore:
+    return KnownStore.of(root, "shard", objects, likely)
+
+
+def fresh(name: str) -> bytes:
+    """Content that nobody has read before."""
+    return f"{name} {uuid.uuid4().hex}".encode()
+
+
+def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, asked: list[list[str]]) -> None:
+    data = {name: fresh(name) for name in ("a", "b")}
+    store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
+    for _ in range(2):
+        assert store.read_ranges(["shard/a", "shard/b", "shard/a"], [0, -3, 2], [4, None, 4]) == [
+            data["a"][:4],
+            data["b"][-3:],
+            data["a"][2:4],
+        ]
+        assert (store / "shard").read_ranges(["b"], [1], [1000]) == [data["b"][1:]]
+    assert asked == [["shard/a", "shard/b"]]
+
+
+def test_what_is_fetched_ahead_is_not_asked_for_again(root: Store, asked: list[list[str]]) -> None:
+    data = {name: fresh(name) for name in ("a", "b")}
+    store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
+    assert store.fetch(["shard/a", "shard/b", "shard/c"]) == {"shard/a": data["a"], "shard/b": data["b"]}
+    assert (store / "shard").read_ranges(["a"], [0], [3]) == [data["a"][:3]]
+    assert asked == [["shard/a", "shard/b"]]
+
+
+def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(root: Store, asked: list[list[str]]) -> None:
+    right, other = fresh("right"), fresh("other")
+    store = known(root, (root / "shard").put("a", right), (root / "shard").put("b", other), likely=[right, fresh("wrong")])
+    assert store.read_ranges(["shard/a", "shard/b"], [0, 0], [100, 100]) == [right, other]
+    assert asked == [["shard/b"]]
+
+
+def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(
+    root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.shards.read, "WHOLE_BYTES", 8)
+    (root / "shard").put("unknown", b"unknown")
+    small, large = fresh("")[:8], fresh("large")
+    store = known(root, (root / "shard").put("small", small), (root / "shard").put("large", large))
+    keys = ["shard/large", "shard/unknown", "shard/small", "shard/nothing"]
+    *found, nothing = store.read_ranges(keys, [2, 0, 1, 0], [5, 3, 3, 1])
+    assert found == [large[2:5], b"unk", small[1:3]]
+    assert isinstance(nothing, FileNotFoundError)
+    assert asked == [["shard/small"], ["shard/large", "shard/unknown", "shard/nothing"]]
+
+
+@pytest.mark.parametrize("now", [b"other bytes!", b"other", b"some bytes!!"], ids=["others", "fewer", "more"])
+def test_what_is_not_what_its_receipt_says_is_refused(root: Store, now: bytes) -> None:
+    """Each time: it is not kept as what it should be."""
+    stored = (root / "shard").put("a", fresh("some bytes!"))
+    (root / "shard").put("a", now)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="shard/a: is not what its receipt says"):
+            known(root, stored).read_ranges(["shard/a"], [0], [3])
+
+
+def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root: Store) -> None:
+    stored = StoredObject("a", 5, hashlib.sha256(fresh("gone")).hexdigest())
+    (answer,) = known(root, stored).read_ranges(["shard/a"], [0], [3])
+    assert isinstance(answer, FileNotFoundError)
+
+
+def test_threads_that_want_the_same_ask_once(root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have come before the store answers the first of them."""
+    data, count = fresh("shared"), 4
+    stored = (root / "shard").put("a", data)
+    at_the_door, counting = threading.Barrier(count), Store.read_ranges
+
+    def slow(store: Store, *question: Sequence[int | None]) -> list[bytes | FileNotFoundError]:
+        threading.Event().wait(0.05)
+        return counting(store, *question)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "read_ranges", slow)
+
+    def read(_: int) -> list[bytes | FileNotFoundError]:
+        at_the_door.wait(60)
+        return (known(root, stored) / "shard").read_ranges(["a"], [0], [100])
+
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(read, range(count))) == [[data]] * count
+    assert asked == [["a"]]
+
+
+def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[str]]) -> None:
+    """What was right once says nothing of what is there now. Who reads what was checked does not ask for it again."""
+    data = {name: fresh(name) for name in ("a", "b")}
+    shard = root / "shard"
+    objects = [shard.put(name, some) for name, some in data.items()]
+    assert list(digest_all(shard, objects)) == list(digest_all(shard, objects)) == objects
+    assert asked == [["a", "b"]] * 2
+    assert known(root, *objects).read_ranges(["shard/a"], [0], [5]) == [data["a"][:5]]
+    assert asked == [["a", "b"]] * 2
+    changed = shard.put("a", fresh("a long other one"))
+    assert list(digest_all(shard, objects)) == [changed, objects[1]]
+    shard.remove("b")
+    with pytest.raises(FileNotFoundError):
+        list(digest_all(shard, objects))
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(0, 12))
+def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int) -> None:
+    """Content n is n bytes; a list says what should be there."""
+    kept, model = Kept(limit), list[int]()
+    for n in uses:
+        sha256 = kept.keep(bytes(n))
+        model = [*(one for one in model if one != n), n]
+        while sum(model) > limit:
+            model.pop(0)
+        assert kept.find(sha256) == (bytes(n) if n in model else None)
+    for n in range(10):
+        assert kept.find(hashlib.sha256(bytes(n)).hexdigest()) == (bytes(n) if n in model else None)
+
+
+def test_a_store_with_another_root_knows_the_same(root: Store, asked: list[list[str]]) -> None:
+    data = fresh("a")
+    store = known(root, (root / "shard").put("c/0", data))
+    assert replace(store, root=store.path("shard/c")).read_ranges(["0"], [0], [3]) == [data[:3]]
+    assert asked == [["0"]]

@@ -1,0 +1,223 @@
+"""Tokenizers from files that go on for ever, take all memory, panic or leave out text are refused before they tokenize."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Trained
+
+from flat_tokens.vocabulary import load_vocabulary
+from tasks.config import TokenizerConfig
+from tasks.tokenize.engines import Engine, Tokens, TooSlowError, UnencodableError, engine_of, large_string_array, watched
+from tasks.tokenize.tokenizers import load_tokenizer
+from tasks.tokenize.trial import is_from_a_file
+from tests.examples import first_fast
+
+TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 ,.;:!?'\"-()[]{}"]
+
+
+def word_level() -> Trained:
+    return Trained(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+
+
+def bert(*more: Any) -> Trained:
+    tokenizer = Trained(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.BertNormalizer(lowercase=True), *more])
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(TEXT, trainers.WordPieceTrainer(special_tokens=["[UNK]"], vocab_size=200))
+    return tokenizer
+
+
+def llama() -> Trained:
+    tokenizer = Trained(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<unk>", *(f"<0x{value:02X}>" for value in range(256))]
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(special_tokens=special, vocab_size=400))
+    return tokenizer
+
+
+def albert() -> Trained:
+    tokenizer = Trained(models.Unigram())
+    quotes = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    accents = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence([*quotes, *accents])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.train_from_iterator(TEXT, trainers.UnigramTrainer(special_tokens=["<unk>"], unk_token="<unk>", vocab_size=100))
+    return tokenizer
+
+
+def bytes_of_words(alphabet: list[str]) -> Trained:
+    tokenizer = Trained(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    return tokenizer
+
+
+def config_of(tokenizer: Trained, directory: Path, **settings: Any) -> TokenizerConfig:
+    path = directory / "tokenizer.json"
+    tokenizer.save(str(path))
+    return TokenizerConfig(name=str(path), **settings)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    first_fast([llama(), bytes_of_words(pre_tokenizers.ByteLevel.alphabet()), bert(), albert()], 2),
+    ids=["bytes for what is unknown", "byte level", "lower case and no accents", "NFKD and quotes"],
+)
+def test_tokenizers_as_people_use_them_are_taken(tmp_path: Path, tokenizer: Trained) -> None:
+    loaded = load_tokenizer(config_of(tokenizer, tmp_path))
+    assert len(Engine(loaded, fast=False)(large_string_array("Déjà vu, ok", "", " \t")).ids)
+
+
+def split_off(pattern: str) -> Trained:
+    tokenizer = word_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "removed")
+    return tokenizer
+
+
+def no_unknown() -> Trained:
+    tokenizer = Trained(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=100))
+    return tokenizer
+
+
+LOSSY = {
+    "BPE without unk": no_unknown(),
+    "an empty vocabulary": Trained(models.BPE()),
+    "digits are deleted": bert(normalizers.Replace(Regex("[0-9]"), "")),
+    "a word is deleted": bert(normalizers.Replace("secret", "")),
+    "addresses are deleted": bert(normalizers.Replace(Regex(r"https?://\S+"), "")),
+    "what splits is removed": split_off("e"),
+    "not all bytes": bytes_of_words([]),
+}
+
+
+@pytest.mark.parametrize("tokenizer", first_fast(LOSSY.values(), 2), ids=LOSSY)
+def test_a_tokenizer_that_leaves_out_text_is_refused_unless_that_is_wanted(tmp_path: Path, tokenizer: Trained) -> None:
+    config = config_of(tokenizer, tmp_path)
+    with pytest.raises(ValueError, match=r"has no tokens for .+ in .+ lost\. .*set tokenizer\.lossy to true"):
+        load_tokenizer(config)
+    assert load_tokenizer(config.model_copy(update={"lossy": True})).name == config.name
+
+
+def test_a_document_of_which_nothing_is_left_is_a_bad_document(tmp_path: Path) -> None:
+    """As a trial cannot know every text. Spaces, and documents without text, are none."""
+    config = config_of(bert(normalizers.Replace(Regex("(xyz)+"), "")), tmp_path)
+    texts = large_string_array("a", "xyzxyz", "", " \n")
+    with pytest.raises(UnencodableError, match=r"no tokens for any of it; tokenizer\.lossy"):
+        engine_of(load_tokenizer(config), fast=False)(texts)
+    first, refused, empty, blank = engine_of(load_tokenizer(config), fast=False).one_by_one(texts)
+    assert isinstance(refused, str)
+    assert [len(tokens.ids) for tokens in (first, empty, blank) if isinstance(tokens, Tokens)] == [1, 0, 0]
+    lossy = load_tokenizer(config.model_copy(update={"lossy": True}))
+    assert np.diff(engine_of(lossy, fast=False)(texts).offsets).tolist() == [1, 0, 0, 0]
+
+
+def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
+    tokenizer = word_level()
+    tokenizer.normalizer = normalizers.Replace("\u0416", "a" * 10_000)  # a letter that few texts have
+    with pytest.raises(ValueError, match=r"makes 10,000 characters of 'Ж'.*tokenizer\.max_memory = 8,589,934,592"):
+        load_tokenizer(config_of(tokenizer, tmp_path))
+
+
+def test_memory_of_the_trial_is_limited(tmp_path: Path) -> None:
+    tokenizer = word_level()
+    tokenizer.normalizer = normalizers.Replace(Regex("[a-z]{20}"), "b" * 10_000_000)
+    with pytest.raises(ValueError, match=r"ends its process .*tokenizer\.max_memory = 1,073,741,824 bytes"):
+        load_tokenizer(config_of(tokenizer, tmp_path, max_memory=1 << 30))
+
+
+def ranks(directory: Path) -> str:
+    path = directory / "a.tiktoken"
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(bytes([value])), value) for value in range(256)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(", "cannot be used with pattern '\\('"),
+        (r"\p{L}{1000}{1000}{1000}", "cannot be used with pattern"),
+        (r"(?:(?!x)(?:a|a)*)*?b|[\s\S]", "ends its process on a little text .*BacktrackLimitExceeded"),
+        (r"[\s\S](?=.*(a|aa)+$)|[\s\S]", "takes more than 4 seconds .*raise tokenizer.max_seconds"),
+    ],
+)
+def test_a_pattern_that_panics_or_does_not_end_is_refused(tmp_path: Path, pattern: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_tokenizer(TokenizerConfig(name=ranks(tmp_path), pattern=pattern, max_seconds=4 if "max_seconds" in words else 60))
+
+
+def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*arguments: Any, **settings: Any) -> None:
+        raise Panic("out of luck")
+
+    monkeypatch.setattr(tiktoken, "Encoding", panic)
+    with pytest.raises(ValueError, match="cannot be used with pattern 'gpt2': out of luck"):
+        load_vocabulary(ranks(tmp_path), pattern="gpt2")
+
+
+def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_document() -> None:
+    ended = threading.Event()
+
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        ended.wait(60)
+        raise AssertionError
+
+    config = TokenizerConfig(name="a.json").model_copy(update={"max_seconds": 0.01})
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    engine = Engine(type(tokenizer)("slow", "slow", 1, watched(encode, config), None, tokenizer.decode), fast=False)
+    begun = time.monotonic()
+    with pytest.raises(TooSlowError, match=r"takes more than 0 seconds for \d+ bytes of text.*tokenizer\.max_seconds"):
+        engine(large_string_array("a"))
+    with pytest.raises(TooSlowError):
+        list(engine.one_by_one(large_string_array("a")))
+    assert time.monotonic() - begun < 30
+    ended.set()
+
+
+@pytest.mark.slow
+def test_a_process_ends_although_its_tokenizer_does_not(tmp_path: Path) -> None:
+    """The library works in a thread that cannot be ended."""
+    program = """
+import sys
+from tasks.config import TokenizerConfig
+from tasks.tokenize import tokenizers
+tokenizers.try_out = lambda config: None
+config = TokenizerConfig(name=sys.argv[1], pattern=sys.argv[2], max_seconds=1)
+from tasks.tokenize.engines import large_string_array
+print(tokenizers.load_tokenizer(config).reference(large_string_array("ab" * 2_000_000)))
+"""
+    command = [sys.executable, "-c", program, ranks(tmp_path), r"[\s\S](?=.*(a|aa)+$)|[\s\S]"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120, check=False)
+    assert "TooSlowError" in done.stderr
+    assert done.returncode == 1
+
+
+def test_published_encodings_are_not_tried() -> None:
+    assert not any(map(is_from_a_file, ("bytes", "gpt2", "cl100k_base")))
+    assert all(map(is_from_a_file, ("a.json", "a.tiktoken", "openai-community/gpt2", "/tmp")))
+
+
+def test_limits_are_checked() -> None:
+    for wrong in ({"max_seconds": 0}, {"max_memory": 1}):
+        with pytest.raises(ValidationError):
+            TokenizerConfig.model_validate({"name": "a.json", **wrong})
+    assert json.loads(TokenizerConfig(name="a.json").model_dump_json(exclude_unset=True)) == {"name": "a.json"}
