@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers-installed
+SECRET := $(or $(PREFECT_HOME),$(HOME)/.prefect)/flat-tokens-secret
 
-.PHONY: demo serve test test-slow peers check lock clean
+.PHONY: demo serve test test-slow test-lowest faults fuzz benchmarks peers check lock wheels clean
 
 $(STAMP): requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -19,10 +20,11 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 	PYTHONPATH=. $(BIN)/python deployments/demo/read_back.py demo-output
 	@echo
 	@echo "To watch builds in the Prefect UI, start it, and let a build report to it:"
-	@echo "  make serve                                       # then open http://127.0.0.1:4200"
-	@echo "  PREFECT_API_URL=http://127.0.0.1:4200/api $(BIN)/python -m flows build deployments/demo/demo.yaml --set split_seed=1"
+	@echo "  make serve                           # then open http://127.0.0.1:4200; it asks for the secret in $(SECRET)"
+	@echo '  export PREFECT_API_URL=http://127.0.0.1:4200/api PREFECT_API_AUTH_STRING="$$(cat $(SECRET))"'
+	@echo "  $(BIN)/python -m flows build deployments/demo/demo.yaml --set split_seed=1"
 
-serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
+serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200, with a secret), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
 	$(BIN)/python deployments/serve.py $(SERVE)
 
 # A process for each core; which tests stay together is in tests/conftest.py.
@@ -33,6 +35,31 @@ test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cor
 
 test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile all
+
+LOWEST := $(VENV)-lowest
+
+test-lowest: ## Run the library's fast tests with the lowest versions that pyproject.toml declares: three minutes.
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores
+	# What the tests themselves need, and the small builds among them.
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward blake3
+	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" tests/flat_tokens
+
+faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/reliability.md.
+	$(BIN)/python -m tests.faults --table docs/reliability.md
+
+SECONDS := 600
+
+fuzz: $(STAMP) ## Fuzz what reads bytes from elsewhere, 600 seconds a target. SECONDS=60 TARGETS="parquet yaml"
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
+
+BENCHMARKS := /var/tmp/flat-tokens-benchmarks
+
+benchmarks: $(STAMP) ## Measure every table of docs/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
+	$(BIN)/python -m tests.benchmarks --scratch $(BENCHMARKS)
 
 peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are skipped without.
 
@@ -55,7 +82,16 @@ lock: ## Pin every dependency with its hashes; the lock names no package index.
 	$(VENV)-lock/bin/python -m pip install --quiet uv
 	$(COMPILE) --no-strip-extras --group service --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) --no-deps --constraint requirements.lock tests/peers.in --output-file tests/peers.txt
+	# torch is not hashed: see PEERS. The benchmarks' peers have environments of their own.
+	echo "torch; sys_platform == 'never'" > $(VENV)-lock/no-torch
+	for peer in datatrove datasets megatron; do \
+		$(COMPILE) --override $(VENV)-lock/no-torch --constraint requirements.lock \
+			tests/benchmarks/peers/$$peer.in --output-file tests/benchmarks/peers/$$peer.txt || exit 1; \
+	done
 	rm -r $(VENV)-lock
 
+wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist/flat_tokens_service-*.whl, the service without a checkout.
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./service
+
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) $(LOWEST) demo-output
