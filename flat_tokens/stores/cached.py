@@ -170,7 +170,7 @@ class Units:
         self._begun: SimpleQueue[Any] = SimpleQueue()
         self._unkept: SimpleQueue[Any] = SimpleQueue()
         self._unkept_bytes = 0
-        self._threads = 0
+        self._threads = self._at_work = 0
         self._seconds: collections.deque[float] = collections.deque(maxlen=64)
         self.requests = self.asked_again = 0
         weakref.finalize(self, _end, self._tickets, self._begun, self._unkept)
@@ -253,7 +253,8 @@ class Units:
     def _ask(self, fetch: Fetch, line: collections.deque[Fetch]) -> None:
         line.append(fetch)
         self._tickets.put(self)
-        if self._threads < min(len(self._coming), THREADS):
+        # A request that is late holds its thread: who makes it once more is another one.
+        if self._threads - self._at_work < len(self._due) + len(self._ahead) and self._threads < THREADS:
             self._threads += 1
             threading.Thread(target=_work, args=(self._tickets,), name="flat-tokens-fetch", daemon=True).start()
             if self._threads == 1:
@@ -267,6 +268,7 @@ class Units:
             if not line or (fetch := line.popleft()).found.done() or (line is self._ahead and fetch.is_due):
                 return
             fetch.attempts += 1
+            self._at_work += 1
             is_first = fetch.attempts == 1
         try:
             data = self.disk.find(self._name(fetch.unit), 0, fetch.unit.stop - fetch.unit.start) if is_first else None
@@ -295,6 +297,7 @@ class Units:
         """Whether this attempt is the one that counts."""
         with self._lock:
             fetch.attempts -= 1
+            self._at_work -= 1
             # Another attempt has ended well, or may still.
             if self._coming.get(fetch.unit) is not fetch or (error is not None and fetch.attempts > 0):
                 return False
