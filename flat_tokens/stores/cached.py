@@ -181,18 +181,20 @@ class Units:
         by_unit: dict[Unit, list[int]] = {}
         for n, part in enumerate(parts):
             by_unit.setdefault(part[0], []).append(n)
-        fetches: list[tuple[Fetch, list[int], bool]] = []
+        fetches: list[tuple[Fetch, bool, list[int]]] = []
         for unit, places in by_unit.items():
             self.disk.note_use(self._name(unit))
             if (data := self._remembered(unit)) is not None:
                 for n in places:
                     found[n] = data[parts[n][1] : parts[n][2]]
-            elif (is_coming := unit in self._coming) or not self._found_on_disk(unit, parts, places, found):
-                fetches.append((self._begin(unit, chunks, self._due), places, is_coming))
-        for fetch, places, is_coming in fetches:
+            elif unit in self._coming or not self._found_on_disk(unit, parts, places, found):
+                fetches.append((*self._begin(unit, chunks, self._due), places))
+        for fetch, is_own, places in fetches:
             try:
+                if not is_own and fetch.found.exception():  # it was asked for before: ask now
+                    fetch, is_own = self._begin(fetch.unit, chunks, self._due)
                 data = fetch.found.result()
-                if not is_coming:  # whoever reads next, in this process or another, finds it
+                if is_own:  # whoever reads next, in this process or another, finds it
                     fetch.is_settled.wait()
                 for n in places:
                     found[n] = data[parts[n][1] : parts[n][2]]
@@ -233,22 +235,22 @@ class Units:
                 self._memory.move_to_end(unit)
             return data
 
-    def _begin(self, unit: Unit, chunks: Chunks, line: collections.deque[Fetch]) -> Fetch:
-        """The fetch of a unit; a new one, at the end of *line*, if there is none."""
+    def _begin(self, unit: Unit, chunks: Chunks, line: collections.deque[Fetch]) -> tuple[Fetch, bool]:
+        """The fetch of a unit; a new one, at the end of *line*, if there is none. And whether it is new."""
         with self._lock:
             fetch = self._coming.get(unit)
             if fetch is None and (data := self._memory.get(unit)) is not None:  # it has just come
                 fetch = Fetch(unit, chunks)
                 fetch.found.set_result(data)
                 fetch.is_settled.set()
-                return fetch
+                return fetch, True
             is_new = fetch is None
             if fetch is None:
                 fetch = self._coming[unit] = Fetch(unit, chunks)
             if is_new or (line is self._due and not fetch.is_due and not fetch.attempts):  # it may wait in the other line
                 fetch.is_due = line is self._due
                 self._ask(fetch, line)
-        return fetch
+        return fetch, is_new
 
     def _ask(self, fetch: Fetch, line: collections.deque[Fetch]) -> None:
         line.append(fetch)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -147,6 +148,37 @@ def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None
     assert len(SlowStore.requests) == len(set(SlowStore.requests)) == 4
 
 
+def test_an_error_of_a_request_ahead_is_not_that_of_the_read(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that waits for such a request asks anew when it fails."""
+    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    begun, joined, released = threading.Event(), threading.Event(), threading.Event()
+
+    def fails_once(number: int, path: str) -> float:
+        if number == 0:
+            begun.set()
+            released.wait(60)
+            raise PermissionError(path)
+        return 0
+
+    def begin(*arguments: Any) -> Any:
+        found = ask(*arguments)
+        joined.set()
+        return found
+
+    SlowStore.reset(fails_once)
+    array = cast("Any", view.tokens.encoded_tokens)
+    array.store.fetch_ahead(array.units_of(*view.token_ranges(np.array([0]))))
+    assert begun.wait(60)
+    ask = cached.Units._begin
+    monkeypatch.setattr(cached.Units, "_begin", begin)
+    with ThreadPoolExecutor(1) as reader:
+        found = reader.submit(lambda: view[0].targets)
+        assert joined.wait(60)
+        released.set()
+        assert np.array_equal(found.result(60), ROWS[0])
+    assert len(SlowStore.requests) == 2
+
+
 def test_a_request_that_takes_too_long_is_made_once_more(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another thread: the first one may be the only one that there is, as where all else is on the disk."""
     monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
@@ -197,7 +229,7 @@ def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root: Pat
         units._memory_bytes = 0
         for path in tmp_path.glob("*-*"):
             path.unlink()
-        fetches = [units._begin(unit, chunks, units._due) for unit in wanted]
+        fetches = [units._begin(unit, chunks, units._due)[0] for unit in wanted]
         for fetch in fetches:
             with units._lock:
                 units._ask(fetch, units._due)
