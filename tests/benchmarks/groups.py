@@ -131,7 +131,7 @@ def workers(output: str, count: int) -> None:
             client.set_flow_run_state(run.id, Running())
             group = read_group(root, run.parameters["group"])
             slices, steps = work_of(group, Place(root, ""))
-            recipe, _ = steps[0].shared
+            recipe, *_ = steps[0].shared
             shards = [
                 TokenShard(
                     key=recipe.key(part),
@@ -177,6 +177,17 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def words_of(build: subprocess.Popen[str], taking: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a build prints, and its errors. RuntimeError where the workers end before it."""
+    while True:
+        try:
+            return build.communicate(timeout=1)
+        except subprocess.TimeoutExpired:
+            if taking.poll() is not None:
+                build.kill()
+                raise RuntimeError(f"the workers ended, with {taking.returncode}") from None
+
+
 def spread_out(scratch: Path, groups: int, slices: int) -> Sequence[object]:
     """A row: a build of so many groups."""
     from tests.flows.pool import pool  # the two processes below need no server of their own
@@ -191,7 +202,7 @@ def spread_out(scratch: Path, groups: int, slices: int) -> Sequence[object]:
         taking = started.start(*here, "--as", "workers", *sizes)
         before = cpu_seconds(server.pid)
         build = started.start(*here, "--as", "parent", *sizes, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, told = build.communicate()
+        out, told = words_of(build, taking)
         used = cpu_seconds(server.pid) - before
         database = sum(path.stat().st_size for path in home.glob("prefect.db*")) / 1e6
         started.stop([taking])
