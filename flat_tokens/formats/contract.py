@@ -24,10 +24,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import PurePosixPath
 from types import NoneType
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,10 @@ def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
     return Store(parent or "/", store.fs), name
 
 
+LATER = {"later": True}
+"""Metadata of options that a format got later. Where they have their defaults, an export is the one that it was before."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Options. ValueError if ``end_of_text`` is no token id, another integer no count, or a value none of its type's literals."""
@@ -128,6 +133,11 @@ class Options:
                 check_token_id(name, value)
             elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
+
+    def facts(self) -> dict[str, Any]:
+        """The options by name, as JSON holds them; a `LATER` one only where it is set."""
+        of_old = [one.name for one in fields(self) if not (one.metadata == LATER and getattr(self, one.name) == one.default)]
+        return {name: getattr(self, name) for name in of_old}
 
 
 O = TypeVar("O")  # noqa: E741 - the options of a format
@@ -174,6 +184,26 @@ VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdou
 def split_of(key: str) -> SplitName:
     """The split of a file, from the words in its path: ``fineweb_val_000000.npy`` is validation."""
     return "validation" if VALIDATION_WORDS & set(re.split(r"[^a-z]+", key.lower())) else "train"
+
+
+def indices(files: Files, name: str) -> list[str]:
+    """The files of that name, without those below another one, which lists their files as well."""
+    keys = [key for key in files.keys if posixpath.basename(key) == name]
+    above = {PurePosixPath(key).parent for key in keys}
+    return [key for key in keys if above.isdisjoint(PurePosixPath(key).parent.parents)]
+
+
+def split_of_index(files: Files, key: str) -> SplitName:
+    """The split of an index, from the name of its directory."""
+    directory = posixpath.dirname(key)
+    # The user chose the name of the root directory: only a whole word in it names a split.
+    name = directory or posixpath.basename(files.store.root)
+    return split_of(name) if directory or name in VALIDATION_WORDS else "train"
+
+
+def is_below(name: object) -> bool:
+    """Whether what an index says is the name of a file beside it, or in a directory there."""
+    return isinstance(name, str) and not {"\0", "\\"} & set(name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def by_split(

@@ -11,15 +11,15 @@ import posixpath
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.formats import contract
+from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, compress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
 from flat_tokens.formats.indexed import Documents, IndexedFile
 from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Int64s, Layout, Shard, shape_bytes
@@ -37,7 +37,6 @@ MAX_INDEX_BYTES = 32 << 20
 MAX_CONFIG_BYTES = 1 << 20
 COLUMNS = ("tokens", "input_ids")
 TYPES = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-CODECS = {"zstd": "zstd", "gz": "gzip"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Mds(Stream):
     each, of one document behind the other, as LLM Foundry packs them; on the way in the documents are rebuilt from
     ``end_of_text``. ``drop_last``: leave out what remains for the last sample of a split instead of making it shorter.
     ``column``: written ``tokens``, read ``tokens`` or ``input_ids`` where it is None. ``bytes_type``: of the tokens in a
-    column of bytes, which does not say it. ``size_limit``: bytes of a shard, unless one sample is larger.
+    column of bytes, which does not say it. ``size_limit``: bytes of a shard before it is compressed, unless one sample is larger.
+    ``compression``: of the files; br and snappy need pyarrow.
     """
 
     column: str | None = None
@@ -56,11 +56,12 @@ class Mds(Stream):
     drop_last: bool = False
     size_limit: int = 1 << 26
     bytes_type: str = "int64"
+    compression: Literal["none", "zstd", "gz", "br", "bz2", "snappy"] = field(default="none", metadata=contract.LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size_limit >= MAX_SHARD_BYTES:
-            raise ValueError(f"size_limit is {self.size_limit}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
+        if self.size_limit >= self.end_bytes:
+            raise ValueError(f"size_limit is {self.size_limit}, but {self.ended}")
         if self.length is not None and _sample_bytes(self.length) >= MAX_SHARD_BYTES // 2:
             raise ValueError(f"length is {self.length}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
         if self.drop_last and self.length is None:
@@ -69,6 +70,17 @@ class Mds(Stream):
             raise ValueError(f"bytes_type is {self.bytes_type!r}, but it is one of {', '.join(sorted(TYPES))}")
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
             raise ValueError(f"column is {self.column!r}, but it is a column's name")
+
+    @property
+    def end_bytes(self) -> int:
+        """A shard is smaller than this."""
+        return MAX_SHARD_BYTES if self.compression == "none" else MAX_WHOLE_BYTES
+
+    @property
+    def ended(self) -> str:
+        """Why it is."""
+        what = "the shards' offsets end" if self.compression == "none" else "shards are compressed in memory, and end"
+        return f"{what} at {self.end_bytes - 1}"
 
 
 # Writing
@@ -80,12 +92,20 @@ def _config(options: Mds) -> dict[str, Any]:
         "column_encodings": [f"ndarray:{INT32.name}"],
         "column_names": [options.column or COLUMNS[0]],
         "column_sizes": [None],
-        "compression": None,
+        "compression": _algorithm(options),
         "format": "mds",
         "hashes": ["sha256"],  # streaming validates it, and it is known for every stored object
         "size_limit": options.size_limit,
         "version": 2,
     }
+
+
+def _algorithm(options: Mds) -> str | None:
+    """The codec and its level, as streaming names them."""
+    if options.compression == "none":
+        return None
+    level = LEVELS[options.compression]
+    return options.compression if level is None else f"{options.compression}:{level}"
 
 
 def _json(value: Any) -> bytes:
@@ -109,7 +129,8 @@ def plan(splits: Splits, options: Mds) -> list[ExportFile]:
             total = (stream_length(split, options) + (0 if options.drop_last else options.length - 1)) // options.length
             per_shard = min(max(limit // _sample_bytes(options.length), 1), MAX_SAMPLES)
             ranges = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
-        files += [ExportFile(f"{name}/shard.{i:05d}.mds", name, *one) for i, one in enumerate(ranges)]
+        ending = "" if options.compression == "none" else f".{options.compression}"
+        files += [ExportFile(f"{name}/shard.{i:05d}.mds{ending}", name, *one) for i, one in enumerate(ranges)]
     if not files and any(split.seq_count for split in splits.values()):
         raise ValueError(f"no split has as many as {options.length} tokens. Set a smaller length, or drop_last to false.")
     return files
@@ -124,35 +145,57 @@ def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[
 
     ranges = list(contract.ranges_within(limit, split.seq_count, size, MAX_SAMPLES))
     for start, stop in ranges:
-        if stop == start + 1 and (alone := size(stop) - size(start) + options.size_limit - limit) >= MAX_SHARD_BYTES:
-            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
+        if stop == start + 1 and (alone := size(stop) - size(start) + options.size_limit - limit) >= options.end_bytes:
+            end = options.end_bytes - 1
+            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {end}")
     return ranges
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:
+    with store.create(file.key) as writer:
+        if options.compression == "none":
+            for data in _shard_bytes(splits, file, options):
+                writer.write(data)
+        else:
+            writer.write(compress(options.compression, b"".join(map(bytes, _shard_bytes(splits, file, options)))))
+    return [writer.stored]
+
+
+def _shard_bytes(splits: Splits, file: ExportFile, options: Mds) -> Iterator[bytes | npt.NDArray[Any]]:
     """One shard, in two passes: over the samples' lengths for the offsets, then over the tokens."""
+    lengths, tokens = _contents(splits, file, options)
+    head = _shard_head(file.stop - file.start, options)
+    config, at = head[4:], _first_sample(file, head)
+    yield head[:4]
+    yield np.array([at], "<u4")
+    for some in lengths():
+        ends = at + np.cumsum(_stored_bytes(some))
+        yield ends.astype("<u4")
+        at = int(ends[-1])
+    yield config
+    yield from _samples(lengths(), tokens)
+
+
+def _contents(
+    splits: Splits, file: ExportFile, options: Mds
+) -> tuple[Callable[[], Iterator[Int64s]], Iterator[npt.NDArray[np.int32]]]:
+    """The lengths of a shard's samples, and their tokens."""
     split, (_, _, start, stop) = splits[file.split], file
-    lengths: Callable[[], Iterator[Int64s]]
     if options.length is None:
         documents = Documents(split, start, stop, options.end_of_text)
-        lengths, tokens = documents.lengths, documents.tokens(INT32)
-    else:
-        first, last = start * options.length, min(stop * options.length, stream_length(split, options))
-        lengths = partial(_sample_lengths, last - first, options.length)
-        tokens = stream(split, first, last, options, "after", INT32)
-    with store.create(file.key) as writer:
-        head = _shard_head(stop - start, options)
-        config, at = head[4:], len(head) + 4 * (stop - start + 1)
-        writer.write(head[:4])
-        writer.write(np.array([at], "<u4"))
-        for some in lengths():
-            ends = at + np.cumsum(5 + shape_bytes(some) + INT32.itemsize * some)
-            writer.write(ends.astype("<u4"))
-            at = int(ends[-1])
-        writer.write(config)
-        for data in _samples(lengths(), tokens):
-            writer.write(data)
-    return [writer.stored]
+        return documents.lengths, documents.tokens(INT32)
+    first, last = start * options.length, min(stop * options.length, stream_length(split, options))
+    return partial(_sample_lengths, last - first, options.length), stream(split, first, last, options, "after", INT32)
+
+
+def _first_sample(file: ExportFile, head: bytes) -> int:
+    """Where the first sample of a shard begins."""
+    return len(head) + 4 * (file.stop - file.start + 1)
+
+
+def _stored_bytes(lengths: Int64s) -> Int64s:
+    """Bytes of samples of so many tokens."""
+    return 5 + shape_bytes(lengths) + INT32.itemsize * lengths
 
 
 def _shard_head(count: int, options: Mds) -> bytes:
@@ -209,9 +252,15 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
     """Each split's index."""
     shards: dict[str, list[dict[str, Any]]] = {}
     for file, item in zip(plan(splits, options), written, strict=True):
-        basename = posixpath.basename(item.key)
-        data = {"basename": basename, "bytes": item.size, "hashes": {"sha256": item.sha256}}
-        shard = {**_config(options), "raw_data": data, "samples": file.stop - file.start, "zip_data": None}
+        name = posixpath.basename(item.key)
+        stored = {"basename": name, "bytes": item.size, "hashes": {"sha256": item.sha256}}
+        raw, packed = stored, None
+        if options.compression != "none":
+            # streaming checks the hashes of the compressed file alone.
+            lengths, _ = _contents(splits, file, options)
+            size = _first_sample(file, _shard_head(0, options)) + sum(int(_stored_bytes(some).sum()) for some in lengths())
+            raw, packed = {"basename": posixpath.splitext(name)[0], "bytes": size, "hashes": {}}, stored
+        shard = {**_config(options), "raw_data": raw, "samples": file.stop - file.start, "zip_data": packed}
         shards.setdefault(file.split, []).append(shard)
     return [store.put(f"{split}/{INDEX}", _json({"shards": found, "version": 2})) for split, found in shards.items()]
 
@@ -219,22 +268,18 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
 def recognise(files: Files) -> bool:
     if len(files.keys) == 1 and posixpath.basename(files.keys[0]) != INDEX:
         return _own_config(files.store, files.keys[0]) is not None
-    heads = (files.store.read_range(key, 0, 1 << 16) for key in _indices(files))
+    heads = (files.store.read_range(key, 0, 1 << 16) for key in contract.indices(files, INDEX))
     return any(b'"shards"' in head and re.search(rb'"format"\s*:\s*"mds"|"shards"\s*:\s*\[\s*\]', head) for head in heads)
 
 
 def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
     """The splits of a directory with an ``index.json``, or with one in each of its directories, or of a single shard."""
     found: dict[SplitName, list[Shard]] = {}
-    indices = _indices(files)
+    indices = contract.indices(files, INDEX)
     for key in indices:
-        directory = posixpath.dirname(key)
-        # The user chose the name of the root directory: only a whole word in it names a split.
-        name = directory or posixpath.basename(files.store.root)
-        split = split_of(name) if directory or name in contract.VALIDATION_WORDS else "train"
+        shards = found.setdefault(contract.split_of_index(files, key), [])
         for shard in _index(files.store, key):
-            found.setdefault(split, []).append(_shard(files.store / directory, shard, files.store.path(key), options))
-        found.setdefault(split, [])
+            shards.append(_shard(files.store / posixpath.dirname(key), shard, files.store.path(key), options))
     if not indices:
         if len(files.keys) > 1 or (config := _own_config(files.store, files.keys[0])) is None:
             raise ValueError(f"{files.url}: has no {INDEX}, and is no MDS shard itself. An export writes it when it is finished.")
@@ -246,13 +291,6 @@ def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
     if options.length is not None or not shards:  # without shards, an empty stream
         return StreamReader(shards, options.end_of_text, "after")
     return Joined(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
-
-
-def _indices(files: Files) -> list[str]:
-    """The indices, without those below another one, which lists their shards as well."""
-    keys = [key for key in files.keys if posixpath.basename(key) == INDEX]
-    above = {PurePosixPath(key).parent for key in keys}
-    return [key for key in keys if above.isdisjoint(PurePosixPath(key).parent.parents)]
 
 
 def _index(store: Store, key: str) -> list[Any]:
@@ -291,9 +329,9 @@ def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
         packed = None
         if entry["zip_data"] is not None and not store.exists(key):
             codec = str(entry["compression"]).partition(":")[0]
-            if codec not in CODECS:
-                raise ValueError(f"lists shards packed by {reprlib.repr(codec)}; {' and '.join(CODECS)} are read. Unpack them.")
-            packed = CODECS[codec], *_data(entry["zip_data"])
+            if codec not in LEVELS:
+                raise ValueError(f"lists shards packed by {reprlib.repr(codec)}; {', '.join(LEVELS)} are read. Unpack them.")
+            packed = next(known for known in LEVELS if known == codec), *_data(entry["zip_data"])
         return Shard(store, key, layout, count, size, packed)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
@@ -304,7 +342,7 @@ def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
 def _data(entry: Any) -> tuple[str, int]:
     """Key and size of a file, which lies where the index does or below."""
     name, size = entry["basename"], entry["bytes"]
-    if not isinstance(name, str) or {"\0", "\\"} & set(name) or {"", ".", ".."} & set(name.split("/")):
+    if not contract.is_below(name):
         raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
     if type(size) is not int or not 0 <= size < MAX_SHARD_BYTES:
         raise ValueError(f"lists {name} with {reprlib.repr(size)} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
@@ -324,6 +362,8 @@ def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> Layout:
     at = names.index(column)
     if encodings[at] == "bytes":
         return Layout(tuple(sizes), at, np.dtype(options.bytes_type).newbyteorder("<"), False)
+    if encodings[at] == "ndarray" and sizes[at] is None:
+        return Layout(tuple(sizes), at, None, True)
     kind, _, rest = encodings[at].partition(":")
     dtype, _, shape = rest.partition(":")
     if kind != "ndarray" or dtype not in TYPES or (shape and not re.fullmatch(r"[0-9]{1,10}", shape)):

@@ -3,7 +3,8 @@
 A shard is ``uint32 n | uint32 offset[n + 1] | configuration, JSON | samples``, its offsets counted from the file's start. A
 sample is the sizes of its columns of variable size (uint32 each), then the columns, by name. A column of type
 ``ndarray:int32`` holds, in each sample, the kind of an array and its values: one byte ``dimensions << 2 | c``, a shape
-of integers of ``2 ** c`` bytes, as narrow as they can be, the items.
+of integers of ``2 ** c`` bytes, as narrow as they can be, the items. One of type ``ndarray`` has a byte before that, the type
+of the items, which each sample may choose.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.codecs import inflate
-from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES
+from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.stores.store import Store
 
@@ -24,6 +24,8 @@ INT32 = np.dtype("<i4")
 MAX_SHARD_BYTES = 2**32
 """Offsets are 32 bits wide."""
 BYTES_AT_A_TIME = 16 << 20
+TYPES = {8: "<u1", 9: "<i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
+"""The types of integers by their byte in a sample."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -38,7 +40,8 @@ class Layout(NamedTuple):
     sizes: tuple[int | None, ...]
     """Sizes of the columns in the order of their names; None if each sample has its own."""
     at: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | None
+    """None if each sample has its own."""
     has_shape: bool
     """Whether the array's shape precedes the items."""
 
@@ -59,6 +62,22 @@ class Samples(NamedTuple):
     offsets: Int64s
     begins: Int64s
     entries: npt.NDArray[np.uint64]
+    types: npt.NDArray[np.uint8] | None
+    """The byte of each sample's type, where it has one."""
+
+    def dtype(self, i: int, layout: Layout) -> np.dtype[Any]:
+        """The type of sample *i*'s tokens."""
+        if layout.dtype is not None:
+            return layout.dtype
+        assert self.types is not None
+        return np.dtype(TYPES[int(self.types[i])])
+
+    def alike(self, first: int, last: int) -> int:
+        """The end of the samples from *first* on, up to *last*, that are of its type."""
+        if self.types is None:
+            return last
+        other = np.flatnonzero(self.types[first:last] != self.types[first])
+        return first + int(other[0]) if len(other) else last
 
     def lengths(self, first: int, last: int) -> Int64s:
         """Tokens of samples ``first:last``: int64[last - first]."""
@@ -76,7 +95,7 @@ class Shard:
     sample_count: int
     size: int
     """In bytes, unpacked."""
-    packed: tuple[str, str, int] | None
+    packed: tuple[Codec, str, int] | None
     """Codec, key and size of the packed shard."""
 
     @property
@@ -93,13 +112,15 @@ class Shard:
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError if a sample is damaged."""
-        width, samples = self.layout.dtype.itemsize, _samples_of(self)
-        out = np.empty(stop - start, self.layout.dtype)
+        samples = _samples_of(self)
+        out, begun = np.empty(stop - start, np.uint32), start
         while start < stop:
             first = int(np.searchsorted(samples.entries, np.uint64(start), side="right")) - 1
             low = int(samples.offsets[first])
             last = int(np.searchsorted(samples.offsets, low + BYTES_AT_A_TIME, side="right")) - 1
             last = max(min(last, int(np.searchsorted(samples.entries, np.uint64(stop)))), first + 1)
+            last, dtype = samples.alike(first, last), samples.dtype(first, self.layout)
+            width = dtype.itemsize
             end = min(stop, int(samples.entries[last]))
             if last == first + 1:  # perhaps a very large one
                 self._check_heads(samples, first, last, self.read(low, int(samples.begins[first])))
@@ -108,37 +129,39 @@ class Shard:
             else:
                 data = self.read(low, int(samples.offsets[last]))
                 self._check_heads(samples, first, last, data)
-                found = self._between(samples, first, last, data)[(start - int(samples.entries[first])) * width :]
-            out[len(out) - (stop - start) : len(out) - (stop - end)] = found[: (end - start) * width].view(self.layout.dtype)
+                found = self._between(samples, first, last, data, width)[(start - int(samples.entries[first])) * width :]
+            out[start - begun : end - begun] = token_ids(found[: (end - start) * width].view(dtype), self.path)
             start = end
-        return token_ids(out, self.path)
+        return out
 
     def _check_heads(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> None:
         """ValueError if the sizes and shapes in samples do not fit their offsets."""
         layout, low = self.layout, samples.offsets[first]
         if layout.sizes[layout.at] is not None:
             return
-        lengths = samples.lengths(first, last)
+        lengths, dtype, types = samples.lengths(first, last), samples.dtype(first, layout), samples.types
         shapes = shape_bytes(lengths)
-        sizes = lengths * layout.dtype.itemsize + (1 + shapes) * layout.has_shape
+        sizes = lengths * dtype.itemsize + (1 + shapes) * layout.has_shape + (types is not None)
         at = samples.offsets[first:last] - low + 4 * layout.variable.index(layout.at)
         wrong = _integers(data, at, 4) != sizes
         if layout.has_shape:
             at = samples.begins[first:last] - low - shapes
             wrong |= data[at - 1] != (1 << 2 | shapes >> 1)
+            if types is not None:
+                wrong |= data[at - 2] != types[first:last]
             for width in (1, 2, 4):
                 these = np.flatnonzero(shapes == width)
                 wrong[these] |= _integers(data, at[these], width) != lengths[these]
         if wrong.any():
             raise ValueError(
-                f"{self.path}: sample {first + int(np.flatnonzero(wrong)[0])} is not one array of {layout.dtype.name} in one "
+                f"{self.path}: sample {first + int(np.flatnonzero(wrong)[0])} is not one array of {dtype.name} in one "
                 "dimension, as its offset says. The shard is damaged, or of another kind."
             )
 
-    def _between(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The tokens' bytes among all bytes of samples ``first:last``."""
+    def _between(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.uint8]:
+        """The bytes of the tokens, *width* each, among all bytes of samples ``first:last``."""
         begins = samples.begins[first:last]
-        ends = begins + samples.lengths(first, last) * self.layout.dtype.itemsize
+        ends = begins + samples.lengths(first, last) * width
         sizes = np.empty(2 * len(begins) + 1, np.int64)
         sizes[1::2] = ends - begins
         sizes[0::2] = np.append(begins, samples.offsets[last]) - np.append(samples.offsets[first], ends)
@@ -180,57 +203,66 @@ def _samples_of(shard: Shard) -> Samples:
     if variable == [layout.at]:
         stored = (sizes - layout.fixed_bytes)[:, None]
     else:
-        stored = _variable_sizes(shard, offsets)
+        stored = _heads(shard, offsets, offsets[:-1], 4 * len(variable)).view("<u4").astype(np.int64)
         if (wrong := np.flatnonzero(stored.sum(1) + layout.fixed_bytes != sizes)).size:
             raise ValueError(f"{path}: sample {wrong[0]} has columns of other sizes than its offset says")
     begins = offsets[:-1] + 4 * len(variable)
     for i, fixed in enumerate(layout.sizes[: layout.at + 1]):
         held = stored[:, variable.index(i)] if fixed is None else np.full(count, fixed)
         begins = begins + held * (i < layout.at)
-    lengths, shapes = _lengths(held, layout)
+    types: npt.NDArray[np.uint8] | None = None
+    if layout.dtype is not None:
+        named, width = layout.dtype.name, np.full(1, layout.dtype.itemsize)
+    else:
+        if (wrong := np.flatnonzero(held < 1)).size:
+            raise ValueError(f"{path}: sample {wrong[0]} has no byte for the type of its tokens")
+        types = _heads(shard, offsets, begins, 1)[:, 0]
+        if (wrong := np.flatnonzero(~np.isin(types, list(TYPES)))).size:
+            raise ValueError(f"{path}: sample {wrong[0]} has type {types[wrong[0]]}, but tokens have one of {list(TYPES)}")
+        # A type's byte is its bits, and one more where it is signed.
+        named, width, begins, held = "integers'", types.astype(np.int64) // 8, begins + 1, held - 1
+    lengths, shapes = _lengths(held, width, layout.has_shape)
     if (wrong := np.flatnonzero(lengths < 0)).size:
-        raise ValueError(
-            f"{path}: sample {wrong[0]} has {held[wrong[0]]} bytes of tokens, which are no {layout.dtype.name} array"
-        )
-    return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64))
+        raise ValueError(f"{path}: sample {wrong[0]} has {held[wrong[0]]} bytes of tokens, which are no {named} array")
+    return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64), types)
 
 
-def _lengths(held: Int64s, layout: Layout) -> tuple[Int64s, Int64s]:
-    """The number of tokens in columns of so many bytes, -1 if that is impossible, and of the bytes before them."""
-    width, shapes = layout.dtype.itemsize, np.zeros_like(held)
-    if layout.has_shape:
+def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> tuple[Int64s, Int64s]:
+    """The number of tokens, of *width* bytes, in columns of so many bytes, -1 if that is impossible, and of the bytes before."""
+    shapes = np.zeros_like(held)
+    if has_shape:
         shapes = 1 + np.where(held < 3 + (1 << 8) * width, 1, np.where(held < 4 + (1 << 16) * width, 2, 4))
     lengths, rest = np.divmod(held - shapes, width)
     fits = (rest == 0) & (lengths >= 0)
-    if layout.has_shape:
+    if has_shape:
         fits &= 1 + shape_bytes(lengths) == shapes
     return np.where(fits, lengths, -1), shapes
 
 
-def _variable_sizes(shard: Shard, offsets: Int64s) -> Int64s:
-    """The sizes of the columns of variable size: int64[n, columns]. Needs one pass over the shard."""
-    columns = len(shard.layout.variable)
-    sizes = np.empty((len(offsets) - 1, columns), np.int64)
+def _heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> npt.NDArray[np.uint8]:
+    """The *size* bytes of each sample from *begins* on: uint8[n, size]. Needs one pass over the shard."""
+    heads = np.empty((len(begins), size), np.uint8)
     first = 0
-    while first < len(sizes):
+    while first < len(heads):
         last = max(int(np.searchsorted(offsets, offsets[first] + BYTES_AT_A_TIME, side="right")) - 1, first + 1)
-        end = offsets[last] if last > first + 1 else offsets[first] + 4 * columns
-        data = shard.read(int(offsets[first]), int(end))
-        for column in range(columns):
-            sizes[first:last, column] = _integers(data, offsets[first:last] - offsets[first] + 4 * column, 4)
+        low, high = (begins[first], begins[first] + size) if last == first + 1 else (offsets[first], offsets[last])
+        data = shard.read(int(low), int(high))
+        if (wrong := np.flatnonzero(begins[first:last] + size > offsets[first + 1 : last + 1])).size:
+            raise ValueError(f"{shard.path}: sample {first + wrong[0]} is shorter than its columns")
+        heads[first:last] = data[(begins[first:last] - low)[:, None] + np.arange(size)]
         first = last
-    return sizes
+    return heads
 
 
 @lru_cache(maxsize=1)
 def _unpacked(shard: Shard) -> npt.NDArray[np.uint8]:
     assert shard.packed is not None
     codec, key, expected = shard.packed
-    if max(shard.size, expected) > MAX_CHUNK_BYTES:
-        raise ValueError(f"{shard.path}: is larger than packed shards may be ({MAX_CHUNK_BYTES} bytes). Unpack it.")
+    if max(shard.size, expected) > MAX_WHOLE_BYTES:
+        raise ValueError(f"{shard.path}: is larger than packed shards may be ({MAX_WHOLE_BYTES} bytes). Unpack it.")
     if (size := shard.store.size(key)) != expected:
         raise ValueError(f"{shard.path}: has {size} bytes, but the index says {expected}. Fetch or write it again.")
     try:
-        return np.frombuffer(inflate(codec, memoryview(shard.store.read(key)), shard.size), np.uint8)
+        return np.frombuffer(decompress(codec, shard.store.read(key), shard.size), np.uint8)
     except ValueError as error:
         raise ValueError(f"{shard.path}: {error}") from error

@@ -11,6 +11,9 @@ generation  header                                        byte order  token widt
 2           the length (8), width of a token (4)          little      1, 2 or 4        the file's start, so from 12
 3, today's  the length (8), width of a token (4)          little      1, 2 or 4        the tokens' start, so from 0
 ==========  ============================================  ==========  ===============  ============================
+
+Where Modalities has merged files (``merge_packed_data``), the offsets of each file but the first are 12 too low for every file
+before it. Its own readers then look for documents at wrong places. Here such documents are found by their lengths.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Modalities(contract.Options):
     it, so that such a sequence comes back without it; ``always`` makes the way back exact.
     ``vocabulary_size``: decides the width of a token; without it, the highest id there is does.
     ``tokens_per_file``: several files of about so many tokens a split. ``ignore_offsets``: believe the lengths alone of an
-    index whose offsets are wrong. ``max_index_bytes``: a larger index is not read.
+    index whose offsets are wrong; files that Modalities has merged do not need it. ``max_index_bytes``: a larger index is
+    not read.
     """
 
     end_of_text: int | None = None
@@ -100,16 +104,18 @@ class Header(NamedTuple):
     tokens: StoredItems
     bases: tuple[int, ...]
     """Possible offsets of the first document."""
+    lag: int
+    """How much too low the offsets are behind each border of files that Modalities has merged; 0 if it has not."""
     index_start: int
     index_stop: int
 
 
-LAYOUTS: tuple[tuple[Literal["little", "big"], int, tuple[int, ...]], ...] = (
-    ("little", 12, (0, 12)),
-    ("big", 12, (12,)),
-    ("big", 8, (8,)),
+LAYOUTS: tuple[tuple[Literal["little", "big"], int, tuple[int, ...], int], ...] = (
+    ("little", 12, (0, 12), 12),
+    ("big", 12, (12,), 0),
+    ("big", 8, (8,), 0),
 )
-"""Byte order, bytes of header and first offsets: of generations 3 and 2, of 1, of 0."""
+"""Byte order, bytes of header, first offsets, and the lag of merged files: of generations 3 and 2, of 1, of 0."""
 
 
 def headers(store: Store, key: str) -> list[Header]:
@@ -119,7 +125,7 @@ def headers(store: Store, key: str) -> list[Header]:
     if len(first) < 12 or size > MAX_FILE_BYTES or store.read_range(key, size - 1, size) != b".":
         return []
     found = []
-    for order, offset, bases in LAYOUTS:
+    for order, offset, bases, lag in LAYOUTS:
         length = int.from_bytes(first[:8], order)
         width = int.from_bytes(first[8:12], order) if offset == 12 else 4
         start = offset + length
@@ -128,7 +134,7 @@ def headers(store: Store, key: str) -> list[Header]:
         proto = store.read_range(key, start, start + 2)
         if proto[0] == 0x80 and 2 <= proto[1] <= 5:
             dtype = np.dtype(f"{'>' if order == 'big' else '<'}u{width}")
-            found.append(Header(StoredItems(store, key, dtype, offset, length // width), bases, start, size))
+            found.append(Header(StoredItems(store, key, dtype, offset, length // width), bases, lag, start, size))
     return found
 
 
@@ -157,32 +163,49 @@ def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
     tokens = header.tokens
     width, length = tokens.dtype.itemsize, tokens.length * tokens.dtype.itemsize
     seq_starts = array("Q")  # grows in place
-    base, end = 0 if options.ignore_offsets else None, 0  # the offset of the first document; bytes of the documents so far
+    # The offset of the first document; bytes of the documents so far; by the last one's offset: its end, and how much too low.
+    base, end, expected_end, lag = 0 if options.ignore_offsets else None, 0, 0, 0
     for pairs in index_pairs(tokens.store, tokens.key, header.index_start, header.index_stop, options.max_index_bytes):
         offsets, sizes = pairs[:, 0], pairs[:, 1]
         wrong = (sizes < 0) | (sizes > length) | (sizes % width != 0)
-        if options.ignore_offsets:
-            believed = np.where(wrong, 0, sizes)
-            offsets = end + np.cumsum(believed) - believed
+        believed = np.where(wrong, 0, sizes)
+        ends = end + np.cumsum(believed)
+        starts = ends - believed
+        wrong |= ends > length  # at the first such document the sum cannot have overflowed
         if base is None:
-            base = int(offsets[0])
+            expected_end = base = int(offsets[0])
             if base not in header.bases:
                 raise ValueError(f"{tokens.path}: its index begins with offset {base} instead of {header.bases[0]}")
-        expected = np.append(base + end, (offsets + sizes)[:-1])
-        wrong |= (offsets != expected) | (offsets < base) | (offsets + sizes > base + length)
+        if options.ignore_offsets:
+            offsets = starts
+        lags = base + starts - offsets
+        wrong |= ~_merged(lags, lag, header.lag)
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
+            before = int(offsets[k - 1] + sizes[k - 1]) if k else expected_end
             raise ValueError(
                 f"{tokens.path}: its index has a document of {sizes[k]} bytes at offset {offsets[k]}. The one before it ends at "
-                f"{expected[k]}, and the tokens, of {width} bytes each, at {base + length}. Files that were joined have wrong "
+                f"{before}, and the tokens, of {width} bytes each, at {base + length}. Files that were joined have wrong "
                 "offsets at times: set ignore_offsets to go by the lengths alone."
             )
-        seq_starts.frombytes(((offsets - base) // width).astype(np.uint64).tobytes())
-        end = int(offsets[-1] + sizes[-1]) - base
+        seq_starts.frombytes((starts // width).astype(np.uint64).tobytes())
+        end, expected_end, lag = int(ends[-1]), int(offsets[-1] + sizes[-1]), int(lags[-1])
     if end != length:
         raise ValueError(f"{tokens.path}: its index ends after {end} bytes of tokens, but there are {length}")
     seq_starts.append(end // width)
     return np.frombuffer(seq_starts, np.uint64)
+
+
+def _merged(lags: npt.NDArray[np.int64], before: int, lag: int) -> npt.NDArray[np.bool_]:
+    """Whether offsets may be so much too low behind one that is *before* too low, in a file that Modalities has merged.
+
+    It has forgotten the *lag* of each border of files. In a file merged from merged ones it has forgotten some of them only.
+    """
+    allowed: npt.NDArray[np.bool_] = lags == 0
+    if lag:
+        in_first_file = np.maximum.accumulate(np.append(before, lags))[1:] == 0
+        allowed = (allowed & in_first_file) | ((lags > 0) & (lags % lag == 0) & (np.diff(lags, prepend=before) <= lag))
+    return allowed
 
 
 def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -17,7 +17,7 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ class ExportRequest:
 
     def facts(self) -> dict[str, Any]:
         """Everything that the files depend on."""
-        return {"dataset": self.digest, "splits": list(self.splits), "format": self.format, "options": asdict(self.options)}
+        return {"dataset": self.digest, "splits": list(self.splits), "format": self.format, "options": self.options.facts()}
 
     @property
     def key(self) -> str:

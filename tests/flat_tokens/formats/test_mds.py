@@ -6,9 +6,12 @@ import gzip
 import itertools
 import json
 import random
+import shutil
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats import mds as module
+from flat_tokens.formats.compression import compress
 from flat_tokens.formats.mds import MDS, Mds
 from flat_tokens.stores.store import Store
 from tests.examples import examples
@@ -186,6 +190,8 @@ def test_a_sequence_larger_than_offsets_can_say_is_refused_unread(tmp_path: Path
         {"length": 2**30},
         {"size_limit": 0},
         {"size_limit": 2**32},
+        {"size_limit": 2**30, "compression": "gz"},
+        {"compression": "lzma"},
         {"end_of_text": -1},
         {"end_of_text": 2**31},
         {"drop_last": True},
@@ -273,7 +279,7 @@ def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
 
 
 @needs_open_files
-@pytest.mark.parametrize("compression", [None, "zstd", "zstd:7", "gz:1"])
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd:7", "gz:1", "br:4", "bz2", "snappy"])
 @pytest.mark.parametrize(
     "columns",
     [
@@ -281,12 +287,13 @@ def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
         {"input_ids": "ndarray:uint16"},
         {"tokens": "ndarray:int64", "a": "str", "id": "int", "z": "bytes"},
         {"tokens": "ndarray:uint8", "mask": "ndarray:uint8:4", "id": "int"},
+        {"tokens": "ndarray", "a": "str", "z": "bytes"},
     ],
     ids=lambda columns: " ".join(columns),
 )
 def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: dict[str, str], compression: str | None) -> None:
     sequences = [[i % 256] * (i % 300 + 1) for i in range(0, 400, 7)]
-    arrays = [np.array(ids, columns.get("tokens", "ndarray:uint16").partition(":")[2]) for ids in sequences]
+    arrays = [np.array(ids, columns.get("tokens", "ndarray:uint16").partition(":")[2] or "int16") for ids in sequences]
     settings: dict[str, Any] = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 9000}
     written_by_mosaicml(streaming, tmp_path, arrays, columns, **settings)
     assert MDS.recognise(Files.at(tmp_path))
@@ -294,11 +301,74 @@ def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: d
 
 
 @needs_open_files
-@pytest.mark.parametrize("compression", ["br", "bz2", "snappy"])
-def test_other_compressions_are_refused_by_name(tmp_path: Path, streaming: Any, compression: str) -> None:
-    written_by_mosaicml(streaming, tmp_path, [np.arange(3, dtype=np.int32)], {"tokens": "ndarray:int32"}, compression=compression)
-    with pytest.raises(ValueError, match=rf"index.json: lists shards packed by '{compression}'; zstd and gz are read"):
+@pytest.mark.parametrize("columns", [{"tokens": "ndarray"}, {"tokens": "ndarray", "a": "str", "id": "int"}], ids=len)
+def test_samples_that_choose_their_type_are_read(
+    tmp_path: Path, streaming: Any, columns: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All types of integers, in turns and in runs; also where a shard is read in pieces."""
+    types = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+    sequences = [[i % 128] * (i % 300 + 1) for i in range(0, 1200, 7)] + [[5] * 70_000]
+    arrays = [np.array(ids, types[(i // 3 if i < 90 else i) % 8]) for i, ids in enumerate(sequences)]
+    written_by_mosaicml(streaming, tmp_path, arrays, columns)
+    assert read(tmp_path, max_tokens=1000) == {"train": sequences}
+    monkeypatch.setattr("flat_tokens.formats.mds_shard.BYTES_AT_A_TIME", 5000)
+    assert read(tmp_path, max_tokens=1000) == {"train": sequences}
+
+
+@needs_open_files
+def test_samples_of_a_type_that_is_no_integer_are_refused(tmp_path: Path, streaming: Any) -> None:
+    arrays = [np.arange(1, 3, dtype=np.int32), np.ones(3, np.float32)]
+    written_by_mosaicml(streaming, tmp_path, arrays, {"tokens": "ndarray"})
+    with pytest.raises(ValueError, match=r"shard.00000.mds: sample 1 has type 34, but tokens have one of \[8, 9, 16, 17, 32"):
         read(tmp_path)
+
+
+CODECS = ["zstd", "gz", "br", "bz2", "snappy"]
+
+
+@needs_open_files
+@pytest.mark.parametrize("codec", CODECS)
+def test_mosaicml_reads_compressed_shards(tmp_path: Path, streaming: Any, codec: Any) -> None:
+    export("mds", splits_of(EXAMPLE, [[9]]), tmp_path, Mds(size_limit=300, compression=codec))
+    assert not list(tmp_path.rglob("*.mds"))
+    streamed = streaming.StreamingDataset(
+        remote=str(tmp_path), local=str(tmp_path / "cache"), split="train", batch_size=1, validate_hash="sha256"
+    )
+    assert [sample["tokens"].tolist() for sample in streamed] == EXAMPLE
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path: Path, codec: Any) -> None:
+    for options in (Mds(size_limit=900), Mds(length=7, end_of_text=LARGEST - 1, size_limit=600)):
+        packed = replace(options, compression=codec)
+        for name, chosen in (("plain", options), ("packed", packed)):
+            export("mds", splits_of(EXAMPLE, [[9]]), tmp_path / name, chosen)
+        assert open_any(tmp_path / "packed").format == "mds"
+        for split in ("train", "validation"):
+            shards = index_of(tmp_path / "packed" / split)["shards"]
+            sizes = [shard["raw_data"]["bytes"] for shard in shards]
+            names = [f"shard.{i:05d}.mds.{codec}" for i in range(len(shards))]
+            assert [shard["zip_data"]["basename"] for shard in shards] == names
+            # The head of a compressed shard names its codec, so it is longer than the other's.
+            assert {shard["compression"].partition(":")[0] for shard in shards} == {codec}
+            assert all(size > 200 for size in sizes)
+        assert read(tmp_path / "packed", packed) == read(tmp_path / "plain", options)
+        shutil.rmtree(tmp_path / "plain")
+        shutil.rmtree(tmp_path / "packed")
+
+
+def test_an_export_without_compression_is_the_one_that_it_was(tmp_path: Path) -> None:
+    """Its facts, of which its key is made, do not know the new option."""
+    assert Mds().facts() == {
+        "end_of_text": None,
+        "inner_end_of_text": "refuse",
+        "column": None,
+        "length": None,
+        "drop_last": False,
+        "size_limit": 1 << 26,
+        "bytes_type": "int64",
+    }
+    assert Mds(compression="br").facts() == {**Mds().facts(), "compression": "br"}
 
 
 @needs_open_files
@@ -367,9 +437,10 @@ def test_a_large_sample_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(tmp_path, max_tokens=10_000) == {"train": sequences}
 
 
-@pytest.mark.parametrize("packer", ["zstd", "gz"])
-def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path, packer: str) -> None:
-    pack = {"zstd": lambda data: bytes(numcodecs.Zstd(3).encode(data)), "gz": gzip.compress}[packer]
+@pytest.mark.parametrize("packer", CODECS)
+def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path, packer: Any) -> None:
+    theirs = {"zstd": lambda data: bytes(numcodecs.Zstd(3).encode(data)), "gz": gzip.compress}
+    pack = theirs.get(packer, partial(compress, packer))
     export("mds", splits_of(EXAMPLE), tmp_path, Mds())
     shard, folder = tmp_path / "train/shard.00000.mds", tmp_path / "train"
     plain = shard.read_bytes()
@@ -389,6 +460,7 @@ def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path,
         (b"junk", 0),
         (pack(plain), 2**31),
         (pack(plain), 9),
+        (pack(plain) + b"more", 0),
     ):
         store(data, claimed)
         with pytest.raises(ValueError, match=f"{folder / 'packed'}: "):

@@ -174,6 +174,55 @@ def test_joined_files_with_wrong_offsets_are_read_by_their_lengths(tmp_path: Pat
         open_any(tmp_path / "joined.pbin", options=Modalities(ignore_offsets=True))
 
 
+def merged(*files: bytes) -> bytes:
+    """Files in one, as ``modalities data merge_packed_data`` merges them: it takes 12 off the offsets behind each file."""
+    data, index, offset = b"", [], 0
+    for file in files:
+        length = int.from_bytes(file[:8], "little")
+        data += file[12 : 12 + length]
+        index += [(start + offset, size) for start, size in pickle.loads(file[12 + length :])]
+        offset += length - 12
+    return pbin(pickle.dumps(index), data, width=2)
+
+
+def packed(*documents: list[int]) -> bytes:
+    """As Modalities packs them."""
+    ends = np.cumsum([2 * len(document) for document in documents]).tolist()
+    pairs = [(end - 2 * len(document), 2 * len(document)) for end, document in zip(ends, documents, strict=True)]
+    return pbin(pickle.dumps(pairs), b"".join(np.array(document, "<u2").tobytes() for document in documents), width=2)
+
+
+def test_files_that_modalities_has_merged_are_read(tmp_path: Path) -> None:
+    """Documents of all lengths, files of one document, files merged from merged ones: each is read to its last token."""
+    a, b, c, d = [[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13], [14]], [[15] * 100, [16]]
+    assert pickle.loads(merged(packed(*a), packed(*b))[12 + 20 :]) == [(0, 2), (2, 4), (-6, 14)]  # the last one is at 6
+    for file, documents in {
+        merged(packed(*a), packed(*b)): [*a, *b],
+        merged(packed(*a), packed(*b), packed(*c), packed(*d)): [*a, *b, *c, *d],
+        merged(merged(packed(*a), packed(*b)), packed(*c)): [*a, *b, *c],
+        merged(packed(*a), merged(packed(*b), packed(*c), packed(*d)), packed(*a)): [*a, *b, *c, *d, *a],
+        merged(packed(*[[1]] * 70_000), packed(*c), packed(*[[2, 3]] * 70_000)): [*[[1]] * 70_000, *c, *[[2, 3]] * 70_000],
+    }.items():
+        (tmp_path / "merged.pbin").write_bytes(file)
+        split = open_any(tmp_path / "merged.pbin").splits["train"]
+        assert [ids.tolist() for batch in split.batches() for ids in batch.sequences()] == documents
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [(0, 8), (-16, 12)],  # 24 too low behind one file
+        [(0, 8), (20, 12)],  # 12 too high
+        [(0, 8), (-4, 8), (16, 4)],  # right again: too low by nothing behind two files, which no merger makes
+        [(0, 8), (2, 12)],
+    ],
+)
+def test_offsets_that_are_otherwise_wrong_are_refused(tmp_path: Path, index: list[tuple[int, int]]) -> None:
+    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps(index)))
+    with pytest.raises(ValueError, match=r"train\.pbin: its index has a document of"):
+        open_any(tmp_path / "train.pbin")
+
+
 @pytest.mark.parametrize("length", [0, 4, 19, 21, 2**31, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 8, 2**32 - 1])
 def test_a_header_that_lies_is_refused(tmp_path: Path, length: int, width: int) -> None:

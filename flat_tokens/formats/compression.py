@@ -1,0 +1,77 @@
+"""Files that are compressed as a whole, as neighbours have them. None is decompressed beyond the size that is known for it."""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from typing import Literal
+
+import zstandard
+
+from flat_tokens.arrays.codecs import inflate
+from flat_tokens.extras import Later
+
+Codec = Literal["zstd", "gz", "br", "bz2", "snappy"]
+LEVELS: dict[Codec, int | None] = {"zstd": 3, "gz": 6, "br": 5, "bz2": 9, "snappy": None}
+"""The level at which each is written; snappy has none."""
+MAX_WHOLE_BYTES = 1 << 30
+"""Such a file is held in memory: a larger one is neither read nor written."""
+
+pa = Later("pyarrow", "br or snappy")
+
+
+def compress(codec: Codec, data: bytes) -> bytes:
+    """*data* in one frame: the same bytes at any time."""
+    level = LEVELS[codec]
+    match codec:
+        case "zstd":
+            return zstandard.ZstdCompressor(level=level or 0).compress(data)
+        case "gz":
+            packer = zlib.compressobj(level or 0, zlib.DEFLATED, 31)  # without a time in its header
+            return packer.compress(data) + packer.flush()
+        case "bz2":
+            return bz2.compress(data, level or 0)
+        case "br":
+            packed: bytes = pa.Codec("brotli", compression_level=level).compress(data, asbytes=True)
+        case "snappy":
+            packed = pa.Codec("snappy").compress(data, asbytes=True)
+    return packed
+
+
+def decompress(codec: Codec, stored: bytes, size: int) -> memoryview:
+    """*stored*, decompressed to exactly *size* bytes. ValueError if it is damaged, or of another size."""
+    try:
+        match codec:
+            case "zstd" | "gz":
+                return inflate({"zstd": "zstd", "gz": "gzip"}[codec], memoryview(stored), size)
+            case "bz2":
+                unpacker = bz2.BZ2Decompressor()
+                data = unpacker.decompress(stored, size + 1)
+                is_whole = unpacker.eof and not unpacker.unused_data
+            case "br":
+                with pa.CompressedInputStream(pa.BufferReader(stored), "brotli") as stream:
+                    data = stream.read(size + 1)
+                is_whole = True
+            case "snappy":
+                # pyarrow leaves the rest of its output untouched where a file is shorter.
+                if (claimed := _snappy_size(stored)) != size:
+                    raise ValueError(f"it says {claimed}")
+                data = pa.Codec("snappy").decompress(stored, size, asbytes=True)
+                is_whole = True
+        if len(data) != size or not is_whole:
+            raise ValueError("it is of another size")
+        return memoryview(data)
+    except (OSError, EOFError, ValueError) as error:
+        if str(error).startswith("does not decompress"):
+            raise
+        raise ValueError(f"does not decompress to {size} bytes ({error})") from error
+
+
+def _snappy_size(stored: bytes) -> int:
+    """The decompressed size at the beginning of a snappy buffer, in groups of seven bits, the lowest first."""
+    size = 0
+    for i, byte in enumerate(stored[:5]):
+        size |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return size
+    raise ValueError("it is cut off")
