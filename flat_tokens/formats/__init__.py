@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
+from flat_tokens.formats.litdata import LITDATA
 from flat_tokens.formats.mds import MDS
 from flat_tokens.formats.megatron import MEGATRON
 from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
+from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.manifest import SPLITS, SplitName
 from flat_tokens.reader import open_root, open_split, resolve
@@ -43,7 +45,7 @@ FLAT_TOKENS = "flat-tokens"
 _STREAMS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
 STREAMS = frozenset(entry.name for entry in _STREAMS)
 """Formats that separate documents only by an end-of-text token, which has to be named for an import."""
-_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, MDS, PARQUET, ARROW)
+_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, OLMO, MDS, LITDATA, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

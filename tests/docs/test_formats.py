@@ -12,7 +12,13 @@ TEXT = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 
 
 def test_every_format_has_a_row() -> None:
-    assert re.findall(r"^\| `([^`]+)` \|", TEXT, re.MULTILINE) == list(FORMATS)
+    assert re.findall(r"^\| `([^`]+)` \|", TEXT.partition("\n## ")[0], re.MULTILINE) == list(FORMATS)
+
+
+def test_what_is_not_taken_is_said_of_every_format() -> None:
+    section = TEXT.partition("\n## What is not taken")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`([^`]+)`", row)] == list(FORMATS)
 
 
 def test_the_program_prints_what_stands_beneath_it(tmp_path: Path) -> None:

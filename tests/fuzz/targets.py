@@ -649,6 +649,9 @@ _TARGETS = [
     _neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
     _neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
     _neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("olmo-core", "train/part-00000.csv.gz", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("litdata-index", "train/index.json", either(json_values(), json_values(), havoc(*JSON_WORDS)), "litdata"),
+    _neighbour("litdata", "train/chunk-0-0.bin", havoc(*NUMBERS)),
     _neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
     _neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
 ]

@@ -13,6 +13,7 @@ from flat_tokens.formats.datatrove import Datatrove
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
+from flat_tokens.formats.olmo import Olmo
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
@@ -36,6 +37,9 @@ EXPORTS = [
     ("datatrove", Datatrove(), LARGEST),
     ("datatrove", Datatrove(end_of_text=7, tokens_per_file=9), LARGEST),
     ("datatrove", Datatrove(end_of_text=65_535), 65_534),
+    ("olmo-core", Olmo(), LARGEST),
+    ("olmo-core", Olmo(end_of_text=7, tokens_per_file=9), LARGEST),
+    ("olmo-core", Olmo(end_of_text=65_535), 65_534),
 ]
 _numbers = itertools.count()
 

@@ -1,0 +1,258 @@
+"""LitData's chunks of tokens, which its ``TokensLoader`` reads: ``chunk-0-0.bin``, with an ``index.json`` a split.
+
+A chunk is ``uint32 n | uint32 offset[n + 1] | items``, its offsets counted from the file's start. An item is one document's
+tokens and nothing else. The index lists the chunks with their number of tokens, and says the type of a token. The loader lays the
+documents of a chunk end to end and cuts them into blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.formats import contract
+from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
+from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
+from flat_tokens.formats.indexed import Documents, IndexedFile, token_ids
+from flat_tokens.manifest import SplitName
+from flat_tokens.reader import FlatTokens
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import Store, StoredObject
+
+INDEX = "index.json"
+MAX_INDEX_BYTES = 32 << 20
+MAX_CHUNK_BYTES = 2**32
+"""Offsets are 32 bits wide."""
+INT32 = np.dtype("<i4")
+TENSOR, ARRAY = "no_header_tensor", "no_header_numpy"
+TYPES = {
+    TENSOR: {11: "<u1", 12: "<i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"},
+    ARRAY: {0: "<i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "<u1", 5: "<u2", 6: "<u4", 7: "<u8"},
+}
+"""The types of integers by their numbers in an index, of items that are torch's tensors and numpy's arrays."""
+WRITTEN_TYPE = 16
+A_TENSOR = '[1, {"type": null, "context": null, "children_spec": []}]'
+"""An item that is one tensor, as the index describes it."""
+
+
+@dataclass(frozen=True)
+class Litdata(contract.Options):
+    """How chunks for ``TokensLoader`` are written and read.
+
+    ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
+    tokens as they are. ``size_limit``: bytes of a chunk, unless one document is larger.
+    """
+
+    end_of_text: int | None = None
+    size_limit: int = 1 << 26
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size_limit >= MAX_CHUNK_BYTES:
+            raise ValueError(f"size_limit is {self.size_limit}, but the chunks' offsets end at {MAX_CHUNK_BYTES - 1}")
+
+
+def plan(splits: Splits, options: Litdata) -> list[ExportFile]:
+    """Files of documents. The index of a split is written at last."""
+    files = []
+    for name, split in splits.items():
+        ranges = _ranges_of_bytes(split, options)
+        files += [ExportFile(f"{name}/chunk-0-{i}.bin", name, start, stop) for i, (start, stop) in enumerate(ranges)]
+    return files
+
+
+def _ranges_of_bytes(split: FlatTokens, options: Litdata) -> list[tuple[int, int]]:
+    def size(i: int) -> int:
+        """The bytes that the first *i* documents take, with their offsets."""
+        return INT32.itemsize * (contract.entry(split, i) + i * (options.end_of_text is not None)) + 4 * i
+
+    ranges = list(contract.ranges_within(max(options.size_limit - 8, 1), split.seq_count, size))
+    for start, stop in ranges:
+        if stop == start + 1 and (alone := size(stop) - size(start) + 8) >= MAX_CHUNK_BYTES:
+            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but chunks end at {MAX_CHUNK_BYTES - 1}")
+    return ranges
+
+
+def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> list[StoredObject]:
+    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    count = file.stop - file.start
+    head = 4 * (count + 2)
+    with store.create(file.key) as writer:
+        writer.write(np.array([count, head], "<u4"))
+        for _, ends in documents.bounds(head, INT32.itemsize):
+            writer.write(ends.astype("<u4"))
+        for tokens in contract.ahead(documents.tokens(INT32)):
+            writer.write(tokens)
+    return [writer.stored]
+
+
+def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Litdata) -> list[StoredObject]:
+    """Each split's index."""
+    chunks: dict[str, list[dict[str, Any]]] = {}
+    for file, item in zip(plan(splits, options), written, strict=True):
+        count = file.stop - file.start
+        tokens = (item.size - 4 * (count + 2)) // INT32.itemsize
+        name = posixpath.basename(item.key)
+        facts = {"chunk_bytes": item.size, "chunk_size": count, "dim": tokens, "filename": name}
+        chunks.setdefault(file.split, []).append(facts)
+    config = {
+        "chunk_bytes": options.size_limit,
+        "chunk_size": None,
+        "compression": None,
+        "data_format": [f"{TENSOR}:{WRITTEN_TYPE}"],
+        "data_spec": A_TENSOR,
+        "encryption": None,
+        "item_loader": "TokensLoader",
+    }
+    indices = {split: json.dumps({"chunks": found, "config": config}, sort_keys=True) for split, found in chunks.items()}
+    return [store.put(f"{split}/{INDEX}", index.encode()) for split, index in indices.items()]
+
+
+def recognise(files: Files) -> bool:
+    """Whether there is an index of chunks of tensors."""
+    keys = contract.indices(files, INDEX)
+    ends = (files.store.read_range(key, max(files.store.size(key) - (1 << 16), 0), files.store.size(key)) for key in keys)
+    return any(b'"data_format"' in end and b'"no_header_' in end for end in ends)
+
+
+def open_chunks(files: Files, options: Litdata) -> Mapping[SplitName, Readable]:
+    """The splits of a directory with an ``index.json``, or with one in each of its directories."""
+    keys, found = contract.indices(files, INDEX), dict[SplitName, list[Readable]]()
+    if not keys:
+        raise ValueError(f"{files.url}: has no {INDEX}. An export writes it when it is finished.")
+    for key in keys:
+        found.setdefault(contract.split_of_index(files, key), []).extend(_chunks(files.store, key, options))
+    return {split: Joined(tuple(chunks)) for split, chunks in found.items()}
+
+
+def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
+    """The chunks that an index lists. ValueError, naming the index, if it is not one of tokens."""
+    path, directory = store.path(key), store / posixpath.dirname(key)
+    index = read_json(store, key, MAX_INDEX_BYTES, "an index")
+    try:
+        config, chunks = index["config"], index["chunks"]
+        compression, loader = config["compression"], config.get("item_loader", "TokensLoader")
+        if config.get("encryption"):
+            raise ValueError("lists encrypted chunks. Decrypt them with LitData.")
+        if compression not in (None, "zstd") or config.get("compression_level") not in (None, "chunk"):
+            raise ValueError(f"lists chunks packed by {reprlib.repr(compression)}; those packed whole by zstd are read")
+        if loader != "TokensLoader":
+            raise ValueError(
+                f"is for {reprlib.repr(loader)}; chunks for TokensLoader are read: optimize(item_loader=TokensLoader())"
+            )
+        dtype = _token_type(config["data_format"])
+        return [_chunk(directory, chunk, dtype, compression is not None, options) for chunk in chunks]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _token_type(kinds: Any) -> np.dtype[Any]:
+    """The type of the tokens. ValueError if the items are not one tensor or array of integers each."""
+    kind, _, number = str(kinds[0]).partition(":") if len(kinds) == 1 else ("", "", "")
+    found = TYPES.get(kind, {}).get(int(number) if number.isdecimal() else -1)
+    if found is None:
+        raise ValueError(f"lists items of {reprlib.repr(kinds)}, but tokens are one tensor or array of whole numbers")
+    return np.dtype(found)
+
+
+def _chunk(store: Store, entry: Any, dtype: np.dtype[Any], packed: bool, options: Litdata) -> IndexedFile:
+    """The chunk of an index's *entry*."""
+    name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
+    if not contract.is_below(name):
+        raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
+    if any(type(number) is not int or not 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens)):
+        raise ValueError(f"lists {name} with {reprlib.repr(count)} items of {reprlib.repr(tokens)} tokens")
+    chunk = Chunk(store, name, count, tokens * dtype.itemsize, dtype, packed)
+    return IndexedFile(chunk, count, chunk.entries, options.end_of_text)
+
+
+@dataclass(frozen=True, eq=False)  # caches are for one opening of a chunk: the file may change
+class Chunk:
+    """The tokens of a chunk of *count* items, of *held* bytes together."""
+
+    store: Store
+    key: str
+    count: int
+    held: int
+    dtype: np.dtype[Any]
+    packed: bool
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.key)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in all items."""
+        return self.held // self.dtype.itemsize
+
+    def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+        """``seq_starts[first : last + 1]`` of the chunk. ValueError if its offsets are not in order."""
+        head, width = self._head, self.dtype.itemsize
+        offsets = np.frombuffer(self._read(4 * (first + 1), 4 * (last + 2)), "<u4").astype(np.int64) - head
+        if (offsets[1:] < offsets[:-1]).any() or offsets[0] < 0 or offsets[-1] > self.held or (offsets % width).any():
+            raise ValueError(f"{self.path}: items {first} to {last} do not lie one behind the other, in whole tokens")
+        return (offsets // width).astype(np.uint64)
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Tokens ``start:stop`` of the chunk: uint32[stop - start]."""
+        width = self.dtype.itemsize
+        data = self._read(self._head + start * width, self._head + stop * width)
+        return token_ids(np.frombuffer(data, self.dtype), self.path)
+
+    @cached_property
+    def _head(self) -> int:
+        """Bytes before the first item. ValueError if the chunk is not the one of the index."""
+        head = 4 * (self.count + 2)
+        if not self.packed and (size := self.store.size(self.key)) != head + self.held:
+            raise ValueError(f"{self.path}: has {size} bytes, but by the index {head + self.held}. Fetch or write it again.")
+        count, first = np.frombuffer(self._read(0, 8), "<u4").tolist()
+        last = int.from_bytes(self._read(head - 4, head), "little")
+        if (count, first, last) != (self.count, head, head + self.held):
+            raise ValueError(
+                f"{self.path}: has {count} items in bytes {first} to {last}, but by the index {self.count} in {head} to "
+                f"{head + self.held}. The two are not of one dataset."
+            )
+        return head
+
+    def _read(self, start: int, stop: int) -> bytes | memoryview:
+        """Bytes ``start:stop`` of the chunk, unpacked."""
+        data = _unpacked(self)[start:stop] if self.packed else self.store.read_range(self.key, start, stop)
+        if len(data) != stop - start:
+            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
+        return data
+
+
+@lru_cache(maxsize=1)
+def _unpacked(chunk: Chunk) -> memoryview:
+    size = 4 * (chunk.count + 2) + chunk.held
+    if max(size, chunk.store.size(chunk.key)) > MAX_WHOLE_BYTES:
+        raise ValueError(f"{chunk.path}: is larger than packed chunks may be ({MAX_WHOLE_BYTES} bytes). Unpack it.")
+    try:
+        return decompress("zstd", chunk.store.read(chunk.key), size)
+    except ValueError as error:
+        raise ValueError(f"{chunk.path}: {error}") from error
+
+
+LITDATA: Format[Any] = Format(
+    name="litdata",
+    summary="LitData's chunks, as its TokensLoader reads them",
+    keeps="sequences, empty ones too; ids up to 2**31 - 1",
+    loses="nothing",
+    options=Litdata,
+    recognise=recognise,
+    open=open_chunks,
+    plan=plan,
+    write=write,
+    finish=finish,
+)

@@ -1,0 +1,171 @@
+"""OLMo-core's token files, as the Dolma toolkit writes them: tokens in a ``.npy``, each document's bounds in a ``.csv.gz``.
+
+The ``.npy`` has no header of numpy's: it is the tokens and nothing else. A line of the ``.csv.gz`` is the first token of a
+document and the one behind its last, which is its end-of-text token; Dolma's lines go on with other columns. The width of a
+token follows from the last document's end and the size of the tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.formats import contract
+from flat_tokens.formats.contract import ExportFile, Format, Splits
+from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.nanogpt import NPY_MAGIC
+from flat_tokens.stores.store import Store, StoredObject
+
+TOKENS, METADATA = ".npy", ".csv.gz"
+LINES_AT_A_TIME = 1 << 16
+TEXT_AT_A_TIME = 1 << 20
+WIDTHS = (2, 4, 1, 8)
+TENS = 10 ** np.arange(18, -1, -1, dtype=np.int64)
+BOUNDS = re.compile(rb"(?:[0-9]{1,18},[0-9]{1,18}\n)*")
+MORE_COLUMNS = re.compile(rb"^([0-9]{1,18},[0-9]{1,18}),[^\n]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Olmo(contract.Options):
+    """How token files of OLMo-core are written and read.
+
+    ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
+    tokens as they are, but OLMo-core finds documents by it. ``vocabulary_size``: up to 65,536 ids have two bytes, else four;
+    without it, the highest id there is decides. ``tokens_per_file``: several files of about so many tokens a split.
+    """
+
+    end_of_text: int | None = None
+    vocabulary_size: int | None = None
+    tokens_per_file: int | None = None
+
+
+def token_dtype(splits: Splits, options: Olmo) -> np.dtype[Any]:
+    """The type of the tokens, as OLMo-core takes it from its tokenizer's vocabulary."""
+    return np.dtype("<u2" if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) <= 1 << 16 else "<u4")
+
+
+def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
+    token_dtype(splits, options)
+    return contract.plan_files(splits, options.tokens_per_file, "{split}/part-{i:05d}.npy")
+
+
+def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
+    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    with store.create(file.key) as tokens_writer:
+        for tokens in contract.ahead(documents.tokens(token_dtype(splits, options))):
+            tokens_writer.write(tokens)
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31)  # gzip, without a time in its header
+    with store.create(file.key.removesuffix(TOKENS) + METADATA) as writer:
+        for starts, ends in documents.bounds():
+            for at in range(0, len(starts), LINES_AT_A_TIME):
+                some = slice(at, at + LINES_AT_A_TIME)
+                writer.write(packer.compress(_lines(starts[some], ends[some])))
+        writer.write(packer.flush())
+    return [tokens_writer.stored, writer.stored]
+
+
+def _lines(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytes:
+    """Lines of two numbers each, made of all their digits at once."""
+    numbers = np.stack([starts, ends], 1)[:, :, None]  # (line, column) -> (line, column, digit)
+    text = np.empty((len(starts), 2, len(TENS) + 1), np.uint8)
+    text[:, :, :-1] = numbers // TENS % 10 + ord("0")
+    text[:, 0, -1], text[:, 1, -1] = ord(","), ord("\n")
+    used = np.ones(text.shape, np.bool_)
+    used[:, :, :-2] = numbers >= TENS[:-1]
+    return text[used].tobytes()
+
+
+def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
+    """Open one file of tokens with its metadata, by the key of either. ValueError, naming the file, if they do not fit."""
+    key = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
+    tokens_key, metadata = key + TOKENS, key + METADATA
+    if not store.exists(metadata):
+        raise ValueError(f"{store.path(tokens_key)}: has no {metadata} beside it. Without it, where documents end is not known.")
+    size = store.size(tokens_key)
+    seq_starts = _bounds(store, metadata, size)
+    end = int(seq_starts[-1])
+    width = next((width for width in WIDTHS if end * width == size), None)
+    if width is None:
+        raise ValueError(
+            f"{store.path(metadata)}: its last document ends at token {end}, but the tokens have {size} bytes, which is no such "
+            "number of 1, 2, 4 or 8 bytes each. The two are not of one dataset, or one of them is truncated."
+        )
+    tokens = StoredItems(store, tokens_key, np.dtype(f"<u{width}"), 0, end)
+    return IndexedFile(tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text)
+
+
+def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
+    """The first token of each document, then the end of the last one: uint64[documents + 1]. ValueError if they are not one
+    behind the other, from 0 to at most *most*.
+    """
+    found, end = array("Q", [0]), 0
+    for lines in _text(store, key, (64 << 20) + 64 * most):
+        if BOUNDS.fullmatch(lines) is None:
+            lines = MORE_COLUMNS.sub(rb"\1", lines)
+        if (matched := BOUNDS.match(lines)) is None or matched.end() != len(lines):
+            wrong = lines[matched.end() if matched else 0 :].partition(b"\n")[0]
+            raise ValueError(f"{store.path(key)}: has the line {reprlib.repr(wrong)}, but a line begins with two numbers")
+        numbers = np.fromstring(lines[:-1].replace(b"\n", b","), np.int64, sep=",").reshape(-1, 2)
+        starts, ends = numbers[:, 0], numbers[:, 1]
+        wrong_at = np.flatnonzero((starts != np.append(end, ends[:-1])) | (ends < starts) | (ends > most))
+        if len(wrong_at):
+            start, stop = numbers[wrong_at[0]].tolist()
+            raise ValueError(
+                f"{store.path(key)}: has a document from token {start} to {stop}, but documents lie one behind the other, and "
+                f"the tokens have {most} bytes"
+            )
+        found.frombytes(ends.astype(np.uint64).tobytes())
+        end = int(ends[-1])
+    return np.frombuffer(found, np.uint64)
+
+
+def _text(store: Store, key: str, limit: int) -> Iterator[bytes]:
+    """The lines of a gzipped text, some at a time, each whole. ValueError if it is damaged, or longer than *limit* bytes."""
+    unpacker, rest, size = zlib.decompressobj(31), b"", 0
+    try:
+        for block in store.blocks(key):
+            while block and not unpacker.eof:
+                text = unpacker.decompress(block, TEXT_AT_A_TIME)
+                block, size = unpacker.unconsumed_tail, size + len(text)
+                if size > limit:
+                    raise ValueError(f"has more than {limit} bytes of text")
+                whole, newline, rest = (rest + text).rpartition(b"\n")
+                if len(rest) > TEXT_AT_A_TIME:
+                    raise ValueError("has a line that is no line of two numbers")
+                if newline:
+                    yield whole + newline
+    except (zlib.error, ValueError) as error:
+        raise ValueError(f"{store.path(key)}: cannot be read as gzipped lines ({error})") from error
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError(f"{store.path(key)}: is truncated, or goes on behind its end. Fetch or write it again.")
+    if rest:
+        yield rest + b"\n"
+
+
+def has_metadata(store: Store, key: str) -> bool:
+    """Whether a file is tokens without a header, with metadata beside them, or the metadata of such."""
+    stem = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
+    if stem == key or not store.exists(stem + TOKENS) or not store.exists(stem + METADATA):
+        return False
+    return store.read_range(stem + TOKENS, 0, len(NPY_MAGIC)) != NPY_MAGIC
+
+
+OLMO: Format[Any] = Format(
+    name="olmo-core",
+    summary="OLMo-core's token files, as of the Dolma toolkit (.npy without a header, and .csv.gz)",
+    keeps="sequences, empty ones too; ids up to 2**31 - 1",
+    loses="nothing",
+    options=Olmo,
+    recognise=lambda files: any(has_metadata(files.store, key) for key in files.keys),
+    open=lambda files, options: contract.by_split(files, contract.members(files, TOKENS, has_metadata), open_file, options),
+    plan=plan,
+    write=write,
+)
