@@ -144,6 +144,11 @@ class Ledger:
             settings = dict(source.get("view") or {})
             if (rows := settings.pop("rows", None)) not in ROWS:
                 raise ValueError(f"{self.path}: the rows of source {name!r} are {rows!r}, but they are one of {', '.join(ROWS)}")
+            if "selection" in settings:
+                raise ValueError(
+                    f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
+                    f"again and open the ledger with views={{{name!r}: view}}"
+                )
             if unknown := settings.keys() - ROWS[rows] - {"bos", "eos", "fields", "framework"}:
                 raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}")
             path, split = where

@@ -6,9 +6,9 @@ import os
 import reprlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
 from flat_tokens.nearest import no_dataset
 from flat_tokens.rows.ends import with_ends
+from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.orders import at_least
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, TooLong
+from flat_tokens.rows.selection import selected
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
@@ -30,19 +32,24 @@ from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from flat_tokens.where import parse
 
 STARTS_AT_A_TIME = 1 << 20
 
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """One flat-tokens array: all tokens of a split, one after another, and where its sequences start."""
+    """One flat-tokens array: all tokens of a split, one after another, and where its sequences start.
+
+    ``numbers``: int64[seq_count], the sequences' numbers in the split, of a selection; None of a whole split.
+    """
 
     store: Store
     max_token_id: int
     encoded_tokens: StoredArray
     seq_starts: StoredArray
     loss_mask: StoredArray | None = None
+    numbers: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
     @property
     def token_count(self) -> int:
@@ -56,7 +63,8 @@ class FlatTokens:
         return self.seq_count
 
     def __repr__(self) -> str:
-        return f"FlatTokens({self.store.url!r}: {self.seq_count:,} sequences, {self.token_count:,} tokens)"
+        chosen = "" if self.numbers is None else " selected"
+        return f"FlatTokens({self.store.url!r}: {self.seq_count:,}{chosen} sequences, {self.token_count:,} tokens)"
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         """Sequence *i*, decoded: uint32[length]. One index read and one token read. Negative *i* counts from the end."""
@@ -115,6 +123,19 @@ class FlatTokens:
                 mask = None if self.loss_mask is None else self.mask(low, high)
                 yield TokenBatch(encoded, (entries[first : last + 1] - entries[first]).astype(np.uint64), largest, mask)
                 first = last
+
+    def select(self, *, where: str | None = None, indices: npt.ArrayLike | None = None) -> FlatTokens:
+        """Some sequences as a split of their own: *indices* (int64[n], 0 to ``seq_count - 1``), in this order, one that is named
+        twice twice; or those for which the expression *where* is true, such as ``"source = 'web' and tokens >= 100"``.
+
+        No token is copied: all views read the stored ones. The index is in memory, up to 32 bytes a sequence, and is made of
+        ``seq_starts`` alone. Sequences count from 0 in it; ``numbers`` has their numbers in the split. TypeError for indices
+        that are not whole numbers, IndexError for one that there is not; ValueError for an expression that is none, or names
+        what there is not. Expressions need pyarrow.
+        """
+        if (where is None) == (indices is None):
+            raise ValueError("select takes where or indices, one of them")
+        return selected(self, chosen_by(self, parse(where)) if where is not None else cast("npt.ArrayLike", indices))
 
     def packed(
         self,

@@ -6,6 +6,7 @@ on) are derived by its user: in a worker, on a device, inside ``jax.jit``.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, cast, get_args
@@ -183,11 +184,15 @@ class SplitView:
         return rows if self._as_read else self._handed_out(rows)
 
     def described(self) -> dict[str, Any]:
-        """The method of the split that makes this view, as ``rows``, and its arguments, for JSON."""
+        """The method of the split that makes this view, as ``rows``, and its arguments, for JSON; of a selection also a digest of
+        the numbers of its documents.
+        """
         handed_out = {"fields": self.fields, "framework": self.framework}
         defaults = {"fields": None, "framework": "numpy"}
         # What is read and not stored is of rows/ends.py, which is made of views.
         ends = getattr(self.tokens.encoded_tokens, "ends", {}) | getattr(self.tokens.loss_mask, "described", {})
+        if (numbers := self.tokens.numbers) is not None:
+            ends |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
 
     def _settings(self) -> dict[str, Any]:

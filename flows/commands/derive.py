@@ -26,6 +26,7 @@ REASONS = {
     "source": "of other sources",
     "too_short": "too short",
     "too_long": "too long",
+    "where": "for which --where is not true",
     "not_listed": "not in the list",
     "not_sampled": "not in the sample",
 }
@@ -57,6 +58,8 @@ def add_commands(commands: Any) -> None:
     subset.add_argument("--source", dest="sources", action="append", metavar="NAME", help=source)
     subset.add_argument("--min-tokens", type=int, metavar="N")
     subset.add_argument("--max-tokens", type=int, metavar="N")
+    where = "for which it is true: an expression of tokens, source, file, row, key; see docs/tools.md"
+    subset.add_argument("--where", metavar="EXPRESSION", help=where)
     keys = "whose keys are in this file: 16 hexadecimal digits a line, or .npy"
     subset.add_argument("--keys", dest="key_list", metavar="FILE", help=keys)
     subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")

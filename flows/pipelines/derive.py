@@ -140,6 +140,7 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
             dropped=request.operation.drop,
             min_tokens=request.operation.min_tokens,
             max_tokens=request.operation.max_tokens,
+            where=request.operation.where,
             listed=LISTED if listed else None,
             seed=request.operation.seed,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -21,9 +22,12 @@ from flat_tokens.formats.contract import bounded_batches, checked_entries, file_
 from flat_tokens.keys import document_keys, mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.rows.facts import Sources, matching
+from flat_tokens.rows.facts import sources_of as names_of_sources
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.rows.views import Int64s
 from flat_tokens.stores.store import Store
+from flat_tokens.where import parse
 from tasks.derive.inputs import Input
 from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
@@ -75,6 +79,7 @@ class Selection(Model):
     dropped: Split | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    where: str | None = None
     listed: str | None = Field(None, description="Below the staging: keys in order, and what has been found of them beside")
     seed: int = 0
     below: dict[Split, int] | None = None
@@ -192,6 +197,9 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
         without("too_short", facts.lengths >= np.uint64(selection.min_tokens))
     if selection.max_tokens is not None:
         without("too_long", facts.lengths <= np.uint64(selection.max_tokens))
+    if selection.where is not None:
+        tokens, sources = open_split(Store.at(piece.location) / piece.split), functools.partial(_sources_at, piece.location)
+        without("where", matching(tokens, parse(selection.where), piece.start, piece.stop, sources))
     if selection.listed is not None:
         without("not_listed", _listed(facts.key, Path(place.staging) / selection.listed))
     if selection.below is not None:
@@ -202,6 +210,12 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
             drawn[tied] = True
             without("not_sampled", drawn)
     return keep, skipped
+
+
+@functools.lru_cache(4)
+def _sources_at(location: str) -> Sources:
+    """The sources of an input, which does not change."""
+    return names_of_sources(Store.at(location))
 
 
 def sources_of(piece: Piece, facts: Facts) -> Int64s:

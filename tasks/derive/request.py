@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
 from flat_tokens.tools.corpus import options_of
+from flat_tokens.where import parse
 from tasks.config import Share, TokenizerConfig, Whole
 from tasks.locations import Location, Output
 from tasks.models import Model, Split
@@ -30,6 +31,7 @@ class Subset(Model):
     sources: tuple[str, ...] | None = Field(None, min_length=1, description="Only of the sources of these names")
     min_tokens: Whole | None = Field(None, ge=0)
     max_tokens: Whole | None = Field(None, ge=0)
+    where: str | None = Field(None, min_length=1, description="An expression, such as: source = 'web' and tokens >= 100")
     key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
     id_list: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
     fraction: Share | None = Field(
@@ -48,6 +50,8 @@ class Subset(Model):
             raise ValueError("documents are listed by keys or by ids, not both")
         if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}: no document is left")
+        if self.where is not None:
+            parse(self.where)
         if self.split is not None and self.split == self.drop:
             raise ValueError(f"split and drop are both {self.split}")
         filters = set(type(self).model_fields) - {"operation", "seed", "split"}

@@ -1,0 +1,103 @@
+"""Facts of documents that an expression may name: their length, source, file, row and key."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import manifest_of
+from flat_tokens.rows.views import Int64s
+from flat_tokens.where import Where, pa
+
+if TYPE_CHECKING:
+    from flat_tokens.reader import FlatTokens
+    from flat_tokens.stores.store import Store
+
+DOCUMENTS_AT_A_TIME = 1 << 20
+NAMES = ("tokens", "source", "file", "row", "key")
+HEXADECIMAL = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)
+
+Sources = Sequence[tuple[str, Sequence[str]]]
+"""The name of each source, and those of its files."""
+
+
+def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
+    """The sequences for which an expression is true, in order: int64[n]. It reads the facts that are named, and no token."""
+    known = list[Sources]()
+
+    def sources() -> Sources:
+        if not known:
+            known.append(sources_of(dataset_of(tokens)))
+        return known[0]
+
+    check(tokens, where)
+    found = [np.empty(0, np.int64)]
+    for start in range(0, tokens.seq_count, DOCUMENTS_AT_A_TIME):
+        stop = min(start + DOCUMENTS_AT_A_TIME, tokens.seq_count)
+        found.append(np.flatnonzero(matching(tokens, where, start, stop, sources)) + start)
+    return np.concatenate(found)
+
+
+def check(tokens: FlatTokens, where: Where) -> None:
+    """ValueError for an expression that is not one of these sequences, even if there are none."""
+    matching(tokens, where, 0, 0, list)
+
+
+def matching(tokens: FlatTokens, where: Where, start: int, stop: int, sources: Callable[[], Sources]) -> npt.NDArray[np.bool_]:
+    """For which of the sequences ``start:stop`` an expression is true: bool[stop - start].
+
+    ValueError for a name that it cannot have, and for a comparison of a number with a text.
+    """
+
+    def entries(name: str) -> npt.NDArray[np.uint64]:
+        array = open_array(dataset_of(tokens) / f"documents/{posixpath.basename(tokens.store.root)}/{name}", "uint64")
+        found: npt.NDArray[np.uint64] = (
+            array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
+        )
+        return found
+
+    def column(name: str) -> Any:
+        if name not in NAMES:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(NAMES)}")
+        if name == "tokens":
+            return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
+        try:
+            if name == "row":
+                return pa.array(entries("row").astype(np.int64))
+            return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), sources())
+        except FileNotFoundError as error:
+            raise ValueError(f"there is no column {name!r}: {dataset_of(tokens).url} has no record of its documents") from error
+
+    return where.holds(column)
+
+
+def dataset_of(tokens: FlatTokens) -> Store:
+    """The store of the dataset that a split belongs to."""
+    return replace(tokens.store, root=posixpath.dirname(tokens.store.root))
+
+
+def sources_of(dataset: Store) -> Sources:
+    """The sources in a dataset's manifest."""
+    made_of = manifest_of(dataset).get("provenance", {})
+    return [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]
+
+
+def _named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
+    """The name of each document's source, or of its file. *files*: numbers through all sources."""
+    names = [source if name == "source" else file for source, its in sources for file in its]
+    if len(files) and int(files.max()) >= len(names):
+        raise ValueError(f"a document is of file {files.max()}, but the manifest has {len(names)} files: run flat_tokens.verify")
+    return pa.array(names, pa.large_string()).take(pa.array(files.astype(np.int64)))
+
+
+def _hexadecimal(keys: npt.NDArray[np.uint64]) -> Any:
+    """Keys as 16 hexadecimal digits each."""
+    digits = HEXADECIMAL[keys.astype(">u8").view(np.uint8)].reshape(-1)
+    offsets = np.arange(len(keys) + 1, dtype=np.int64) * 16
+    return pa.LargeStringArray.from_buffers(len(keys), pa.py_buffer(offsets), pa.py_buffer(digits))

@@ -1,0 +1,221 @@
+"""Expressions that choose documents, such as ``source = 'web' and tokens between 100 and 2000``.
+
+They compare columns with values, and are evaluated by Arrow on whole arrays. An expression can do nothing else: it calls no
+function and reads no file. Null is as in SQL: a comparison with it is neither true nor false, and only what is true is chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import Later
+
+pa: Any = Later("pyarrow", "an expression (where)")
+
+MAX_LENGTH = 10_000
+MAX_DEPTH = 50
+"""Parentheses and ``not`` within each other."""
+
+Columns = Callable[[str], Any]
+"""A column's name -> its values, an Arrow array. ValueError where there is no such column."""
+Test = Callable[[Columns], Any]
+"""Columns -> an Arrow array: true, false or null for each row."""
+
+WORDS = re.compile(
+    r"""(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
+    | (?P<text>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")+")
+    | (?P<name>[A-Za-z_]\w*)
+    | (?P<sign><=|>=|<>|!=|==|[-=<>(),])""",
+    re.VERBOSE | re.ASCII,
+)
+SIGNS = {
+    "=": "equal",
+    "==": "equal",
+    "!=": "not_equal",
+    "<>": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+KEYWORDS = {"and", "or", "not", "in", "is", "null", "like", "between", "true", "false"}
+
+
+class Where(NamedTuple):
+    """An expression. ``names``: the columns that it names."""
+
+    text: str
+    names: frozenset[str]
+    test: Test
+
+    def holds(self, columns: Columns) -> npt.NDArray[np.bool_]:
+        """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
+        try:
+            found: npt.NDArray[np.bool_] = self.test(columns).fill_null(False).to_numpy(zero_copy_only=False)
+        except pa.ArrowException as error:
+            raise ValueError(f"where {self.text!r}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"where {self.text!r}: {error}") from None
+        return found
+
+
+@lru_cache(64)
+def parse(text: str) -> Where:
+    """The expression in a text. ValueError, which shows the place, if it is none."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"where has {len(text):,} characters, but at most {MAX_LENGTH:,} are taken. Give a list of keys or ids.")
+    parser = _Parser(text)
+    test = parser.any_of(0)
+    if parser.kind != "end":
+        parser.fail("'and', 'or' or the end")
+    return Where(text, frozenset(parser.names), test)
+
+
+@dataclass
+class _Parser:
+    """The words of an expression, from *at* on. ``kind`` and ``word``: the next one; ``end``: where it ends."""
+
+    text: str
+    at: int = 0
+    kind: str = ""
+    word: str = ""
+    end: int = 0
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.step()
+
+    def step(self) -> str:
+        """Go to the next word. Return the one before."""
+        before, self.at = self.word, self.end + len(self.text[self.end :]) - len(self.text[self.end :].lstrip())
+        if self.at == len(self.text):
+            self.kind, self.word = "end", ""
+            return before
+        found = WORDS.match(self.text, self.at)
+        if found is None:
+            self.kind, self.word = "", self.text[self.at]
+            self.fail("a name, a value or a comparison")
+        self.kind, self.word, self.end = str(found.lastgroup), found[str(found.lastgroup)], found.end()
+        if self.kind == "name" and self.word.lower() in KEYWORDS:
+            self.kind, self.word = "keyword", self.word.lower()
+        return before
+
+    def fail(self, expected: str) -> NoReturn:
+        found = repr(self.word) if self.kind != "end" else "the end"
+        raise ValueError(f"where {self.text!r}: character {self.at + 1} is {found}, but {expected} was expected")
+
+    def take(self, *words: str) -> bool:
+        """Whether the next word is one of *words*, which is passed then."""
+        if self.kind in ("keyword", "sign") and self.word in words:
+            self.step()
+            return True
+        return False
+
+    def need(self, word: str) -> None:
+        if not self.take(word):
+            self.fail(repr(word))
+
+    def any_of(self, depth: int) -> Test:
+        tests = [self.all_of(depth)]
+        while self.take("or"):
+            tests.append(self.all_of(depth))
+        return _joined("or_kleene", tests)
+
+    def all_of(self, depth: int) -> Test:
+        tests = [self.one(depth)]
+        while self.take("and"):
+            tests.append(self.one(depth))
+        return _joined("and_kleene", tests)
+
+    def one(self, depth: int) -> Test:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"where {self.text[:100]!r}...: parentheses and 'not' stand more than {MAX_DEPTH} deep")
+        if self.take("not"):
+            return _negated(self.one(depth + 1))
+        if self.take("("):
+            test = self.any_of(depth + 1)
+            self.need(")")
+            return test
+        return self.comparison()
+
+    def comparison(self) -> Test:
+        column = self.column()
+        if self.take("is"):
+            is_negated = self.take("not")
+            self.need("null")
+            return _called("is_valid" if is_negated else "is_null", column)
+        if self.kind == "sign" and self.word in SIGNS:
+            return _called(SIGNS[self.step()], column, self.column() if self.kind in ("name", "quoted") else self.value())
+        is_negated = self.take("not")
+        test = self.membership(column)
+        return _negated(test) if is_negated else test
+
+    def membership(self, column: Test) -> Test:
+        if self.take("in"):
+            self.need("(")
+            tests = [_called("equal", column, self.value())]
+            while self.take(","):
+                tests.append(_called("equal", column, self.value()))
+            self.need(")")
+            return _joined("or_kleene", tests)
+        if self.take("between"):
+            low = _called("greater_equal", column, self.value())
+            self.need("and")
+            return _joined("and_kleene", [low, _called("less_equal", column, self.value())])
+        if not self.take("like"):
+            self.fail("a comparison: = <> < <= > >= in between like is")
+        if self.kind != "text":
+            self.fail("a text in single quotes")
+        pattern = _unquoted(self.step())
+        return lambda columns: pa.compute.match_like(column(columns), pattern)
+
+    def column(self) -> Test:
+        if self.kind not in ("name", "quoted"):
+            self.fail("a column's name")
+        name = _unquoted(self.word) if self.kind == "quoted" else self.word
+        self.names.add(name)
+        self.step()
+        return lambda columns: columns(name)
+
+    def value(self) -> Test:
+        if self.take("true"):
+            return lambda _: True
+        if self.take("false"):
+            return lambda _: False
+        if self.kind == "text":
+            text = _unquoted(self.step())
+            return lambda _: text
+        is_negative = self.take("-")
+        if self.kind != "number":
+            self.fail("a number" if is_negative else "a value: a number, a text in single quotes, true or false")
+        told = self.step()
+        if told.isdigit() and (len(told) > 19 or int(told) >= 1 << 63):
+            raise ValueError(f"where {self.text[:100]!r}: {told[:30]} is too large; whole numbers are below 2**63")
+        number = int(told) if told.isdigit() else float(told)
+        return lambda _: -number if is_negative else number
+
+
+def _unquoted(word: str) -> str:
+    return word[1:-1].replace(word[0] * 2, word[0])
+
+
+def _called(function: str, *of: Test) -> Test:
+    return lambda columns: getattr(pa.compute, function)(*(one(columns) for one in of))
+
+
+def _negated(test: Test) -> Test:
+    return _called("invert", test)
+
+
+def _joined(function: str, tests: list[Test]) -> Test:
+    if len(tests) == 1:
+        return tests[0]
+    return lambda columns: reduce(getattr(pa.compute, function), (test(columns) for test in tests))

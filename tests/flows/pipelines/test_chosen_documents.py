@@ -1,0 +1,151 @@
+"""Documents that an expression chooses: a subset of them, and a selection in training, hold the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import flat_tokens
+import tasks.derive.pieces
+from flat_tokens import FlatTokens, ShuffledLoader, TokenBatch
+from flat_tokens.manifest import SPLITS
+from flat_tokens.rows import facts
+from flows.pipelines.derive import DerivedResult, derive
+from flows.runners.threads import Threads
+from tasks.derive.request import DeriveRequest, Subset
+from tests.examples import examples
+from tests.faults.support import build_here, settings_of, write_notes
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two sources, one of which has two files."""
+    here = tmp_path_factory.mktemp("where")
+    write_notes(here / "in" / "web" / "a.jsonl", 9)
+    write_notes(here / "in" / "web" / "b.jsonl", 8)
+    write_notes(here / "in" / "wiki" / "c.jsonl", 7)
+    build_here(settings_of(here / "out", here / "in" / "web", here / "in" / "wiki"))
+    return here / "out"
+
+
+def subset(dataset: Path, output: Path, **filters: Any) -> DerivedResult:
+    told = {"operation": {"operation": "subset", **filters}, "inputs": [str(dataset)], "output": str(output)}
+    with Threads(2) as runner:
+        return derive(DeriveRequest.model_validate(told), runner)
+
+
+def sequences(tokens: FlatTokens) -> list[list[int]]:
+    return [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+
+
+expressions = st.recursive(
+    st.one_of(
+        st.builds("tokens {} {}".format, st.sampled_from(["<", ">=", "="]), st.integers(120, 180)),
+        st.builds("row {} {}".format, st.sampled_from(["<", ">"]), st.integers(0, 9)),
+        st.sampled_from(["source = 'web'", "source in ('wiki', 'x')", "file like '%b.jsonl'", "key < '8'", "key is null"]),
+    ),
+    lambda inner: st.one_of(
+        st.builds("({} and {})".format, inner, inner),
+        st.builds("({} or {})".format, inner, inner),
+        st.builds("not {}".format, inner),
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.mark.slow
+@given(expressions)
+@examples(25)
+def test_rows_of_a_selection_are_those_of_a_subset(output: Path, tmp_path_factory: pytest.TempPathFactory, where: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
+        patch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 5)
+        patch.setattr(facts, "DOCUMENTS_AT_A_TIME", 4)
+        result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
+        whole, made = flat_tokens.open(output), flat_tokens.open(result.path)
+        for split in SPLITS:
+            chosen, written = getattr(whole, split).select(where=where), getattr(made, split)
+            assert sequences(chosen) == sequences(written)
+            for rows, settings in (("packed", (64,)), ("documents", (50,)), ("blocks", (64,)), ("packed_documents", (200,))):
+                views = [getattr(tokens, rows)(*settings) for tokens in (chosen, written)]
+                assert len(views[0]) == len(views[1])
+                if len(views[0]):
+                    loaders = [ShuffledLoader(view, 2, seed=1) for view in views]
+                    assert [loaders[0].digest(step) for step in range(len(loaders[0]))] == [
+                        loaders[1].digest(step) for step in range(len(loaders[1]))
+                    ]
+    assert result.totals["documents"]["skipped"].get("where", 0) == 24 - result.totals["documents"]["written"]
+
+
+def test_an_expression_names_lengths_sources_files_rows_and_keys(output: Path) -> None:
+    dataset = flat_tokens.open(output)
+    documents = {name: [array.read(0, array.length) for array in facts_of(dataset, name)] for name in SPLITS}
+    keys, files, rows = documents["train"]
+    train = dataset.train
+    lengths = [len(sequence) for sequence in sequences(train)]
+    assert numbers(train.select(where="tokens > 150")) == [i for i, length in enumerate(lengths) if length > 150]
+    assert numbers(train.select(where="source = 'web'")) == np.flatnonzero(files < 2).tolist()
+    assert numbers(train.select(where="file like '%b.jsonl'")) == np.flatnonzero(files == 1).tolist()
+    assert numbers(train.select(where="row = 3")) == np.flatnonzero(rows == 3).tolist()
+    assert numbers(train.select(where=f"key = '{keys[1]:016x}'")) == [1]
+    again = train.select(where="row > 2").select(where="source = 'web'")
+    assert numbers(again) == np.flatnonzero((rows > 2) & (files < 2)).tolist()
+
+
+def facts_of(dataset: flat_tokens.Dataset, split: str) -> Any:
+    from flat_tokens.arrays.opening import open_array
+
+    return [open_array(dataset.store / f"documents/{split}/{name}", "uint64") for name in ("key", "file", "row")]
+
+
+def numbers(tokens: FlatTokens) -> list[int]:
+    assert tokens.numbers is not None
+    found: list[int] = tokens.numbers.tolist()
+    return found
+
+
+def test_what_cannot_be_chosen_is_refused_before_any_work(output: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="character 7 is the end"):
+        Subset(where="tokens")
+    for where, told in (
+        ("score > 1", "there is no column 'score'; there are tokens, source, file, row, key"),
+        ("row = 'a'", "row = 'a'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            subset(output, tmp_path / "made", where=where)
+        with pytest.raises(ValueError, match=told):
+            flat_tokens.open(output).validation.select(where=where)
+    assert not (tmp_path / "made").exists()
+    for both in ({}, {"where": "tokens > 1", "indices": [1]}):
+        with pytest.raises(ValueError, match="where or indices, one of them"):
+            flat_tokens.open(output).train.select(**both)
+
+
+def test_a_dataset_without_records_has_lengths_alone(tmp_path: Path) -> None:
+    flat_tokens.write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[1], [2, 3], [4, 5, 6]])])
+    train = flat_tokens.open(tmp_path / "plain").train
+    assert sequences(train.select(where="tokens <> 2")) == [[1], [4, 5, 6]]
+    result = subset(tmp_path / "plain", tmp_path / "made", where="tokens <> 2")
+    assert sequences(flat_tokens.open(result.path).train) == [[1], [4, 5, 6]]
+    with pytest.raises(ValueError, match=r"there is no column 'source': .* has no record of its documents"):
+        train.select(where="source = 'web'")
+    with pytest.raises(ValueError, match="there is no column 'source'"):
+        subset(tmp_path / "plain", tmp_path / "made", where="source = 'web'")
+
+
+def test_the_manifest_and_the_command_tell_the_expression(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows.commands.main import main
+
+    arguments = ["subset", str(output), str(tmp_path / "made"), "--where", "source = 'wiki' and tokens > 1", "--no-server"]
+    assert not main(arguments)
+    assert "7 of 24, 17 for which --where is not true" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "made" / "latest" / "manifest.json").read_text())
+    assert manifest["provenance"]["operation"] == {"operation": "subset", "where": "source = 'wiki' and tokens > 1"}
