@@ -8,18 +8,24 @@ from prefect import flow
 from pydantic import Field
 
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.terminal import size
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.markdown import link
+from flows.watch.markdown import code, link, page, table
 from flows.watch.page import link_to_page, page_of
 from flows.watch.progress import ended, tags_of, tolerated, watched
 from flows.watch.summaries import leave, show
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
+from tasks.output.history import Refreshed, read_history
+
+SHOWN = 100
+"""Refreshes in the table of the history."""
+COLUMNS = "date (UTC) | version | #documents | #tokens | #came | #went | #changed | #moved | #text tokenized | #seconds"
 
 logger = logging.getLogger("flows.refresh")  # a deployment loads this file under another name
 
@@ -55,6 +61,9 @@ def refresh_dataset(
             logger.info(result.headline)
         with tolerated("changes"):
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
+        with tolerated("history"):
+            refreshes = read_history(Store.at(config.output))
+            leave(f"{config.name}-refreshes", history(config, refreshes), f"{len(refreshes):,} refreshes")
         if result.build is not None:
             show(config, result.build)
     return ended(result, f"{result.headline}. {result.build.headline}" if result.build else result.headline)
@@ -63,8 +72,27 @@ def refresh_dataset(
 def changed(config: BuildConfig, result: RefreshResult) -> str:
     """Markdown of a refresh's changes."""
     removed = f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""
+    tokenized = f"Text tokenized: {size(result.text_bytes_tokenized)}.\n\n"
     return (
         f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}. "
         f"{link_to_page(config.name)}.\n\n"
-        f"{as_markdown(result.changes)}{removed}"
+        f"{tokenized}{as_markdown(result.changes)}{removed}"
     )
+
+
+def history(config: BuildConfig, refreshes: tuple[Refreshed, ...]) -> str:
+    """Markdown of the refreshes so far, the newest first."""
+    rows = [
+        (
+            f"{one.at:%Y-%m-%d %H:%M}",
+            code(one.version),
+            one.documents,
+            one.tokens,
+            *("unknown" if count is None else count for count in (one.came, one.went, one.changed, one.moved)),
+            size(one.text_bytes_tokenized),
+            f"{one.seconds:,.1f}",
+        )
+        for one in refreshes[: -SHOWN - 1 : -1]
+    ]
+    more = f"And {len(refreshes) - SHOWN:,} before." if len(refreshes) > SHOWN else ""
+    return page(f"# Refreshes of {config.name}", link_to_page(config.name) + ".", table(COLUMNS, rows), more)

@@ -328,7 +328,7 @@ def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Ga
     for directory, kept, before in with_version:
         for name in names_of(root, directory):
             version = name.removesuffix(SIGNATURE).removesuffix(".json").rpartition("-")[2]
-            if version not in kept:
+            if version not in kept and f"{directory}/{name}" != paths.REFRESHES:
                 yield from _old(root, [f"{directory}/{name}"], before, "record", f"version {version} is gone")
 
 

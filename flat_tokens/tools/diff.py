@@ -181,7 +181,7 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
         sides = (_read_side(a, by_key, by_tokens, one), _read_side(b, by_key, by_tokens, other))
         counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         examples: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
-        shares = max(1, -(-max(len(side.keys) for side in sides) // DOCUMENTS_AT_ONCE))
+        shares = shares_of(*sides)
         for share in range(shares):
             for kind, of_a, of_b in compare_share(*sides, share, shares):
                 counts[kind] += len(of_a)
@@ -244,6 +244,11 @@ def token_digests(split: Readable) -> Iterator[Keys]:
         is_open, place, partial = is_open or len(window.starts) > 0, int(lengths[-1]), sums[-1:]
     if is_open:
         yield mix(np.array([place], np.uint64) * A + partial)
+
+
+def shares_of(a: Side, b: Side) -> int:
+    """The number of shares that the documents are compared in."""
+    return max(1, -(-max(len(a.keys), len(b.keys)) // DOCUMENTS_AT_ONCE))
 
 
 def compare_share(a: Side, b: Side, share: int, shares: int) -> Iterator[tuple[str, Numbers, Numbers]]:

@@ -40,13 +40,10 @@ SAMPLE_BYTES = 100_000
 
 
 class BuildResult(Published):
-    """Result of a build. ``slices_reused``: those whose tokens were there. ``text_bytes_tokenized``: of the others, less segments
-    whose tokens were there.
-    """
+    """Result of a build. ``slices_reused``: those whose tokens were there."""
 
     slices: int
     slices_reused: int
-    text_bytes_tokenized: int
 
     @property
     def headline(self) -> str:

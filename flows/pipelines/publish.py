@@ -49,7 +49,9 @@ FIRST_CONTACT_SECONDS = 10.0
 
 
 class Published(Model):
-    """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took."""
+    """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took.
+    ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there.
+    """
 
     path: str
     version: str
@@ -59,6 +61,7 @@ class Published(Model):
     totals: dict[str, Any]
     byte_count: int
     seconds: dict[str, float]
+    text_bytes_tokenized: int = 0
 
     @property
     def headline(self) -> str:

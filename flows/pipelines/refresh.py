@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Literal
 
-from flat_tokens.manifest import read_manifest
+from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources
 from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
+from tasks.finalize.document_changes import document_changes
 from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
-from tasks.output.changes import Changes, changes_between
+from tasks.output.changes import Changes, DocumentChanges, changes_between
+from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
 from tasks.output.versions import if_there, read_origin, remember_origin
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class RefreshResult(Model):
@@ -35,6 +42,7 @@ class RefreshResult(Model):
     build: BuildResult | None
     removed: tuple[str, ...]
     seconds: dict[str, float]
+    text_bytes_tokenized: int
 
     @property
     def headline(self) -> str:
@@ -55,9 +63,10 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
 
     Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
     """
-    built = None
+    built, began = None, time.monotonic()
     with opened(config) as output:
         root, pointer, seconds = output.root, output.pointer, output.seconds
+        read_history(root)  # what is wrong with it is told before any work
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(load_tokenizer, config.tokenizer)
             pinned = pin_sources(config, root)
@@ -87,10 +96,17 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
                 cut |= dict(zip(absent, download(config, absent, runner, root), strict=True))
             built = build_version(config, Text(pinned, [cut[file] for file in found]), tokenizer, runner, output)
             outcome = "published"
-    now = read_pointer(root)
-    assert now.version is not None
-    new = read_manifest(version_store(root, now.version))
-    changes = changes_between(pointer.version if old else None, old, version, new)
+        now, published_at = read_pointer(root), time.monotonic()
+        assert now.version is not None
+        new = read_manifest(version_store(root, now.version))
+        changes = changes_between(before := pointer.version if old else None, old, version, new)
+        if outcome == "unchanged":
+            changes = changes.model_copy(update={"documents": DocumentChanges()})
+        elif outcome == "published":
+            changes = changes.model_copy(update={"documents": compared(root, before, version)})
+            seconds["changes"] = round(time.monotonic() - published_at, 3)
+    if built is not None:
+        remember(root, refreshed(built, changes, time.monotonic() - began))
     removed = remove_superfluous(root, policy) if policy else []
     return RefreshResult(
         outcome=outcome,
@@ -101,6 +117,31 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
         build=built,
         removed=tuple(item.name.rpartition("/")[2] for item in removed),
         seconds=seconds,
+        text_bytes_tokenized=built.text_bytes_tokenized if built else 0,
+    )
+
+
+def compared(root: Store, before: str | None, after: str) -> DocumentChanges | None:
+    """The changes of documents. What the version *before* has lost is no fault of the new one: then None, with a warning."""
+    try:
+        return document_changes(root, before, after)
+    except (OSError, ValueError) as error:
+        logger.warning("The documents of versions %s and %s cannot be compared: %s", before, after, error)
+        return None
+
+
+def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
+    """The line in the history for a refresh that ends now."""
+    kinds = ("came", "went", "changed", "moved")
+    total = changes.documents.total.model_dump(include={*kinds}) if changes.documents else dict.fromkeys(kinds)
+    return Refreshed(
+        at=datetime.now(UTC).replace(microsecond=0),
+        version=built.version,
+        documents=sum(built.totals[split]["seq_count"] for split in SPLITS),
+        tokens=sum(built.totals[split]["token_count"] for split in SPLITS),
+        text_bytes_tokenized=built.text_bytes_tokenized,
+        seconds=round(seconds, 3),
+        **total,
     )
 
 

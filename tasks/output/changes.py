@@ -35,14 +35,39 @@ class SourceChange(Model):
     tokens: tuple[int | None, int | None]
 
 
+class DocumentCounts(Model):
+    """Documents of one source, of one split, or of all. Those that went count where they were, the others where they are. One
+    that changed may have moved, too. ``changed``: None where the tokenizers differ.
+    """
+
+    name: str
+    came: int
+    went: int
+    changed: int | None
+    moved: int
+
+
+class DocumentChanges(Model):
+    """Documents that came, went, changed (the same key, other tokens) and moved to another source. Sources and splits without
+    changes are left out.
+    """
+
+    total: DocumentCounts = DocumentCounts(name="all", came=0, went=0, changed=0, moved=0)
+    by_source: tuple[DocumentCounts, ...] = ()
+    by_split: tuple[DocumentCounts, ...] = ()
+
+
 class Changes(Model):
-    """From version *before* (None: there was none) to *after*. ``settings``: what else gives other bytes, as sentences."""
+    """From version *before* (None: there was none) to *after*. ``settings``: what else gives other bytes, as sentences.
+    ``documents``: None where it could not be told, or was not asked for.
+    """
 
     before: str | None
     after: str
     files: tuple[FileChange, ...]
     sources: tuple[SourceChange, ...]
     settings: tuple[str, ...]
+    documents: DocumentChanges | None = None
 
     @property
     def headline(self) -> str:
@@ -129,10 +154,24 @@ def as_text(changes: Changes) -> list[str]:
     if len(changes.files) > SHOWN_FILES:
         lines.append(f"  ...        and {len(changes.files) - SHOWN_FILES:,} more files")
     lines += [f"  setting    {sentence}" for sentence in changes.settings]
-    return lines + [
+    lines += [
         f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
         for source in changes.sources
     ]
+    return lines + [f"  {name:10} {_told(counts)}" for name, counts in _document_counts(changes)]
+
+
+def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentCounts]]:
+    """Counts of documents for people: of each source and split that has changes, and of all."""
+    if changes.documents is not None:
+        yield from ((f"source {counts.name}", counts) for counts in changes.documents.by_source)
+        yield from ((f"split {counts.name}", counts) for counts in changes.documents.by_split)
+        yield "all documents", changes.documents.total
+
+
+def _told(counts: DocumentCounts) -> str:
+    changed = "unknown how many" if counts.changed is None else f"{counts.changed:,}"
+    return f"{counts.came:,} came, {counts.went:,} went, {changed} changed, {counts.moved:,} moved to another source"
 
 
 def _named(change: FileChange) -> str:
@@ -157,6 +196,11 @@ def as_markdown(changes: Changes) -> str:
         f"| {source.name} | {_step(source.documents)} | {_step(source.tokens)} | {_step(source.files)} |"
         for source in changes.sources
     ]
+    if changes.documents is not None:
+        lines += ["", "| documents | came | went | changed | moved |", "|---|---:|---:|---:|---:|"]
+        for name, one in _document_counts(changes):
+            changed = "unknown" if one.changed is None else f"{one.changed:,}"
+            lines.append(f"| {name} | {one.came:,} | {one.went:,} | {changed} | {one.moved:,} |")
     if changes.files:
         lines += ["", "| | source | file | sha256 |", "|---|---|---|---|"]
         for change in changes.files[:SHOWN_FILES]:

@@ -23,6 +23,7 @@ GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
 LOCK = ".latest.lock"
+REFRESHES = f"{RUNS}/refreshes.jsonl"
 
 DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
 KINDS = {

@@ -31,7 +31,7 @@ FORMER_KEPT = 100
 MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
 """The object that is written last and makes a directory a dataset, in either version of zarr."""
 
-HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.json(\.hmac)?\.\w+\.part)")
+HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.jsonl?(\.hmac)?\.\w+\.part)")
 
 
 class Former(NamedTuple):

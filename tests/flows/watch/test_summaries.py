@@ -372,7 +372,9 @@ def test_names_are_no_markdown(tmp_path: Path) -> None:
     result = DerivedResult.model_construct(**told, operation="merge", not_found=0)
     new = {"provenance": {**made_of, "documents": {}, "split": {}}, "totals": totals, "layout": "mmap"}
     changes = changes_between(None, None, "v", new)
-    refreshed = RefreshResult.model_construct(path="/data", version="v", outcome="published", changes=changes, removed=())
+    refreshed = RefreshResult.model_construct(
+        path="/data", version="v", outcome="published", changes=changes, removed=(), text_bytes_tokenized=0
+    )
     fault = DamagedError(f"https://host/{EVIL}", (EVIL,))
     progress = Progress("verify", 1.0, 0, Done())
     config = BuildConfig.model_validate({"output": str(tmp_path), "source": {"path": "/x"}, "tokenizer": "bytes"})

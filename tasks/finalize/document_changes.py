@@ -1,0 +1,244 @@
+"""Documents that came, went, changed or moved between two versions of an output.
+
+Segments that both versions hold of a source are passed over, by their indexes. The documents of all others are compared by key,
+and by a digest of their tokens.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, compare_share, shares_of, token_digests
+from tasks.models import TokenShard
+from tasks.output.changes import DocumentChanges, DocumentCounts
+from tasks.output.paths import DOCUMENTS, version_store
+from tasks.shards.index import read_index, segments_of
+from tasks.tokenize.segments import STORED
+
+Int64s = npt.NDArray[np.int64]
+
+KNOWN = np.dtype([("source", ">u4"), ("digest", STORED["digest"])])
+"""A segment of a source. It is compared as bytes, so its source counts from 1: zeros at the end are no difference."""
+
+
+class _Split(NamedTuple):
+    """One split of a version, and the arrays with an entry a document."""
+
+    tokens: FlatTokens
+    key: StoredArray
+    file: StoredArray
+    row: StoredArray
+
+
+class _Version(NamedTuple):
+    """A version whose documents are compared. ``source_of``: the source of each file, int64[files]."""
+
+    names: tuple[str, ...]
+    source_of: Int64s
+    splits: tuple[_Split, ...]
+    shards: list[TokenShard]
+    segments: list[npt.NDArray[np.void]]
+    has_ids: bool
+    tokenizer: str | None
+
+    @classmethod
+    def opened(cls, root: Store, version: str) -> _Version:
+        store = version_store(root, version)
+        made_of = read_manifest(store)["provenance"]
+        sources = made_of.get("sources") or []
+        splits = []
+        for name in SPLITS:
+            beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
+            splits.append(_Split(open_split(store / name), *beside))
+        found = [(shard, segments_of(shard)) for shard in read_index(root, version)]
+        return cls(
+            names=tuple(source["name"] for source in sources),
+            source_of=np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources]),
+            splits=tuple(splits),
+            shards=[shard for shard, segments in found if len(segments)],
+            segments=[segments for _, segments in found if len(segments)],
+            has_ids=any(source.get("id_column") for source in sources),
+            tokenizer=(made_of.get("tokenizer") or {}).get("digest"),
+        )
+
+    def held(self, shard: int, split: int) -> tuple[int, int]:
+        """The first document of a shard in a split, and how many. ValueError where the split has fewer."""
+        held = self.shards[shard].held
+        assert held is not None
+        first, count = (held.train, held.validation)[split]
+        tokens = self.splits[split].tokens
+        if not 0 <= first <= first + count <= tokens.seq_count:
+            raise ValueError(f"{tokens.store.url}: its index tells of sequences {first} to {first + count} of {tokens.seq_count}")
+        return first, count
+
+    def sources(self, split: int, documents: Int64s) -> Int64s:
+        """The source of each document."""
+        return self._sources_of(split, self.splits[split].file.take(documents))
+
+    def _sources_of(self, split: int, files: npt.NDArray[np.uint64]) -> Int64s:
+        if len(files) and int(files.max()) >= len(self.source_of):
+            raise ValueError(
+                f"{self.splits[split].file.store.url}: has file {files.max()}, but the manifest has {len(self.source_of)} files. "
+                "The dataset is damaged: run flat_tokens.verify on it."
+            )
+        return self.source_of[files]
+
+    def known(self, numbers: dict[str, int]) -> npt.NDArray[np.bytes_]:
+        """Its segments with their sources, by *numbers* of their names: KNOWN as bytes, n of them."""
+        of, source = np.array([numbers[name] for name in self.names], np.int64), np.zeros(len(self.shards), np.int64)
+        for split in range(len(SPLITS)):
+            held = np.array([self.held(shard, split) for shard in range(len(self.shards))], np.int64).reshape(-1, 2)
+            some = np.flatnonzero(held[:, 1])
+            source[some] = of[self.sources(split, held[some, 0])]
+        found = np.zeros(sum(map(len, self.segments)), KNOWN)
+        found["source"] = np.repeat(source, [len(segments) for segments in self.segments])
+        found["digest"] = np.concatenate([*self.segments, np.empty(0, STORED)])["digest"]
+        return found.view(f"S{KNOWN.itemsize}")
+
+    def counts(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """(split, source) and how many documents, all of them."""
+        for i, name in enumerate(SPLITS):
+            total, length = np.zeros(len(self.names), np.int64), self.splits[i].file.length
+            for start in range(0, length, KEYS_AT_A_TIME):
+                files = self.splits[i].file.read(start, min(start + KEYS_AT_A_TIME, length))
+                total += np.bincount(self._sources_of(i, files), minlength=len(self.names))
+            yield from (((name, source), count) for source, count in zip(self.names, total.tolist(), strict=True))
+
+    def documents(self, split: int, is_passed_over: npt.NDArray[np.bool_]) -> Iterator[tuple[Int64s, Int64s]]:
+        """Numbers of the documents to compare in a split, some at a time, and their sources. *is_passed_over*: bool[segments]."""
+        covered, at = [(0, 0)], 0
+        for shard, segments in enumerate(self.segments):
+            passed_over, at = is_passed_over[at : at + len(segments)], at + len(segments)
+            ranges = [self.held(shard, i) for i in range(len(SPLITS))]
+            covered.append((ranges[split][0], sum(ranges[split])))
+            if passed_over.all():
+                continue
+            # document of the slice, in the order of rows -> its split and number
+            rows = [part.row.read(first, first + count) for part, (first, count) in zip(self.splits, ranges, strict=True)]
+            order = np.argsort(np.concatenate(rows), kind="stable")
+            wanted = np.empty(len(order), bool)
+            wanted[order] = np.repeat(~passed_over, segments["documents"])
+            mine = wanted[: len(rows[0])] if split == 0 else wanted[len(rows[0]) :]
+            numbers = np.flatnonzero(mine) + ranges[split][0]
+            yield numbers, self.sources(split, numbers)
+        covered.append((self.splits[split].tokens.seq_count,) * 2)
+        for (_, begin), (end, _) in pairwise(sorted(covered)):
+            for start in range(begin, end, KEYS_AT_A_TIME):
+                numbers = np.arange(start, min(start + KEYS_AT_A_TIME, end))
+                yield numbers, self.sources(split, numbers)
+
+    def read(self, is_passed_over: npt.NDArray[np.bool_], by_tokens: bool, file: Any) -> Side:
+        """The documents to compare, in groups: of each split, those of each source. Digests are zeros without *by_tokens*."""
+        counts = np.zeros((len(SPLITS), len(self.names)), np.int64)
+        for i in range(len(SPLITS)):
+            for _, sources in self.documents(i, is_passed_over):
+                counts[i] += np.bincount(sources, minlength=len(self.names))
+        firsts = np.append(0, np.cumsum(counts.reshape(-1)))
+        arrays = np.memmap(file, np.uint64, "w+", shape=(2, max(int(firsts[-1]), 1)))
+        keys, digests = arrays[0, : firsts[-1]], arrays[1, : firsts[-1]]
+        places = firsts[:-1].reshape(counts.shape).copy()
+        for i, split in enumerate(self.splits):
+            for numbers, sources in self.documents(i, is_passed_over):
+                for source in np.unique(sources).tolist():
+                    mine, place = numbers[sources == source], int(places[i, source])
+                    places[i, source] += len(mine)
+                    keys[place : place + len(mine)] = split.key.take(mine)
+                    for some in token_digests(split.tokens.select(indices=mine)) if by_tokens else ():
+                        digests[place : place + len(some)] = some
+                        place += len(some)
+        return Side(keys, digests, firsts, tuple(f"{split}/{name}" for split in SPLITS for name in self.names))
+
+
+def document_changes(root: Store, before: str | None, after: str) -> DocumentChanges:
+    """Compare two versions; where there was none *before*, all documents came. Memory is bounded, however many there are.
+
+    ValueError for a version that is damaged, FileNotFoundError for one without a record of its documents.
+    """
+    b = _Version.opened(root, after)
+    if before is None:
+        return summed({place: Counter(came=count) for place, count in b.counts() if count}, b.names)
+    a = _Version.opened(root, before)
+    names = tuple(dict.fromkeys((*b.names, *a.names)))
+    numbers = {name: i for i, name in enumerate(names, 1)}
+    in_a, in_b = in_both(a.known(numbers), b.known(numbers))
+    # A key that is made of the text says all; without an id, no text changes under its key.
+    has_ids, same_tokenizer = a.has_ids or b.has_ids, a.tokenizer == b.tokenizer
+    by_tokens = has_ids and same_tokenizer
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
+        counts = _compared(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other))
+    return summed(counts, names, same_tokenizer or not has_ids)
+
+
+def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.NDArray[np.bool_]]:
+    """Which segments of each side the other has, too, as often: bool[len(a)], bool[len(b)]. One without a digest is not known."""
+    names, which = np.unique(np.concatenate([a, b]), return_inverse=True)
+    sides = which[: len(a)], which[len(a) :]
+    counts = np.minimum(*(np.bincount(side, minlength=len(names)) for side in sides))
+    counts[np.char.str_len(names) <= KNOWN["source"].itemsize] = 0
+    found = []
+    for side in sides:
+        order = np.argsort(side, kind="stable")
+        # segment -> how many like it stand before it
+        before = np.arange(len(side)) - np.searchsorted(side[order], side[order])
+        is_there = np.empty(len(side), bool)
+        is_there[order] = before < counts[side[order]]
+        found.append(is_there)
+    return found
+
+
+Counts = dict[tuple[str, str], Counter[str]]
+"""(split, source) -> kind of change -> documents"""
+
+
+def _compared(a: Side, b: Side) -> Counts:
+    counts: Counts = {}
+    shares = shares_of(a, b)
+    for share in range(shares):
+        for kind, of_a, of_b in compare_share(a, b, share, shares):
+            if kind == "moved":  # to another split or source
+                of_b = of_b[_sources(a, of_a) != _sources(b, of_b)]
+            side, of = (a, of_a) if kind == "went" else (b, of_b)
+            for i, count in enumerate(np.bincount(_groups(side, of), minlength=len(side.names)).tolist()):
+                if count:
+                    split, _, source = side.names[i].partition("/")
+                    counts.setdefault((split, source), Counter())[kind] += count
+    return counts
+
+
+def summed(counts: Counts, sources: Sequence[str], knows_changed: bool = True) -> DocumentChanges:
+    """Counts by source, by split and of all."""
+
+    def total(name: str, some: list[Counter[str]]) -> DocumentCounts:
+        came, went, changed, moved = (sum(one[kind] for one in some) for kind in ("came", "went", "changed", "moved"))
+        return DocumentCounts(name=name, came=came, went=went, changed=changed if knows_changed else None, moved=moved)
+
+    by_source = [(name, [one for place, one in counts.items() if place[1] == name]) for name in sources]
+    by_split = [(name, [one for place, one in counts.items() if place[0] == name]) for name in SPLITS]
+    return DocumentChanges(
+        total=total("all", list(counts.values())),
+        by_source=tuple(total(name, some) for name, some in by_source if some),
+        by_split=tuple(total(name, some) for name, some in by_split if some),
+    )
+
+
+def _groups(side: Side, documents: Int64s) -> Int64s:
+    """The group of each document."""
+    found: Int64s = np.searchsorted(side.firsts, documents, side="right") - 1
+    return found
+
+
+def _sources(side: Side, documents: Int64s) -> npt.NDArray[np.str_]:
+    names = np.array([name.partition("/")[2] for name in side.names], str)
+    return names[_groups(side, documents)]

@@ -1,0 +1,227 @@
+"""What came, went, changed and moved by document, against what was edited; and the history of refreshes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.finalize.document_changes
+import tasks.tokenize.segments
+from flat_tokens.stores.store import Store
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.refresh import history
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.finalize.document_changes import in_both
+from tasks.garbage import Policy, collect
+from tasks.output.changes import DocumentCounts, as_markdown, as_text
+from tasks.output.history import read_history
+from tasks.output.versions import roll_back
+from tests.examples import examples
+
+_numbers = itertools.count()
+Text = dict[str, tuple[str, str]]
+"""id -> source and text."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_segments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 100)
+        patch.setattr(tasks.tokenize.segments, "MOST_BYTES", 400)
+        yield
+
+
+def refreshed(directory: Path, text: Text, **settings: Any) -> RefreshResult:
+    for source in ("notes", "web"):
+        rows = [json.dumps({"id": name, "text": content}) for name, (of, content) in text.items() if of == source]
+        (directory / source).mkdir(parents=True, exist_ok=True)
+        (directory / source / "a.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    sources = [{"name": name, "path": str(directory / name), "id_column": "id"} for name in ("notes", "web")]
+    told = {
+        "output": str(directory / "out"),
+        "sources": sources,
+        "tokenizer": "bytes",
+        "validation_fraction": 0.3,
+        "slice_bytes": 600,
+    }
+    with Threads(1) as runner:
+        return refresh(BuildConfig.model_validate({**told, **settings}), runner)
+
+
+def some_text(count: int = 40) -> Text:
+    return {f"{i}": ("web" if i % 3 else "notes", f"{i} " + "salt wind " * (i % 5)) for i in range(count)}
+
+
+def counts(found: DocumentCounts) -> tuple[int, int, int | None, int]:
+    return found.came, found.went, found.changed, found.moved
+
+
+def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: Path) -> None:
+    """By source and by split. Those that went count where they were, the others where they are."""
+    text = some_text()
+    first = refreshed(tmp_path, text)
+    assert first.changes.documents is not None
+    assert counts(first.changes.documents.total) == (40, 0, 0, 0)
+    assert {one.name: one.came for one in first.changes.documents.by_source} == {"notes": 14, "web": 26}
+    assert first.text_bytes_tokenized == sum(len(content) for _, content in text.values())
+
+    del text["4"]  # of web
+    text["0"] = ("notes", "another text")
+    text["6"] = ("web", text["6"][1])
+    text["9"] = ("web", "moved and changed")
+    text |= {"x": ("notes", "new"), "y": ("web", "new"), "z": ("web", "")}
+    second = refreshed(tmp_path, text)
+    found = second.changes.documents
+    assert found is not None
+    assert counts(found.total) == (3, 1, 2, 2)
+    assert {one.name: counts(one) for one in found.by_source} == {"notes": (1, 0, 1, 0), "web": (2, 1, 1, 2)}
+    assert {one.name for one in found.by_split} <= {"train", "validation"}
+    assert np.array([counts(one) for one in found.by_split]).sum(axis=0).tolist() == [3, 1, 2, 2]
+    assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
+    assert "  all documents 3 came, 1 went, 2 changed, 2 moved to another source" in as_text(second.changes)
+    assert "| source web | 2 | 1 | 1 | 2 |" in as_markdown(second.changes)
+    assert second.model_dump(mode="json")["changes"]["documents"]["total"]["went"] == 1
+
+    third = refreshed(tmp_path, text)
+    assert (third.outcome, third.text_bytes_tokenized) == ("unchanged", 0)
+    assert third.changes.documents is not None
+    assert counts(third.changes.documents.total) == (0, 0, 0, 0)
+
+
+@pytest.mark.slow
+@given(st.data())
+@examples(15)
+def test_histories_of_edits_are_counted(tmp_path: Path, data: Any) -> None:
+    """Whatever was edited, counts are those of the edits, with an index of the version before or without."""
+    directory, before, output = tmp_path / str(next(_numbers)), some_text(25), "out/_cache/index"
+    refreshed(directory, before)
+    for _ in range(2):
+        after = dict(before)
+        for name in data.draw(st.lists(st.sampled_from([f"{i}" for i in range(30)]), max_size=6)):
+            kind = data.draw(st.sampled_from(["went", "text", "source"]))
+            source, content = after.pop(name, ("notes", "new"))
+            if kind == "source" or name not in before:
+                after[name] = ("web" if source == "notes" else "notes", content)
+            elif kind == "text":
+                after[name] = (source, f"{content}!")
+        if data.draw(st.booleans()):
+            shutil.rmtree(directory / output)
+        found = refreshed(directory, after).changes.documents
+        both = before.keys() & after.keys()
+        assert found is not None
+        assert counts(found.total) == (
+            len(after.keys() - both),
+            len(before.keys() - both),
+            sum(before[name][1] != after[name][1] for name in both),
+            sum(before[name][0] != after[name][0] for name in both),
+        )
+        before = after
+
+
+@pytest.mark.slow
+def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, looked_at = some_text(100), []
+    refreshed(tmp_path, text)
+    real = tasks.finalize.document_changes.token_digests
+    monkeypatch.setattr(
+        tasks.finalize.document_changes, "token_digests", lambda split: [looked_at.append(split.seq_count), *real(split)][1:]
+    )
+    text["50"] = ("web", "another text")
+    found = refreshed(tmp_path, text).changes.documents
+    assert found is not None
+    assert counts(found.total) == (0, 0, 1, 0)
+    assert 0 < sum(looked_at) < 50
+
+
+def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> None:
+    text = some_text()
+    refreshed(tmp_path, text)
+    split = refreshed(tmp_path, text, split_seed=5).changes.documents
+    (tmp_path / "web" / "z.jsonl").write_bytes((tmp_path / "web" / "a.jsonl").read_bytes())
+    twice = refreshed(tmp_path, text, split_seed=5).changes.documents
+    assert split is not None
+    assert twice is not None
+    assert counts(split.total) == (0, 0, 0, 0)
+    assert counts(twice.total) == (26, 0, 0, 0)
+    (tmp_path / "web" / "z.jsonl").unlink()
+    again = refreshed(tmp_path, text, split_seed=5).changes.documents
+    assert again is not None
+    assert counts(again.total) == (0, 26, 0, 0)
+
+
+@pytest.mark.slow
+def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
+    """Which documents changed their text is unknown then; which came and went is told."""
+    text = some_text(10)
+    refreshed(tmp_path, text)
+    del text["3"]
+    found = refreshed(tmp_path, text, tokenizer={"name": "gpt2", "engine": "reference"}).changes
+    assert found.documents is not None
+    assert counts(found.documents.total) == (0, 1, None, 0)
+    assert "  all documents 0 came, 1 went, unknown how many changed, 0 moved to another source" in as_text(found)
+    assert "| all documents | 0 | 1 | unknown | 0 |" in as_markdown(found)
+
+
+def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = some_text(10)
+    first = refreshed(tmp_path, text)
+    shutil.rmtree(tmp_path / "out" / "versions" / first.version / "documents" / "train" / "file")
+    text["0"] = ("notes", "new")
+    with caplog.at_level(logging.WARNING):
+        second = refreshed(tmp_path, text)
+    assert (second.outcome, second.changes.documents) == ("published", None)
+    assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
+    assert [one.came for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
+
+
+def test_segments_are_passed_over_as_often_as_both_sides_have_them() -> None:
+    a, b = (
+        np.array(some, "S5") for some in ([b"\0\0\0\1x", b"\0\0\0\1x", b"\0\0\0\2x", b"\0\0\0\1"], [b"\0\0\0\1x", b"\0\0\0\1"])
+    )
+    assert [found.tolist() for found in in_both(a, b)] == [[True, False, False, False], [True, False]]
+    assert [found.tolist() for found in in_both(a[:0], b)] == [[], [False, False]]
+
+
+def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -> None:
+    """The others write nothing: where nothing changed, and where the version was rolled back."""
+    text, output = some_text(10), Store.at(tmp_path / "out")
+    first = refreshed(tmp_path, text)
+    text["new"] = ("web", "new")
+    second = refreshed(tmp_path, text)
+    refreshed(tmp_path, text)
+    roll_back(output)
+    refreshed(tmp_path, text)
+    found = read_history(output)
+    assert [(one.version, one.documents, one.came) for one in found] == [(first.version, 10, 10), (second.version, 11, 1)]
+    assert [one.text_bytes_tokenized for one in found] == [first.text_bytes_tokenized, second.text_bytes_tokenized]
+    assert all(one.seconds > 0 and one.tokens > 0 for one in found)
+
+    config = BuildConfig.model_validate({"output": str(tmp_path / "out"), "source": {"path": "/x"}, "tokenizer": "bytes"})
+    lines = history(config, found).splitlines()
+    assert [line.split("|")[2].strip() for line in lines if line.startswith("| 20")] == [
+        f"`{second.version}`",
+        f"`{first.version}`",
+    ]
+    assert "| date (UTC) | version | documents | tokens | came | went | changed | moved | text tokenized | seconds |" in lines
+
+    collect(output, Policy(keep_versions=1, grace_days=0), delete=True)
+    assert read_history(output) == found
+
+
+def test_a_history_that_cannot_be_read_is_told_before_any_work(tmp_path: Path) -> None:
+    refreshed(tmp_path, some_text(4))
+    (tmp_path / "out" / "runs" / "refreshes.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"refreshes.jsonl: is not a history of refreshes. Restore it or remove it"):
+        refreshed(tmp_path, some_text(5))
+    assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
