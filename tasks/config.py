@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
 from tasks.locations import Location, Output, Unsigned, local_path, place_of, plain_location, readable
@@ -175,8 +176,28 @@ class TokenizerConfig(Model):
         return name
 
 
+class DocumentStep(Model):
+    """A step that documents take before they are tokenized. Keys besides these are the step's own options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str = Field(min_length=1, description="length, pattern, normalize, datatrove, or a step of an installed package")
+    name: str | None = Field(None, min_length=1, description="For counts, where one step is used twice")
+
+    @model_validator(mode="after")
+    def within_roots(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if name.endswith(("_url", "_path", "_file")) and isinstance(value, str):
+                readable(plain_location(value))
+        return self
+
+    def asked(self) -> dict[str, Any]:
+        """The step as ``open_steps`` takes it."""
+        return {"use": self.use, "name": self.name, "options": self.model_extra or {}}
+
+
 class DocumentPolicy(Model):
-    """Treatment of documents that are empty or not text."""
+    """Treatment of documents before they are tokenized."""
 
     on_bad: Literal["error", "skip", "replace"] = Field(
         "error",
@@ -187,6 +208,17 @@ class DocumentPolicy(Model):
     max_bytes: Size = Field(
         256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document, such as 256 MiB; never cut"
     )
+    steps: tuple[DocumentStep, ...] = Field((), description="What happens to the others, one step after the other: docs/steps.md")
+
+    @field_validator("steps")
+    @classmethod
+    def usable(cls, steps: tuple[DocumentStep, ...]) -> tuple[DocumentStep, ...]:
+        open_steps([step.asked() for step in steps])
+        return steps
+
+    def opened(self) -> Steps:
+        """The steps, ready to be taken."""
+        return open_steps([step.asked() for step in self.steps])
 
 
 class GroupPolicy(Model):
@@ -218,7 +250,7 @@ class BuildConfig(Model):
     sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description="What makes tokens of text")
     documents: DocumentPolicy = Field(
-        DocumentPolicy(), title="Documents", description="What happens to documents that are empty or not text"
+        DocumentPolicy(), title="Documents", description="What happens to documents before they are tokenized"
     )
     validation_fraction: Share = Field(
         0.005, description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split"
@@ -298,6 +330,21 @@ class BuildConfig(Model):
                 "Remove one of them, or set the fraction to 0."
             )
         return self
+
+    @model_validator(mode="after")
+    def one_kind_of_mask(self) -> Self:
+        masked = [source.name for source in self.sources if source.masked]
+        if masked and self.documents.opened().gives_spans:
+            raise ValueError(
+                "a step of documents.steps says which characters count for the loss, and so do the columns of source "
+                f"{masked[0]!r}. Leave one of them out."
+            )
+        return self
+
+    @property
+    def masked(self) -> bool:
+        """Whether the dataset has a loss mask."""
+        return any(source.masked for source in self.sources) or self.documents.opened().gives_spans
 
     @property
     def fraction(self) -> float:

@@ -13,16 +13,18 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import MAX_PROBLEMS, Checked, adding_up, bytes_to_check, check_objects, check_published, check_split
+from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
 from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
-from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, places_of, texts_of
+from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, places_of, texts_of
 
 SUMMARY = "check objects, structure and tokens"
 EXAMPLES = """\
@@ -270,7 +272,13 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
             if settings.get("messages_column"):
                 not_reachable["conversations are tokenized by builds alone"] += len(sequences)
                 continue
+            steps, unusable = _steps_of(settings, options.trust_records)
+            if steps is None:
+                not_reachable[unusable] += len(sequences)
+                continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
+            texts, left_out = _behind(steps, texts, places)
+            wrong |= left_out
             joined = settings.get("completion_column") is not None
             parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
             others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
@@ -282,6 +290,31 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
                 at = ((i, f"{name} sequence {i}: {file.name}, row {places[i].row}") for i in sequences if i in wrong)
                 faults += [f"{where}, {wrong[i]}" for i, where in at]
     return same, not_reachable, faults
+
+
+def _steps_of(settings: Mapping[str, Any], trusted: bool) -> tuple[Steps | None, str]:
+    """The steps that the documents of a source took; or None, and why they cannot be taken again."""
+    described = settings.get("steps") or ()
+    try:
+        foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
+        if foreign and not trusted:
+            return None, f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records"
+        return open_steps(described), ""
+    except (ValueError, KeyError, TypeError) as error:
+        return None, f"its steps cannot be taken again: {error}"
+
+
+def _behind(steps: Steps, texts: Mapping[int, str], places: Mapping[int, Place]) -> tuple[dict[int, str], dict[int, str]]:
+    """Texts of sequences behind the steps; and what is wrong with those that do not come through."""
+    if not steps.described or not texts:
+        return dict(texts), {}
+    numbers = list(texts)
+    keys = np.array([places[i].key for i in numbers], np.uint64)
+    found = steps(pa.array([texts[i] for i in numbers], pa.large_string()), keys)
+    stayed = [i for i, stays in zip(numbers, found.keep, strict=True) if stays]
+    gone = {*numbers} - {*stayed}
+    wrong = dict.fromkeys(gone, f"does not come through its steps ({', '.join(found.skipped) or 'failed'})")
+    return dict(zip(stayed, found.texts.to_pylist(), strict=True)), wrong
 
 
 def choose(sample: Sample, seq_count: int, documents: int) -> npt.NDArray[np.int64]:

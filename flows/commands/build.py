@@ -304,12 +304,22 @@ def plan_text(made: Plan) -> list[str]:
         + (" (published: a build has nothing to do)" if made.is_published else ""),
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
+        *([f"  steps      {_losses_text(made)}"] if made.losses else []),
         f"  tokens     {_tokens_text(made)} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
         f"  text       {about}{size(made.text_bytes)} in {about}{made.slices:,} slices, {made.slices_stored:,} of them stored",
         f"  output     about {size(made.dataset_bytes)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {made.workers} workers",
     ]
+
+
+def _losses_text(made: Plan) -> str:
+    """What each step leaves out of a sample."""
+    told = []
+    for loss in made.losses:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())
+        told.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}")
+    return f"of {made.sampled_documents:,} documents that were read, {'; '.join(told)}"
 
 
 def _tokens_text(made: Plan) -> str:

@@ -132,7 +132,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
-                    for span in lay_out(places, layout, any(source.masked for source in config.sources)):
+                    for span in lay_out(places, layout, config.masked):
                         spans.append(span)
                         writing.append(
                             runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
@@ -198,6 +198,7 @@ def make_recipe(
         documents=config.documents,
         engine="reference" if may_differ else None,
         chats=chats if any(chats) else (),
+        steps=config.documents.opened().described,
     )
 
 

@@ -57,8 +57,19 @@ BESIDE_BYTES = 14
 """Bytes a document takes beside its tokens: its start, key, file and row."""
 
 
+class Loss(Model):
+    """Documents of a sample that a step leaves out, and by which reasons. ``share``: of the documents that were read."""
+
+    step: str
+    documents: int
+    share: float
+    reasons: dict[str, int]
+
+
 class Plan(Model):
-    """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates."""
+    """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
+    ``losses``: of each step, in a sample of ``sampled_documents``.
+    """
 
     version: str | None
     is_published: bool
@@ -80,6 +91,8 @@ class Plan(Model):
     disk_free: int | None
     workers: int
     seconds: float
+    sampled_documents: int
+    losses: tuple[Loss, ...]
 
 
 def plan(config: BuildConfig) -> Plan:
@@ -108,11 +121,11 @@ def plan(config: BuildConfig) -> Plan:
 
     workers = config.workers or available_cores()
     indexed = indexed_versions(root)
-    whole, slice_count = Sums(), sum(map(len, slices))
+    whole, slice_count, sampled = Sums(), sum(map(len, slices)), Tally()
     for index, source in enumerate(pinned):
         mine = [i for i, file in enumerate(files) if file.source == index]
         parts = [part for i in mine for part in slices[i]]
-        sample = measure(recipe, place, tokenizer, parts, SAMPLED_BYTES // len(pinned), workers)
+        sample = measure(recipe, place, tokenizer, parts, SAMPLED_BYTES // len(pinned), workers, sampled)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
         whole.add(sample, scale)
@@ -151,7 +164,21 @@ def plan(config: BuildConfig) -> Plan:
         disk_free=free_space(root),
         workers=workers,
         seconds=round(whole.seconds + looking * _size(found) / max(_size(chosen), 1) + whole.tokens * 8 / 1e9, 1),
+        sampled_documents=sampled.read,
+        losses=losses_of(recipe, sampled),
     )
+
+
+def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:
+    """What each step leaves out of a sample."""
+    found = []
+    for name in (step["name"] for step in recipe.steps):
+        # Names have no dot in them.
+        parts = ((*reason.partition("."), count) for reason, count in sorted(sampled.skipped.items()))
+        told = {reason: count for step, _, reason, count in parts if step == name and reason}
+        count = sum(told.values())
+        found.append(Loss(step=name, documents=count, share=round(count / max(sampled.read, 1), 6), reasons=told))
+    return tuple(found)
 
 
 def to_sample(files: tuple[FoundFile, ...]) -> list[FoundFile]:
@@ -174,9 +201,11 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
 
-def measure(recipe: Recipe, place: Place, tokenizer: Tokenizer, slices: list[Slice], limit: int, workers: int) -> Sample:
+def measure(
+    recipe: Recipe, place: Place, tokenizer: Tokenizer, slices: list[Slice], limit: int, workers: int, counts_of_all: Tally
+) -> Sample:
     """Read and tokenize about *limit* bytes of the slices of a source, in pieces that are spread over all of them; little text as
-    a whole. As a build does, with several *workers*.
+    a whole. As a build does, with several *workers*. *counts_of_all* counts documents along.
     """
     total = sum(part.text_bytes for part in slices)
     engine = TimedEngine(tokenizer, recipe.fast)
@@ -189,21 +218,33 @@ def measure(recipe: Recipe, place: Place, tokenizer: Tokenizer, slices: list[Sli
         chosen = spread(cut, PIECES)
         most = limit // len(chosen)
 
-    def read(part: Slice) -> tuple[float, ...]:
+    def read(part: Slice) -> tuple[Tally, tuple[float, ...]]:
         tally, tokens, written = Tally(), 0, 0
         with naming(recipe.sources, part.file.source):
             source = recipe.source(part)
-            encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer)
+            encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents)
             for batch, _ in token_batches(part, source, recipe.documents, encoder, tally, max(most // 4, LEAST_BATCH)):
                 tokens, written = tokens + batch.token_count, written + batch.seq_count
-                if tally.text_bytes >= most:
+                if text_read(tally) >= most:
                     break
-        return min(tally.seen, part.text_bytes), tally.text_bytes, tally.rows, written, tokens
+        return tally, (min(tally.seen, part.text_bytes), text_read(tally), tally.text_bytes, tally.rows, written, tokens)
 
     with ThreadPoolExecutor(workers, initializer=engine.load) as pool:
-        counts = np.array(list(pool.map(read, chosen)), np.float64).reshape(len(chosen), 5)
-    seen, text, rows, written, tokens = counts.T
-    return Sample(total, seen, text, rows, written, tokens, engine.rate() / workers, is_whole=total <= READ_AS_A_WHOLE)
+        found = list(pool.map(read, chosen))
+    tallies, counts = [tally for tally, _ in found], np.array([row for _, row in found], np.float64).reshape(len(chosen), 6)
+    seen, before, text, rows, written, tokens = counts.T
+    for tally in tallies:
+        counts_of_all.read += tally.read
+        counts_of_all.skipped.update(tally.skipped)
+    # Steps take their time for each byte that was read, the tokenizer for each byte that they leave.
+    stepping = sum(tally.step_seconds for tally in tallies) / max(float(text.sum()), 1)
+    rate = (engine.rate() + stepping) / workers
+    return Sample(total, seen, before, text, rows, written, tokens, rate, is_whole=total <= READ_AS_A_WHOLE)
+
+
+def text_read(tally: Tally) -> int:
+    """Bytes of text before all steps."""
+    return tally.before_steps or tally.text_bytes
 
 
 class TimedEngine(Engine):
@@ -244,11 +285,13 @@ def _pieces(recipe: Recipe, part: Slice, size: int) -> list[Slice]:
 @dataclass
 class Sample:
     """Counts of the pieces that were read of a source with *total* bytes, as ``Slice.text_bytes`` counts them, of which *seen*
-    are theirs: float64[n] each. *rate*: seconds that a byte of text takes all workers together.
+    are theirs: float64[n] each. *text*: behind all steps, *before* it was more. *rate*: seconds that a byte of *text* takes all
+    workers together.
     """
 
     total: float
     seen: Counts
+    before: Counts
     text: Counts
     rows: Counts
     documents: Counts
@@ -260,7 +303,7 @@ class Sample:
         """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece tells it exactly;
         its share of the rows is less exact, because documents differ in length.
         """
-        plain = self.text + 4 * self.rows
+        plain = self.before + 4 * self.rows
         share, error = ratio(plain, self.seen)
         return plain if abs(share - 1) <= 3 * error + 0.001 else self.seen
 

@@ -34,10 +34,12 @@ def provenance(
     chats: tuple[Chat | None, ...],
 ) -> Provenance:
     without_fast_engine = config.tokenizer.engine == "reference" and tokenizer.make_fast is not None
+    steps = config.documents.opened().described
     sources = [
         {
             **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
             **({"chat": chat.model_dump(mode="json", exclude_none=True)} if (chat := chats[i]) else {}),
+            **({"steps": list(steps)} if steps else {}),  # beside the source, so that a dataset made of several keeps them
             "from": pin.origin,
             "revision": pin.revision,
             "files": [file.model_dump(include={"name", "size", "sha256", "split"}) for file in files if file.source == i],
@@ -52,7 +54,7 @@ def provenance(
             # It changes nothing, unless documents that it does not take are left out: then it may decide which.
             **({"engine": "reference"} if without_fast_engine and config.documents.on_bad != "error" else {}),
         },
-        documents=config.documents.model_dump(),
+        documents=config.documents.model_dump(exclude={"steps"}),
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
 
@@ -90,6 +92,7 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
         + f"{documents['repeated_keys']:,} with the key of another.",
         f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
         *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
+        *card_steps(made_of.sources[0].get("steps") or ()),
         f"Validation: {by_keys if fraction else 'what the sources name as such'}.",
         "",
         *card_sources(made_of.sources),
@@ -135,6 +138,15 @@ def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
         + (f", revision `{tokenizer['revision']}`." if tokenizer.get("revision") else "."),
         "",
     ]
+
+
+def card_steps(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """The line of a card that names the steps which documents took, with their versions and options."""
+    told = []
+    for step in steps:
+        options = [f"version {step['version']}", *(f"{key} {value}" for key, value in step["options"].items())]
+        told.append(f"{step['name']} ({', '.join(options)})")
+    return [f"Steps: {'; '.join(told)}."] if told else []
 
 
 def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flat_tokens.stores.store import StoredObject
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
@@ -22,6 +23,13 @@ class Recipe(Model):
     documents: DocumentPolicy
     engine: str | None = Field(None, description="Named where it may decide which documents are left out")
     chats: tuple[Chat | None, ...] = Field((), description="Of each source with messages, how these become tokens")
+    steps: tuple[dict[str, Any], ...] = Field((), description="Of documents, with their versions, as manifests have them")
+
+    @model_validator(mode="after")
+    def steps_with_versions(self) -> Self:
+        if len(self.steps) != len(self.documents.steps):
+            raise ValueError(f"there are {len(self.documents.steps)} steps, and versions of {len(self.steps)}")
+        return self
 
     def source(self, part: Slice) -> Source:
         return self.sources[part.file.source]
@@ -36,7 +44,7 @@ class Recipe(Model):
             "range": (part.start, part.stop, part.rows),
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
-            "documents": self.documents.model_dump(),
+            "documents": self._policy(),
             "semantics": FORMAT_SEMANTICS,
             **({"engine": self.engine} if self.engine else {}),
             **({"lossy": True} if self.tokenizer.lossy else {}),
@@ -48,7 +56,14 @@ class Recipe(Model):
         tokenizer = (self.tokenizer_digest, self.engine, self.tokenizer.lossy)
         chat = self.chat(part)
         loss = [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
-        return digest_of("segment", FORMAT_SEMANTICS, self.documents.model_dump(), *tokenizer, *loss).encode()
+        return digest_of("segment", FORMAT_SEMANTICS, self._policy(), *tokenizer, *loss).encode()
+
+    def _policy(self) -> dict[str, object]:
+        return {**self.documents.model_dump(exclude={"steps"}), **({"steps": self.steps} if self.steps else {})}
+
+    def masked(self, part: Slice) -> bool:
+        """Whether its tokens have a loss mask."""
+        return self.source(part).masked or self.documents.opened().gives_spans
 
     def key(self, part: Slice) -> str:
         return digest_of(self.key_inputs(part))

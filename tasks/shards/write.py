@@ -62,7 +62,7 @@ def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
 @contextlib.contextmanager
 def fetching_ahead(slices: Sequence[Slice], recipe: Recipe, place: Place, indexed: Indexed) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
-    the block ends. ValueError where this machine's tokenizer is not the build's.
+    the block ends. ValueError where this machine's tokenizer or a step is not the build's.
     """
     digest = load_tokenizer(recipe.tokenizer).digest
     if digest != recipe.tokenizer_digest:
@@ -70,6 +70,12 @@ def fetching_ahead(slices: Sequence[Slice], recipe: Recipe, place: Place, indexe
             f"tokenizer {recipe.tokenizer.name!r} on {platform.node()} has digest {digest[:12]}, the build's has "
             f"{recipe.tokenizer_digest[:12]}. Give every machine the same file."
         )
+    for here, there in zip(recipe.documents.opened().described, recipe.steps, strict=True):
+        if here != there:
+            raise ValueError(
+                f"step {there['use']!r} on {platform.node()} is of version {here['version']}, the build's of {there['version']}. "
+                "Give every machine the same packages."
+            )
     by_key = {recipe.key(slice_): slice_ for slice_ in slices}
     missing = [by_key[key] for key in without_tokens(place.root, indexed, without_receipt(place.root, by_key))]
     with fetched_ahead(missing, recipe.sources, place):
@@ -105,7 +111,9 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     whose tokens the output has are not tokenized again.
     """
     key, source = recipe.key(slice_), recipe.source(slice_)
-    engine = encoder_of(engine_of(load_tokenizer(recipe.tokenizer), recipe.fast), source, recipe.chat(slice_), recipe.tokenizer)
+    engine = encoder_of(
+        engine_of(load_tokenizer(recipe.tokenizer), recipe.fast), source, recipe.chat(slice_), recipe.tokenizer, recipe.documents
+    )
     known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
     tally, before, taken = Tally(), 0, 0
     digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
@@ -113,7 +121,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
-        staging_shard(key, place, source.masked) as writer,
+        staging_shard(key, place, recipe.masked(slice_)) as writer,
     ):
         for segments in cut(read_documents(slice_, source, recipe.documents, tally)):
             names, numbers = known.find(segments, known_by)

@@ -1,10 +1,13 @@
-"""Slices of source files, and their documents: Arrow batches of text with keys and rows, after the policy for bad documents."""
+"""Slices of source files, and their documents: Arrow batches of text with keys and rows, behind the policy for bad documents and
+the steps.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.steps import Steps
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
@@ -66,7 +70,9 @@ class Documents(NamedTuple):
 
 @dataclass
 class Tally:
-    """Counts of a slice's rows, by what became of them. ``seen``: about how many of its ``text_bytes`` have been read."""
+    """Counts of a slice's rows, by what became of them. ``seen``: about how many of its ``text_bytes`` have been read.
+    ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it.
+    """
 
     rows: int = 0
     seen: int = 0
@@ -75,14 +81,30 @@ class Tally:
     text_bytes: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
+    before_steps: int = 0
+    step_seconds: float = 0
 
 
 def read_documents(
     part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
 ) -> Iterator[Documents]:
-    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order; *tally* counts along. ValueError
-    names file and row of a bad document where the policy says so, and a file that changes meanwhile.
+    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, behind the policy's steps; *tally*
+    counts along. ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
     """
+    steps = policy.opened()
+    for documents in _read(part, source, policy, tally, batch_bytes):
+        if steps.described:
+            documents = _take_steps(steps, documents, part, source, policy, tally)
+        tally.written += len(documents.texts)
+        _, offsets = text_buffers(documents.texts)
+        tally.text_bytes += int(offsets[-1] - offsets[0])
+        yield documents
+    if tally.read != tally.written + tally.skipped.total():
+        raise AssertionError(f"{part.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
+
+
+def _read(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[Documents]:
+    """The documents of a slice before all steps."""
     check_unchanged(part.file)
     try:
         with named_errors(part.file.location):
@@ -95,8 +117,6 @@ def read_documents(
         check_unchanged(part.file)
         raise ValueError(f"{part.label} cannot be read to its end: {error}") from error
     check_unchanged(part.file)
-    if tally.read != tally.written + tally.skipped.total():
-        raise AssertionError(f"{part.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
 
 
 def stamp(path: str) -> tuple[int, ...]:
@@ -148,10 +168,61 @@ def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tal
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
         ids = None if ids is None else ids.filter(mask)
-    tally.written += len(texts)
-    _, offsets = text_buffers(texts)
-    tally.text_bytes += int(offsets[-1] - offsets[0])
     return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64))
+
+
+def _take_steps(
+    steps: Steps, documents: Documents, part: Slice, source: Source, policy: DocumentPolicy, tally: Tally
+) -> Documents:
+    """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
+    before.
+    """
+    _, offsets = text_buffers(documents.texts)
+    tally.before_steps += int(offsets[-1] - offsets[0])
+    begun = time.perf_counter()
+    found = steps(documents.texts, documents.keys)
+    tally.step_seconds += time.perf_counter() - begun
+    if found.changed and source.masked:
+        name = next(iter(found.changed)).removesuffix(".changed")
+        why = f"but a text of source {source.name!r} is several in one"
+        raise ValueError(f"step {name!r} gives other texts, {why}. Leave it out.")
+    at, texts = np.flatnonzero(found.keep), found.texts
+    lengths = np.diff(text_buffers(texts)[1])
+    long, empty = lengths > policy.max_bytes, (lengths == 0) & (policy.empty == "skip")
+    bad = [(int(documents.rows[i]), reason, detail) for i, reason, detail in found.failed]
+    told = ((int(documents.rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
+    bad += [(row, "too_long", f"{detail}, behind its steps") for row, detail in told]
+    if bad:
+        if policy.on_bad == "error":
+            raise bad_document(part, source, *min(bad))
+        tally.skipped.update(reason for _, reason, _ in bad)
+    tally.skipped.update(found.skipped)
+    tally.skipped["empty"] += int(empty.sum())
+    tally.replaced.update(+found.changed)
+    stay = ~(long | empty)
+    spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
+    texts = texts if stay.all() else texts.filter(pa.array(stay))
+    return Documents(texts if spans is None else with_spans(texts, spans), documents.keys[at[stay]], documents.rows[at[stay]])
+
+
+SPANS = "\0\2"
+"""What stands between a text and its spans, which are digits, dashes and commas: the last one of a text is it."""
+
+
+def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[tuple[int, int]] | None]) -> pa.LargeStringArray:
+    """Each text with the spans of its characters that count behind it, None: all of them; ``text_and_spans`` takes both apart."""
+    written = ("all" if of is None else ",".join(f"{start}-{stop}" for start, stop in of) for of in spans)
+    both = [f"{text}{SPANS}{of}" for text, of in zip(texts.to_pylist(), written, strict=True)]
+    return pa.array(both, pa.large_string())
+
+
+def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """A text and the spans of its characters that count."""
+    text, _, written = text.rpartition(SPANS)
+    if written == "all":
+        return text, [(0, len(text))]
+    pairs = (pair.partition("-") for pair in written.split(",") if pair)
+    return text, [(min(int(start), len(text)), min(int(stop), len(text))) for start, _, stop in pairs if int(start) < int(stop)]
 
 
 def bad_document(part: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:

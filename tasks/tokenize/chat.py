@@ -21,6 +21,7 @@ from flat_tokens.formats.contract import file_at
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, beside, resolve
 from tasks.config import Source, TokenizerConfig
 from tasks.models import Model
+from tasks.text.documents import text_and_spans
 from tasks.tokenize.engines import MaskedTokens, Tokens, UnencodableError, is_visible, joined, watched
 
 if TYPE_CHECKING:
@@ -47,16 +48,20 @@ class Encoded(NamedTuple):
     places: npt.NDArray[np.int64]
 
 
+Render = Callable[[str], "Rendered"]
 Speak = Callable[["Sequence[Rendered]"], Iterable[Encoded]]
 
 
-class Conversations:
-    """Texts that are conversations in JSON. The tokens of what counts in them count, also where one begins before it."""
+class Marked:
+    """Texts of which some characters count. The tokens that have one of them count, also where a token begins before it.
+    *renderer_of* takes the strings of the special tokens and gives what renders one text. *what*: one of the texts, in errors.
+    """
 
-    def __init__(self, chat: Chat, config: TokenizerConfig) -> None:
+    def __init__(self, renderer_of: Callable[[list[str]], Render], config: TokenizerConfig, what: str) -> None:
         definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
         specials = special_tokens(definition)
-        self._render, self._speak = _renderer(chat, list(specials)), _speaker(definition, list(specials.values()))
+        self._render, self._speak = renderer_of(list(specials)), _speaker(definition, list(specials.values()))
+        self._what = what
         self._lossy = config.lossy
         self._encode = watched(self._tokens, config.model_copy(update={"lossy": True}))  # of what is rendered, it is told here
 
@@ -68,7 +73,7 @@ class Conversations:
             try:
                 yield self._encode(texts.slice(i, 1))
             except UnencodableError as error:
-                yield f"the conversation cannot be encoded: {error}"
+                yield f"the {self._what} cannot be encoded: {error}"
 
     def _tokens(self, texts: pa.LargeStringArray) -> Tokens:
         rendered = [self._render(text) for text in texts.to_pylist()]
@@ -88,6 +93,13 @@ class Conversations:
             for of, one in zip(rendered, found, strict=True)
         ]
         return joined(parts) if parts else MaskedTokens(np.empty(0, np.uint32), np.zeros(1, np.int64), np.empty(0, np.uint8))
+
+
+class Conversations(Marked):
+    """Texts that are conversations in JSON."""
+
+    def __init__(self, chat: Chat, config: TokenizerConfig) -> None:
+        super().__init__(lambda specials: _renderer(chat, specials), config, "conversation")
 
 
 def _mask(spans: list[tuple[int, int]], places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -222,3 +234,15 @@ def _default_of(templates: Any) -> str | None:
 def conversations(chat_json: str, config: TokenizerConfig) -> Conversations:
     """The encoder of a source of conversations, once a process. *chat_json*: the `Chat`."""
     return Conversations(Chat.model_validate_json(chat_json), config)
+
+
+@functools.lru_cache(8)
+def spanned(config: TokenizerConfig) -> Marked:
+    """The encoder of texts with the spans that a step gave, once a process."""
+    from tasks.tokenize.templates import Rendered  # Jinja is slow to import, and not of use to every build
+
+    def render(text: str) -> Rendered:
+        plain, spans = text_and_spans(text)
+        return Rendered([plain], spans)
+
+    return Marked(lambda _: render, config, "document")

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.text.rows import prompts_and_completions
-from tasks.config import Source, TokenizerConfig
-from tasks.tokenize.chat import Chat, conversations
+from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.tokenize.chat import Chat, conversations, spanned
 from tasks.tokenize.engines import Encoder, MaskedTokens, Tokens, joined
+
+NO_STEPS = DocumentPolicy()
 
 
 class Completions:
@@ -37,8 +39,12 @@ def _masked(tokens: Tokens) -> Tokens:
     return MaskedTokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
 
 
-def encoder_of(engine: Encoder, source: Source, chat: Chat | None, config: TokenizerConfig) -> Encoder:
-    """The encoder of a source's documents. *chat*: how its conversations become tokens."""
+def encoder_of(
+    engine: Encoder, source: Source, chat: Chat | None, config: TokenizerConfig, policy: DocumentPolicy = NO_STEPS
+) -> Encoder:
+    """The encoder of a source's documents. *chat*: how its conversations become tokens. The *policy* has their steps."""
     if chat is not None:
         return conversations(chat.model_dump_json(), config)
+    if policy.opened().gives_spans:
+        return spanned(config)
     return Completions(engine) if source.masked else engine

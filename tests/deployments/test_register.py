@@ -146,6 +146,7 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
         "BuildConfig.output",
         "BuildConfig.sources",
         "BuildConfig.tokenizer",
+        "DocumentStep.use",
         "HubDataset.path",
         "TokenizerConfig.name",
     ]

@@ -40,6 +40,12 @@ def with_source(**changes: Any) -> Recipe:
     return RECIPE.model_copy(update={"sources": (SOURCE.model_copy(update=changes),)})
 
 
+def with_steps(*steps: dict[str, Any]) -> Recipe:
+    documents = DocumentPolicy.model_validate({"steps": steps})
+    facts = {"documents": documents, "steps": documents.opened().described}
+    return Recipe.model_validate({**{name: getattr(RECIPE, name) for name in Recipe.model_fields}, **facts})
+
+
 @pytest.mark.parametrize(
     ("part", "recipe"),
     [
@@ -58,10 +64,39 @@ def with_source(**changes: Any) -> Recipe:
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(empty="skip")})),
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(max_bytes=1000)})),
         (PART, RECIPE.model_copy(update={"engine": "reference"})),
+        (PART, with_steps({"use": "length", "min_bytes": 1})),
     ],
 )
 def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(part: Slice, recipe: Recipe) -> None:
     assert recipe.key(part) != RECIPE.key(PART)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"use": "length", "min_bytes": 2}],
+        [{"use": "length", "max_bytes": 1}],
+        [{"use": "length", "min_bytes": 1, "name": "short"}],
+        [{"use": "pattern", "drop": "a"}],
+        [{"use": "length", "min_bytes": 1}, {"use": "normalize"}],
+    ],
+)
+def test_steps_are_an_ingredient_of_slices_and_segments(steps: list[dict[str, Any]]) -> None:
+    """So is the version, of which nobody can be without."""
+    one = with_steps({"use": "length", "min_bytes": 1})
+    assert len({recipe.key(PART) for recipe in (RECIPE, one, with_steps(*steps))}) == 3
+    assert len({recipe.of_segments(PART) for recipe in (RECIPE, one, with_steps(*steps))}) == 3
+    newer = one.model_copy(update={"steps": ({**one.steps[0], "version": "2"},)})
+    assert newer.key(PART) != one.key(PART)
+    assert newer.of_segments(PART) != one.of_segments(PART)
+    with pytest.raises(ValueError, match="there are 1 steps, and versions of 0"):
+        Recipe.model_validate({**{name: getattr(one, name) for name in Recipe.model_fields}, "steps": ()})
+
+
+def test_keys_without_steps_are_what_they_were() -> None:
+    """The literals were made by the release before there were steps."""
+    assert RECIPE.key(PART) == "fa915e9dfe165c9c6f7f683db4a8084b291be05c83dc96090c111aeb1b8c7241"
+    assert RECIPE.of_segments(PART).decode() == "60af61cb2a2f68215e29e77e0d060d0459c84e18f2c34f3056dce734e9928fdb"
 
 
 def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch) -> None:

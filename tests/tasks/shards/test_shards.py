@@ -30,7 +30,7 @@ from tasks.output.staging import Place, attempt
 from tasks.shards.read import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import store_shard, tokenize_or_load, tokenize_slice, write_shard
+from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
 from tasks.text.documents import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.examples import examples
@@ -343,3 +343,15 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Plac
         assert not list(Path(here.root.root).glob(f"{STAGING}/*/*/{shard.key}"))
     finally:
         place.root.remove("")
+
+
+def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[Slice, Recipe, Place]) -> None:
+    part, recipe, place = slices
+    documents = DocumentPolicy.model_validate({"steps": [{"use": "length", "min_bytes": 1}]})
+    (described,) = documents.opened().described
+    there = recipe.model_copy(update={"documents": documents, "steps": ({**described, "version": "0"},)})
+    with (
+        pytest.raises(ValueError, match=r"step 'length' on .* is of version 1, the build's of 0. Give every machine the same"),
+        fetching_ahead([part], there, place, ()),
+    ):
+        pass

@@ -1,0 +1,259 @@
+"""Steps: what happens to documents between their source and the tokenizer, one step after the other.
+
+This is the table of the steps that are shipped. Others are found by name among the entry points ``flat_tokens.steps`` of
+installed packages. ``contract`` says what a step is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import pa
+from flat_tokens.steps.contract import MakeStep, Outcome, Step
+from flat_tokens.steps.datatrove import Datatrove
+from flat_tokens.steps.shipped import Length, Normalize, Pattern
+
+__all__ = ["GROUP", "HARMLESS", "SHIPPED", "Outcome", "Step", "Stepped", "Steps", "open_steps"]
+
+GROUP = "flat_tokens.steps"
+"""Entry points of this group are steps."""
+SHIPPED: Mapping[str, MakeStep] = {"length": Length, "pattern": Pattern, "normalize": Normalize, "datatrove": Datatrove}
+HARMLESS = frozenset({"length", "pattern", "normalize"})
+"""They run for a dataset that a stranger made: whatever their options are, they read nothing, and take time as the text does."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MOST_REASONS = 64
+"""Of one step. A reason is a kind of documents, not a document."""
+
+Described = dict[str, Any]
+"""A step as manifests have it: ``use``, ``name``, ``version``, ``options``."""
+
+
+class _Open(NamedTuple):
+    name: str
+    step: Step
+
+
+class Stepped(NamedTuple):
+    """What steps make of n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters of each
+    count, None for all of them; None where no step gives spans.
+
+    ``skipped``: how many go, by step and reason. ``changed``: how many texts each step changed, of those that give texts.
+    ``failed``: documents on which a step fails, as (index, reason, detail); these do not stay and are not in ``skipped``.
+    """
+
+    keep: npt.NDArray[np.bool_]
+    texts: pa.LargeStringArray
+    spans: list[list[tuple[int, int]] | None] | None
+    skipped: Counter[str]
+    changed: Counter[str]
+    failed: list[tuple[int, str, str]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps that are ready. ``described``: as manifests have them. ``gives_spans``: one of them says which characters count."""
+
+    described: tuple[Described, ...] = ()
+    _open: tuple[_Open, ...] = field(default=(), repr=False)
+
+    @property
+    def gives_spans(self) -> bool:
+        return any(getattr(one.step, "gives_spans", False) for one in self._open)
+
+    def __call__(self, texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64]) -> Stepped:
+        """Take documents through all steps. ValueError where a step gives what is no outcome."""
+        at = np.arange(len(texts))  # of those that are still there
+        spans: list[list[tuple[int, int]] | None] | None = [None] * len(texts) if self.gives_spans else None
+        spans_by: str | None = None
+        skipped, changed, failed = Counter[str](), Counter[str](), list[tuple[int, str, str]]()
+        for name, step in self._open:
+            if not len(texts):
+                break
+            batch = pa.RecordBatch.from_arrays([texts, pa.array(keys[at])], ["text", "key"])
+            run = _run(name, step, batch)
+            told = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
+            failed += [(i, f"{name}.failed", detail) for i, detail in told]
+            skipped.update(run.skipped)
+            stay = pa.array(run.keep)
+            texts = texts if run.keep.all() else texts.filter(stay)
+            if run.outcome.text is not None:
+                if spans_by is not None:
+                    raise ValueError(
+                        f"step {name!r} gives other texts behind step {spans_by!r}, which gives spans. Put it before."
+                    )
+                now = run.outcome.text.filter(stay)
+                changed[f"{name}.changed"] += pa.compute.sum(pa.compute.not_equal(now, texts), min_count=0).as_py()
+                texts = now
+            if run.outcome.spans is not None:
+                if spans is None:
+                    raise ValueError(f"step {name!r} gives spans, but does not say so: it needs gives_spans = True.")
+                if spans_by is not None:
+                    raise ValueError(f"step {name!r} gives spans, and so does step {spans_by!r}. Leave one of them out.")
+                spans, spans_by = _pairs(name, run.outcome.spans), name
+            spans = spans and [of for of, stays in zip(spans, run.keep, strict=True) if stays]
+            at = at[run.keep]
+        keep = np.zeros(len(keys), bool)
+        keep[at] = True
+        return Stepped(keep, texts, spans, skipped, changed, failed)
+
+
+class _Run(NamedTuple):
+    """Outcome of one step for a batch, its arrays as long as the batch; documents of ``faults`` do not stay."""
+
+    outcome: Outcome
+    keep: npt.NDArray[np.bool_]
+    skipped: Counter[str]
+    faults: dict[int, str]
+
+
+def _run(name: str, step: Step, batch: pa.RecordBatch) -> _Run:
+    faults: dict[int, str] = {}
+    try:
+        given = step(batch)
+    except (OSError, MemoryError):
+        raise  # no document is at fault
+    except Exception as error:
+        faults = {i: why for i in range(len(batch)) if (why := _fault(step, batch.slice(i, 1))) is not None}
+        if not faults:
+            raise ValueError(f"step {name!r} fails on {len(batch)} documents together, on none alone: {_told(error)}") from error
+        sound = np.array([i for i in range(len(batch)) if i not in faults], np.int64)
+        rest = _run(name, step, batch.take(pa.array(sound)))
+        if rest.faults:
+            raise ValueError(f"step {name!r} fails on documents on which it did not fail before: {_told(error)}") from error
+        return _spread(rest, sound, batch, faults)
+    outcome, keep = _checked(name, given, batch)
+    return _Run(outcome, keep, _reasons(name, outcome, keep), faults)
+
+
+def _fault(step: Step, one: pa.RecordBatch) -> str | None:
+    try:
+        step(one)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever a step raises, it is told with the document
+        return _told(error)
+    return None
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _spread(run: _Run, sound: npt.NDArray[np.int64], batch: pa.RecordBatch, faults: dict[int, str]) -> _Run:
+    """The outcome for the *sound* documents of a batch as one of the whole batch."""
+    keep, places = np.zeros(len(batch), bool), np.full(len(batch), -1)
+    keep[sound], places[sound] = run.keep, np.arange(len(sound))
+    where = pa.array(places, pa.int64(), mask=places < 0)
+    text, spans = (None if values is None else values.take(where) for values in (run.outcome.text, run.outcome.spans))
+    return _Run(Outcome(text=text, spans=spans), keep, run.skipped, faults)
+
+
+def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, npt.NDArray[np.bool_]]:
+    """An outcome with large strings, and which documents stay. ValueError where it is none for the batch."""
+    count = len(batch)
+    if not isinstance(outcome, Outcome):
+        raise ValueError(f"step {name!r} gives {type(outcome).__name__}, not an Outcome")
+    outcome = Outcome(*(one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in outcome))
+    for what, values in zip(Outcome._fields, outcome, strict=True):
+        if values is not None and not isinstance(values, str) and len(values) != count:
+            raise ValueError(f"step {name!r} gives {len(values)} of {what} for {count} documents")
+    keep = np.ones(count, bool) if outcome.keep is None else np.asarray(outcome.keep)
+    if keep.dtype != bool:
+        raise ValueError(f"step {name!r} gives {keep.dtype} for keep, not booleans without nulls")
+    if outcome.text is None:
+        return outcome, keep
+    text = outcome.text.cast(pa.large_string())
+    text.validate(full=True)
+    if text.filter(pa.array(keep)).null_count:
+        raise ValueError(f"step {name!r} gives null for the text of a document that stays")
+    return outcome._replace(text=text), keep
+
+
+def _reasons(name: str, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counter[str]:
+    """How many documents go, by step and reason."""
+    gone = len(keep) - int(keep.sum())
+    if not gone:
+        return Counter()
+    if outcome.reason is None or isinstance(outcome.reason, str):
+        return Counter({f"{name}.{outcome.reason or 'dropped'}": gone})
+    counts = outcome.reason.filter(pa.array(~keep)).value_counts()
+    if len(counts) > MOST_REASONS:
+        raise ValueError(f"step {name!r} gives {len(counts)} reasons; a reason is a kind of documents, of which there are few")
+    found = Counter[str]()
+    for reason, many in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
+        found[f"{name}.{reason or 'dropped'}"] += many
+    return found
+
+
+def _pairs(name: str, spans: pa.Array) -> list[list[tuple[int, int]] | None]:
+    found: list[list[tuple[int, int]] | None] = []
+    for of in spans.to_pylist():
+        pairs = None if of is None else [(int(start), int(stop)) for start, stop in of]
+        if pairs and min(min(pair) for pair in pairs) < 0:
+            raise ValueError(f"step {name!r} gives a span that begins before the text")
+        found.append(pairs)
+    return found
+
+
+def open_steps(steps: Sequence[Mapping[str, Any]]) -> Steps:
+    """Steps of which each has ``use`` and perhaps ``name``, ``options`` and ``version``.
+
+    ValueError for a step that is not there, for options that it does not take, and where it is of another version.
+    """
+    try:
+        told = json.dumps([dict(step) for step in steps], sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"options of steps are texts, numbers, true, false, lists and mappings of them ({error})") from error
+    return _opened(told)
+
+
+@functools.lru_cache(32)
+def _opened(told: str) -> Steps:
+    described, opened = list[Described](), list[_Open]()
+    names = Counter[str]()
+    for step in json.loads(told):
+        use, given, options, version = step["use"], step.get("name"), step.get("options") or {}, step.get("version")
+        made, installed = _made(use, options)
+        names[use] += 1
+        name = given or (use if names[use] == 1 else f"{use}-{names[use]}")
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a step; take letters, digits, dashes and underscores")
+        if name in [one.name for one in opened]:
+            raise ValueError(f"{name!r} is the name of two steps; give one of them another")
+        if version not in (None, installed):
+            raise ValueError(f"step {use!r} is of version {installed} here, and was of version {version}")
+        described.append({"use": use, "name": name, "version": installed, "options": options})
+        opened.append(_Open(name, made))
+    return Steps(tuple(described), tuple(opened))
+
+
+def _made(use: str, options: Mapping[str, Any]) -> tuple[Step, str]:
+    """The step of that name with its options, and its version."""
+    make, package = (SHIPPED[use], "") if use in SHIPPED else _installed(use)
+    try:
+        step = make(**options)
+    except (TypeError, ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"step {use!r}: {error}") from error
+    return step, str(getattr(step, "version", package))
+
+
+def _installed(use: str) -> tuple[MakeStep, str]:
+    entries = tuple(importlib.metadata.entry_points(group=GROUP))
+    found = {f"{entry.dist.name} {entry.dist.version}": entry for entry in entries if entry.name == use and entry.dist}
+    if not found:
+        known = ", ".join([*SHIPPED, *sorted({entry.name for entry in entries})])
+        raise ValueError(f"there is no step {use!r}; there are {known}. Install the package that has it.")
+    if len(found) > 1:
+        raise ValueError(f"several packages have a step {use!r}: {', '.join(found)}. Remove all but one.")
+    ((package, entry),) = found.items()
+    return entry.load(), package

@@ -1,0 +1,37 @@
+"""What a step is: a function of an Arrow batch of documents that says which stay, and with which text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import pa
+
+
+class Outcome(NamedTuple):
+    """What a step makes of a batch of n documents. None: all stay, as they are.
+
+    ``keep``: which documents stay, n booleans. ``reason``: why the others go, one text for all of them or n texts. ``text``: the
+    n texts from here on; those of documents that go do not matter. ``spans``: which characters of each text count for the loss,
+    n lists of pairs ``[start, stop]``; null: all of them.
+    """
+
+    keep: pa.Array | npt.NDArray[np.bool_] | None = None
+    reason: pa.Array | str | None = None
+    text: pa.Array | None = None
+    spans: pa.Array | None = None
+
+
+Step: TypeAlias = "Callable[[pa.RecordBatch], Outcome]"
+"""Batches have the columns ``text`` (large_string, no nulls) and ``key`` (uint64), one document a row. What becomes of a document
+follows from its text and key alone: batches end anywhere. Several threads call a step at a time.
+
+A step may have attributes: ``version``, a text that changes when the same document comes to another end, instead of the version
+of its package; ``gives_spans``, true if it gives spans, so that the dataset gets a loss mask.
+"""
+
+MakeStep: TypeAlias = Callable[..., Step]
+"""Makes a step of its options, which are keywords. ValueError or TypeError for options that it does not take."""

@@ -1,0 +1,66 @@
+"""The step ``datatrove``: any filter of that package, by its name and its options. It looks at one document after the other, as
+the package does, and takes as long.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+from itertools import islice
+from typing import Any
+
+from flat_tokens.extras import extra, pa
+from flat_tokens.steps.contract import Outcome
+
+NOT_A_FUNCTION_OF_A_DOCUMENT = {
+    "SamplerFilter": "draws documents in the order in which they come. Draw them with subset --fraction",
+    "LambdaFilter": "takes a function, which a configuration cannot hold. Write a step: docs/steps.md",
+}
+TRIAL = "It was a dark night.\nThe rain fell in torrents, and the wind swept up the streets. " * 8
+"""What a filter needs and is not installed shows when it looks at a document."""
+
+
+class Datatrove:
+    """A filter of datatrove's. *filter* is its name, the *options* are its own."""
+
+    def __init__(self, *, filter: str, **options: Any) -> None:
+        if filter in NOT_A_FUNCTION_OF_A_DOCUMENT:
+            raise ValueError(f"{filter} {NOT_A_FUNCTION_OF_A_DOCUMENT[filter]}")
+        if filter == "C4BadWordsFilter" and options.get("keep_fraction"):
+            raise ValueError("C4BadWordsFilter with keep_fraction draws documents in the order in which they come. Leave it out")
+        if "exclusion_writer" in options:
+            raise ValueError("exclusion_writer is no option here: steps write nothing")
+        filters = extra("datatrove.pipeline.filters", "the step datatrove")
+        base = extra("datatrove.pipeline.filters.base_filter", "the step datatrove").BaseFilter
+        found = {name: kind for name, kind in vars(filters).items() if isinstance(kind, type) and issubclass(kind, base)}
+        if filter not in found:
+            raise ValueError(f"datatrove has no filter {filter!r}; it has {', '.join(sorted(found))}")
+        self._kind, self._options = found[filter], options
+        self._document = extra("datatrove.data", "the step datatrove").Document
+        self._result_of = extra("datatrove.pipeline.filters.base_filter", "the step datatrove").get_filter_result
+        self._threads = threading.local()
+        self.version = f"datatrove {importlib.metadata.version('datatrove')}"
+        try:
+            self._judge([(TRIAL, "trial")])
+        except ImportError as error:
+            raise ValueError(f"{filter}: {error}") from error
+
+    def _judge(self, documents: list[tuple[str, str]]) -> list[tuple[bool, str | None, str]]:
+        """Of each document, a text and an id: whether it stays, the reason, and its text from here on."""
+        if "filter" not in self._threads.__dict__:
+            self._threads.filter = self._kind(**self._options)  # it counts along, and threads share no count
+        one, judged = self._threads.filter, []
+        rest = iter([self._document(text=text, id=identity) for text, identity in documents])
+        while batch := list(islice(rest, one.batch_size)):
+            for document, said in zip(batch, one.filter_batch(batch), strict=True):
+                keep, reason = self._result_of(said)
+                judged.append((bool(keep), reason, document.text))
+        return judged
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        texts, keys = (documents.column(name).to_pylist() for name in ("text", "key"))
+        judged = self._judge([(text, f"{key:016x}") for text, key in zip(texts, keys, strict=True)])
+        keep = pa.array([one[0] for one in judged], pa.bool_())
+        reasons = pa.array([one[1] for one in judged], pa.string())
+        after = [one[2] for one in judged]
+        return Outcome(keep, reasons, None if after == texts else pa.array(after, pa.large_string()))

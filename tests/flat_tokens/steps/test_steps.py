@@ -1,0 +1,290 @@
+"""Steps: what each shipped one does to documents, what a chain makes of several, and which are refused before work starts."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.steps
+from flat_tokens.steps import SHIPPED, Outcome, Stepped, Steps, open_steps
+from tests.examples import examples
+
+
+def taken(steps: Sequence[dict[str, Any]] | Steps, *texts: str) -> Stepped:
+    opened = steps if isinstance(steps, Steps) else open_steps(steps)
+    return opened(pa.array(texts, pa.large_string()), np.arange(len(texts), dtype=np.uint64))
+
+
+def asked(use: str, name: str | None = None, **options: Any) -> dict[str, Any]:
+    return {"use": use, "name": name, "options": options}
+
+
+LENGTHS: list[tuple[dict[str, int], str, str | None]] = [
+    ({"min_bytes": 3}, "é", "min_bytes"),
+    ({"min_bytes": 3}, "éa", None),
+    ({"max_bytes": 2}, "éa", "max_bytes"),
+    ({"min_characters": 2}, "é", "min_characters"),
+    ({"max_characters": 1}, "é", None),
+    ({"max_characters": 0}, "", None),
+    ({"min_lines": 1}, "", "min_lines"),
+    ({"min_lines": 2}, "a\n", "min_lines"),
+    ({"min_lines": 2}, "a\nb", None),
+    ({"max_lines": 2}, "a\n\nb\n", "max_lines"),
+    ({"max_lines": 1}, "\n", None),
+    ({"max_lines": 1}, "a\r\n", None),
+    ({"min_bytes": 9, "max_lines": 1}, "a\nb", "min_bytes"),
+]
+
+
+@pytest.mark.parametrize(("limits", "text", "reason"), LENGTHS)
+def test_length_counts_bytes_characters_and_lines(limits: dict[str, int], text: str, reason: str | None) -> None:
+    found = taken([asked("length", **limits)], text)
+    assert found.keep.tolist() == [reason is None]
+    assert dict(found.skipped) == ({f"length.{reason}": 1} if reason else {})
+
+
+@given(st.lists(st.text(st.sampled_from("a\n\ré"), max_size=8), max_size=8), st.integers(0, 6), st.integers(0, 6))
+@examples(100)
+def test_length_is_what_python_counts(texts: list[str], low: int, more: int) -> None:
+    found = taken([asked("length", min_lines=low, max_lines=low + more)], *texts)
+    lines = [text.count("\n") + (not text.endswith("\n") and text != "") for text in texts]
+    assert found.keep.tolist() == [low <= count <= low + more for count in lines]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"drop": "b"}, ["a", "", "A"]),
+        ({"keep": "b"}, ["ab"]),
+        ({"keep": "a", "ignore_case": True}, ["a", "ab", "A"]),
+        ({"drop": "(?i)^A$"}, ["ab", ""]),
+        ({"drop": "^$"}, ["a", "ab", "A"]),
+    ],
+)
+def test_pattern_keeps_or_drops_what_it_finds(options: dict[str, Any], kept: list[str]) -> None:
+    found = taken([asked("pattern", **options)], "a", "ab", "", "A")
+    assert found.texts.to_pylist() == kept
+    assert dict(found.skipped) == {f"pattern.{'drop' if 'drop' in options else 'keep'}": 4 - len(kept)}
+
+
+def test_a_pattern_takes_linear_time() -> None:
+    """One that goes back and again would not come to an end."""
+    assert taken([asked("pattern", drop="(a*)*b")], "a" * 100_000).keep.tolist() == [True]
+
+
+def test_normalize_gives_nfc_and_newlines() -> None:
+    found = taken([asked("normalize")], "e\u0301\r\nx\ry\n", "same\n", "\r\r\n")
+    assert found.texts.to_pylist() == ["é\nx\ny\n", "same\n", "\n\n"]
+    assert dict(found.changed) == {"normalize.changed": 2}
+    assert taken([asked("normalize", nfc=False)], "e\u0301\r").texts.to_pylist() == ["e\u0301\n"]
+    assert taken([asked("normalize", line_ends=False)], "e\u0301\r").texts.to_pylist() == ["é\r"]
+
+
+ASSIGNED = st.characters(exclude_categories=("Cn", "Cs", "Co"))
+
+
+@given(st.lists(st.text(ASSIGNED | st.sampled_from("e\u0301\u0327\u1100\u1161\u11a8\0"), max_size=12), max_size=6))
+@examples(200)
+def test_nfc_is_pythons(texts: list[str]) -> None:
+    found = taken([asked("normalize", line_ends=False)], *texts)
+    assert found.texts.to_pylist() == [unicodedata.normalize("NFC", text) for text in texts]
+
+
+def test_steps_are_taken_one_after_the_other() -> None:
+    """A later one sees what the earlier ones leave, and each counts its own."""
+    steps = [asked("length", max_bytes=4), asked("normalize"), asked("pattern", drop="é"), asked("pattern", keep="x")]
+    found = taken(steps, "e\u0301", "too long", "x\r\n", "y", "é")
+    assert found.keep.tolist() == [False, False, True, False, False]
+    assert found.texts.to_pylist() == ["x\n"]
+    assert dict(found.skipped) == {"length.max_bytes": 1, "pattern.drop": 2, "pattern-2.keep": 1}
+
+
+def test_no_documents_are_no_error() -> None:
+    everything = [asked("length", min_bytes=1), asked("pattern", keep="x"), asked("normalize")]
+    found = taken(everything)
+    assert (found.keep.tolist(), found.texts.to_pylist()) == ([], [])
+    assert taken(everything, "y").texts.to_pylist() == []
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab\r\né"), max_size=6), max_size=12),
+    st.lists(st.integers(0, 12), max_size=3),
+)
+@examples(100)
+def test_batches_may_end_anywhere(texts: list[str], borders: list[int]) -> None:
+    steps = open_steps([asked("normalize"), asked("length", min_bytes=1, max_lines=2), asked("pattern", drop="ab")])
+    edges = [0, *sorted(min(border, len(texts)) for border in borders), len(texts)]
+    whole = taken(steps, *texts)
+    parts = [taken(steps, *texts[start:stop]) for start, stop in itertools.pairwise(edges)]
+    assert [text for part in parts for text in part.texts.to_pylist()] == whole.texts.to_pylist()
+    assert np.concatenate([part.keep for part in parts]).tolist() == whole.keep.tolist()
+    assert +functools.reduce(lambda a, b: a + b, (part.skipped for part in parts)) == +whole.skipped
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (asked("shout"), "there is no step 'shout'; there are length, pattern, normalize, datatrove"),
+        (asked("length"), "step 'length': it needs a limit: min_bytes, max_bytes, min_characters"),
+        (asked("length", least=1), "step 'length': .*unexpected keyword argument 'least'"),
+        (asked("length", min_bytes=-1), "min_bytes should be a whole number, 0 or more"),
+        (asked("length", min_bytes=True), "min_bytes should be a whole number"),
+        (asked("length", min_bytes=2, max_bytes=1), "min_bytes is larger than max_bytes"),
+        (asked("pattern"), "it needs keep or drop, one of them"),
+        (asked("pattern", keep="a", drop="b"), "it needs keep or drop, one of them"),
+        (asked("pattern", keep="("), r"'\(' is no regular expression of RE2"),
+        (asked("pattern", keep=r"(a)\1"), "is no regular expression of RE2"),
+        (asked("normalize", nfc=False, line_ends=False), "it would do nothing"),
+        (asked("normalize", nfc=float("nan")), "options of steps are texts, numbers"),
+        (asked("length", "a.b", min_bytes=1), "'a.b' is no name of a step"),
+        (asked("os.system", command="true"), "there is no step 'os.system'"),
+        ({**asked("length", min_bytes=1), "version": "0"}, "step 'length' is of version 1 here, and was of version 0"),
+    ],
+)
+def test_what_cannot_be_a_step_is_refused(step: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        open_steps([step])
+
+
+def test_two_steps_of_a_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="'pattern' is the name of two steps"):
+        open_steps([asked("length", "pattern", min_bytes=1), asked("pattern", keep="a")])
+
+
+def test_a_manifest_has_names_versions_and_options() -> None:
+    described = open_steps([asked("length", min_bytes=1), asked("length", max_lines=2)]).described
+    assert list(described) == [
+        {"use": "length", "name": "length", "version": "1", "options": {"min_bytes": 1}},
+        {"use": "length", "name": "length-2", "version": "1", "options": {"max_lines": 2}},
+    ]
+    assert open_steps(described).described == described
+
+
+# Steps of packages
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Steps]:
+    """Opens a step of a package that is as good as installed."""
+
+    class Package:
+        name, version = "house", "3.1"
+
+    def install(step: Any) -> Steps:
+        class Entry:
+            name, value, dist = "house", "house:step", Package
+
+            @staticmethod
+            def load() -> Any:
+                return lambda **options: step
+
+        found = {"flat_tokens.steps": [Entry]}
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
+        flat_tokens.steps._opened.cache_clear()
+        return open_steps([asked("house")])
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def _no_step_stays() -> Any:
+    yield
+    flat_tokens.steps._opened.cache_clear()
+
+
+def test_a_step_without_a_version_has_its_packages(package: Callable[[Any], Steps]) -> None:
+    assert package(lambda documents: Outcome()).described[0]["version"] == "house 3.1"
+
+
+def test_a_shipped_step_is_not_replaced(package: Callable[[Any], Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    package(lambda documents: Outcome())
+    assert isinstance(SHIPPED["length"], type)
+    assert open_steps([asked("length", min_bytes=1)]).described[0]["version"] == "1"
+
+
+def test_two_packages_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(package: str) -> Any:
+        dist = type("Package", (), {"name": package, "version": "1"})
+        return type("Entry", (), {"name": "house", "value": f"{package}:step", "dist": dist})
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry("one"), entry("two")])
+    with pytest.raises(ValueError, match="several packages have a step 'house': one 1, two 1"):
+        open_steps([asked("house")])
+
+
+def test_a_step_gets_texts_and_keys(package: Callable[[Any], Steps]) -> None:
+    seen: list[pa.RecordBatch] = []
+    steps = package(lambda documents: seen.append(documents) or Outcome())  # type: ignore[func-returns-value]
+    assert taken(steps, "a", "b").texts.to_pylist() == ["a", "b"]
+    assert seen[0].schema == pa.schema([("text", pa.large_string()), ("key", pa.uint64())])
+    assert seen[0].to_pydict() == {"text": ["a", "b"], "key": [0, 1]}
+
+
+def test_reasons_are_counted_apart(package: Callable[[Any], Steps]) -> None:
+    outcome = Outcome(np.array([False, True, False, False]), pa.array(["x", "y", None, "x"]))
+    assert dict(taken(package(lambda documents: outcome), *"abcd").skipped) == {"house.x": 2, "house.dropped": 1}
+
+
+def test_spans_go_with_their_documents(package: Callable[[Any], Steps]) -> None:
+    def step(documents: pa.RecordBatch) -> Outcome:
+        return Outcome(pa.array([True, False, True]), spans=pa.array([[[0, 1]], [[0, 2]], None], pa.list_(pa.list_(pa.int64()))))
+
+    step.gives_spans = True  # type: ignore[attr-defined]
+    assert taken(package(step), *"abc").spans == [[(0, 1)], None]
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda documents: None, "gives NoneType, not an Outcome"),
+    (lambda documents: Outcome(pa.array([True])), "gives 1 of keep for 2 documents"),
+    (lambda documents: Outcome(pa.array([True, None])), "gives object for keep, not booleans without nulls"),
+    (lambda documents: Outcome(pa.array([1, 0])), "gives int64 for keep"),
+    (lambda documents: Outcome(text=pa.array(["a", None])), "gives null for the text of a document that stays"),
+    (lambda documents: Outcome(spans=pa.array([None, None], pa.list_(pa.list_(pa.int64())))), "it needs gives_spans = True"),
+]
+
+
+@pytest.mark.parametrize(("step", "told"), WRONG, ids=[told for _, told in WRONG])
+def test_what_is_no_outcome_is_an_error(package: Callable[[Any], Steps], step: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        taken(package(step), "a", "b")
+
+
+def test_endless_reasons_are_an_error(package: Callable[[Any], Steps]) -> None:
+    steps = package(lambda documents: Outcome(np.zeros(len(documents), bool), documents.column("text").cast(pa.string())))
+    with pytest.raises(ValueError, match="gives 100 reasons; a reason is a kind of documents"):
+        taken(steps, *map(str, range(100)))
+
+
+def upper_but_fails(documents: pa.RecordBatch) -> Outcome:
+    texts = documents.column("text").to_pylist()
+    if any("!" in text for text in texts):
+        raise ZeroDivisionError("no letters")
+    return Outcome(np.array([text != "b" for text in texts], bool), "b", pa.array([text.upper() for text in texts], pa.string()))
+
+
+def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], Steps]) -> None:
+    found = taken(package(upper_but_fails), "a", "!", "b", "c", "!")
+    assert found.texts.to_pylist() == ["A", "C"]
+    assert found.keep.tolist() == [True, False, False, True, False]
+    detail = "step 'house' fails on it: ZeroDivisionError: no letters"
+    assert found.failed == [(1, "house.failed", detail), (4, "house.failed", detail)]
+    assert dict(found.skipped) == {"house.b": 1}
+
+
+def test_a_store_that_fails_is_no_documents_fault(package: Callable[[Any], Steps]) -> None:
+    def step(documents: pa.RecordBatch) -> Outcome:
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        taken(package(step), "a")

@@ -1,0 +1,455 @@
+"""Steps through the whole pipeline: what they leave out is counted, keys and splits stay, and the rest sees what they leave."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import flat_tokens.steps
+import tasks.tokenize.segments
+from flat_tokens.steps import Outcome
+from flat_tokens.tools.cli import main
+from flows.commands.build import plan_text, read_config
+from flows.commands.build import summary as told_summary
+from flows.pipelines.build import build
+from flows.pipelines.derive import derive
+from flows.pipelines.plan import plan
+from flows.runners.threads import Threads
+from flows.watch.summaries import summary
+from tasks.config import BuildConfig
+from tasks.derive.request import DeriveRequest
+from tests.examples import first_fast
+from tests.faults.corpus import CORPUS
+from tests.faults.support import build_here, receipts, shards_stay, version_digests
+from tests.flat_tokens.demo import TOKENIZER
+from tests.made import read_docs
+
+TEXTS = ["one e\u0301", "two\r\n", "x", "lorem ipsum is here", "three three", "", "four é"]
+STEPS = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}, {"use": "pattern", "drop": "lorem"}]
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
+    monkeypatch.setattr(tasks.tokenize.segments, "MOST_BYTES", 1500)
+
+
+@pytest.fixture(autouse=True)
+def _no_step_stays() -> Iterator[None]:
+    yield
+    flat_tokens.steps._opened.cache_clear()
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"id": [f"d{i}" for i in range(len(texts))], "text": texts}), path, row_group_size=20)
+    else:
+        path.write_text("".join(json.dumps({"id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    documents = {**more.pop("documents", {}), "steps": steps}
+    told = {"source": {"path": str(source), "id_column": "id"}, "tokenizer": "bytes", "documents": documents}
+    return {"output": str(output), **told, "validation_fraction": 0.3, **more}
+
+
+def texts_of(output: Path) -> dict[int, str]:
+    """The text of each document, by its key."""
+    docs = read_docs(output)
+    return {doc.key: (np.array(doc.ids) - 1).astype(np.uint8).tobytes().decode() for split in docs.values() for doc in split}
+
+
+def keys_of(output: Path, split: str) -> set[int]:
+    return {doc.key for doc in read_docs(output)[split]}
+
+
+@pytest.mark.parametrize("suffix", first_fast([".jsonl", ".parquet"]))
+def test_documents_take_the_steps_in_their_order(tmp_path: Path, suffix: str) -> None:
+    result = build_here(settings(tmp_path / "out", write(tmp_path / "in" / f"x{suffix}", TEXTS), STEPS))
+    assert sorted(texts_of(tmp_path / "out").values()) == sorted(["one é", "two\n", "three three", "four é"])
+    documents = result.totals["documents"]
+    assert (documents["read"], documents["written"]) == (7, 4)
+    assert documents["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
+    assert documents["replaced"] == {"normalize.changed": 2}
+    assert documents["by_source"][0]["skipped"] == documents["skipped"]
+    assert documents["text_bytes"] == sum(len(text.encode()) for text in texts_of(tmp_path / "out").values())
+
+
+def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
+    """Without ids, a key is a hash of the text as the source has it."""
+    texts = [f"e\u0301 {i}\r\n" for i in range(40)]
+    source = write(tmp_path / "in" / "x.jsonl", texts)
+    told = {"path": str(source)}
+    build_here({**settings(tmp_path / "plain", source, []), "source": told})
+    build_here({**settings(tmp_path / "out", source, STEPS), "source": told})
+    for split in ("train", "validation"):
+        assert keys_of(tmp_path / "out", split) == keys_of(tmp_path / "plain", split) != set()
+
+
+def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
+    told = settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), STEPS)
+    with shards_stay():
+        result = build_here(told)
+        (key,) = receipts(tmp_path / "out")
+    receipt = json.loads((tmp_path / "out" / "_cache" / key / "receipt.json").read_text())
+    assert receipt["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
+    assert receipt["read"] == receipt["written"] + sum(receipt["skipped"].values())
+    assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 mended: normalize.changed" in "\n".join(told_summary(result))
+    page = summary(BuildConfig.model_validate(told), result, "dataset").replace("\\", "")
+    assert "2 length.min_bytes" in page
+    card = (Path(result.path) / "README.md").read_text().replace("\\", "")
+    assert "Steps: length (version 1, min_bytes 2); normalize (version 1); pattern (version 1, drop lorem)." in card
+
+
+def test_a_dataset_without_steps_does_not_know_of_them(tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    plain = settings(tmp_path / "plain", source, [])
+    with shards_stay():
+        first = build_here({**plain, "documents": {}})
+    assert build_here({**plain, "output": str(tmp_path / "out")}).version == first.version
+    kept = [path for name in ("versions", "_cache") for path in (tmp_path / "plain" / name).rglob("*.json")]
+    assert kept
+    assert not [path for path in kept if b"steps" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_name_version_and_options_are_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    several: list[list[dict[str, Any]]] = [
+        [],
+        [{"use": "length", "min_bytes": 2}],
+        [{"use": "length", "min_bytes": 2, "name": "short"}],
+        [{"use": "length", "min_bytes": 3}],
+        [{"use": "length", "min_bytes": 2}, {"use": "normalize"}],
+        [{"use": "normalize"}, {"use": "length", "min_bytes": 2}],
+    ]
+    with shards_stay():
+        results = [build_here(settings(tmp_path / "out", source, steps)) for steps in several]
+        monkeypatch.setattr(flat_tokens.steps.shipped.Length, "version", "2")
+        flat_tokens.steps._opened.cache_clear()
+        results.append(build_here(settings(tmp_path / "out", source, several[1])))
+    assert len({result.version for result in results}) == len(several) + 1
+    assert len(receipts(tmp_path / "out")) == len(several) + 1
+    assert [result.text_bytes_tokenized > 0 for result in results] == [True] * (len(several) + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bytes_are_the_same_whatever_the_slices_and_the_workers(tmp_path: Path, workers: int) -> None:
+    """And whatever was reused."""
+    texts = [f"{i} " + "salt e\u0301 wind\r\n" * (i % 7) + ("lorem" if i % 5 == 0 else "") for i in range(200)]
+    source = write(tmp_path / "in" / "x.parquet", texts)
+    first = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
+    write(source, [*texts[:90], "another", *texts[91:]])
+    second = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
+    anew = build_here(settings(tmp_path / "anew", source, STEPS))
+    assert version_digests(tmp_path / "out", second.version) == version_digests(tmp_path / "anew", anew.version)
+    assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
+    assert second.version != first.version
+
+
+@pytest.mark.slow
+def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> None:
+    _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
+    source = write(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    steps = [{"use": "blanks"}]
+    kept = build_here(settings(tmp_path / "kept", source, steps)).totals["documents"]
+    assert (kept["written"], kept["skipped"]) == (2, {})
+    skipped = build_here(settings(tmp_path / "out", source, steps, documents={"empty": "skip"})).totals["documents"]
+    assert (skipped["written"], skipped["skipped"]) == (0, {"empty": 2})
+
+
+@pytest.mark.slow
+def test_a_text_that_a_step_makes_too_long_is_a_bad_document(tmp_path: Path) -> None:
+    _install(twice=lambda documents: Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()])))
+    source = write(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
+    told = settings(tmp_path / "out", source, [{"use": "twice"}], documents={"max_bytes": 4})
+    with pytest.raises(ValueError, match=r"x.jsonl, row 1: .* behind its steps \[too_long\]"):
+        build_here(told)
+    skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
+    assert (skipped["written"], skipped["skipped"]) == (1, {"too_long": 1})
+
+
+def _fails(documents: pa.RecordBatch) -> Outcome:
+    if "bad" in documents.column("text").to_pylist():
+        raise ZeroDivisionError("of nothing")
+    return Outcome()
+
+
+def test_a_document_on_which_a_step_fails_is_a_bad_document(tmp_path: Path) -> None:
+    _install(fails=_fails)
+    source = write(tmp_path / "in" / "x.jsonl", ["a", "b", "bad", "c"])
+    told = settings(tmp_path / "out", source, [{"use": "fails"}])
+    with pytest.raises(ValueError, match=r"x.jsonl, row 2: step 'fails' fails on it: ZeroDivisionError: of nothing \[f"):
+        build_here(told)
+    skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
+    assert (skipped["written"], skipped["skipped"]) == (3, {"fails.failed": 1})
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([{"use": "shout"}], "documents.steps: there is no step 'shout'"),
+        ([{"use": "length", "least": 3}], "documents.steps: step 'length'"),
+        ([{"min_bytes": 3}], "documents.steps.0.use: Field required"),
+        ([{"use": "datatrove", "filter": "FastTextClassifierFilter", "model_url": "https://u:p@x.org/a"}], "carries credentials"),
+    ],
+)
+def test_unknown_steps_and_options_are_refused_with_the_configuration(
+    tmp_path: Path, steps: list[dict[str, Any]], told: str
+) -> None:
+    config = tmp_path / "x.yaml"
+    config.write_text(json.dumps(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), steps)))
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read_config(config, [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
+    told = settings(tmp_path / "out", tmp_path / "in", [{"use": "datatrove", "filter": "x", "model_url": "/etc/passwd"}])
+    with pytest.raises(ValueError, match="INPUT_ROOTS"):
+        BuildConfig.model_validate(told)
+
+
+# Forecasts
+
+
+def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
+    texts = [f"{i} word" for i in range(100)] + ["lorem ipsum"] * 25 + ["x"] * 75
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    made = plan(config)
+    assert made.sampled_documents == 200
+    assert [(loss.step, loss.documents, loss.share) for loss in made.losses] == [
+        ("length", 75, 0.375),
+        ("normalize", 0, 0.0),
+        ("pattern", 25, 0.125),
+    ]
+    assert made.losses[0].reasons == {"min_bytes": 75}
+    assert made.documents == 100
+    shown = "\n".join(plan_text(made))
+    assert "of 200 documents that were read, length leaves out 75, 37.50% (75 min_bytes); normalize leaves out 0, 0.00%" in shown
+    with Threads(1) as runner:
+        result = build(config, runner)
+    assert result.totals["documents"]["written"] == made.documents
+    assert sum(result.totals[split]["token_count"] for split in ("train", "validation")) == made.tokens
+    assert not plan(BuildConfig.model_validate({**config.model_dump(), "documents": {}})).losses
+
+
+@pytest.mark.slow
+def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import flows.pipelines.plan
+
+    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 10_000)
+    monkeypatch.setattr(flows.pipelines.plan, "LEAST_BATCH", 100)
+    texts = [("lorem " if i % 2 else "") + f"{i} word" * 20 for i in range(4000)]
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    made = plan(config)
+    assert 0 < made.sampled_documents < 4000
+    assert made.documents == pytest.approx(2000, rel=0.1)
+    assert made.losses[2].share == pytest.approx(0.5, rel=0.1)
+
+
+# Checks
+
+
+def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = main(["verify", *arguments, "--sample", "1/1", "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_verify_takes_documents_through_the_steps_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    build_here(settings(tmp_path / "out", source, STEPS))
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
+    assert (status, said["documents"]) == (0, {"same": 4, "different": 0, "not_reachable": {}})
+
+
+@pytest.mark.slow
+def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each source keeps its own."""
+    inputs = []
+    for k, steps in enumerate((STEPS, [{"use": "length", "min_bytes": 1}])):
+        source = write(tmp_path / "in" / f"x{k}.jsonl", [f"{text}{k}" for text in TEXTS])
+        told = settings(tmp_path / f"out{k}", source, steps)
+        build_here({**told, "source": {**told["source"], "name": f"s{k}"}})
+        inputs.append(str(tmp_path / f"out{k}"))
+    with Threads(1) as runner:
+        request = {"inputs": inputs, "output": str(tmp_path / "both"), "operation": {"operation": "merge"}}
+        derive(DeriveRequest.model_validate(request), runner)
+    status, said = verified(capsys, str(tmp_path / "both"), "--source", str(tmp_path / "in"))
+    assert (status, said["documents"]["different"], said["documents"]["not_reachable"]) == (0, 0, {})
+    assert said["documents"]["same"] > 8
+
+
+def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
+    return Outcome(np.array(["three" not in text for text in documents.column("text").to_pylist()]), "drop")
+
+
+def test_verify_finds_documents_that_do_not_come_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    build_here(settings(tmp_path / "out", source, STEPS))
+    monkeypatch.setattr(flat_tokens.steps.shipped.Pattern, "__call__", _without_three)
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
+    assert (status, said["documents"]["different"]) == (1, 1)
+    assert "x.jsonl, row 4, does not come through its steps (pattern.drop)" in said["faults"][0]
+
+
+@pytest.mark.slow
+def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dataset may be a stranger's, and so are the options."""
+    calls = []
+
+    def upper(documents: pa.RecordBatch) -> Outcome:
+        calls.append(len(documents))
+        return Outcome(text=pa.array([text.upper() for text in documents.column("text").to_pylist()]))
+
+    _install(upper=upper)
+    source = write(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    build_here(settings(tmp_path / "out", source, [{"use": "upper"}]))
+    calls.clear()
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
+    assert (status, calls) == (0, [])
+    (reason,) = said["documents"]["not_reachable"]
+    assert "the step 'upper' in the manifest runs what is installed here" in reason
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source), "--trust-records")
+    assert (status, said["documents"]) == (0, {"same": 2, "different": 0, "not_reachable": {}})
+    _install("2", upper=upper)
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source), "--trust-records")
+    (reason,) = said["documents"]["not_reachable"]
+    assert reason == "its steps cannot be taken again: step 'upper' is of version house 2 here, and was of version house 1"
+
+
+# Loss masks
+
+
+def _answers(documents: pa.RecordBatch) -> Outcome:
+    """What stands behind a colon counts; of a text without one, all does."""
+    texts = documents.column("text").to_pylist()
+    spans = [None if ":" not in text else [[text.find(":") + 1, len(text)]] for text in texts]
+    return Outcome(pa.array(["!" not in text for text in texts]), "loud", spans=pa.array(spans, LIST))
+
+
+_answers.gives_spans = True  # type: ignore[attr-defined]
+LIST = pa.list_(pa.list_(pa.int64()))
+ANSWERS = ["é? : ja", "all of it", "none:", "loud!", "a:b\0\2c"]
+
+
+def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
+    _install(answers=_answers)
+    source = write(tmp_path / "in" / "x.jsonl", ANSWERS)
+    steps = [{"use": "answers"}]
+    build_here(settings(tmp_path / "out", source, steps, validation_fraction=0))
+    flat_tokens.verify(tmp_path / "out", "full")
+    train = flat_tokens.open(tmp_path / "out").train
+    found = []
+    for i in range(train.seq_count):
+        mask = train.mask(*train.span(i))
+        ids = (train.sequence(i) - 1).astype(np.uint8)
+        found.append((ids.tobytes().decode(), ids[mask == 1].tobytes().decode()))
+    assert found == [("é? : ja", " ja"), ("all of it", "all of it"), ("none:", ""), ("a:b\0\2c", "b\0\2c")]
+    again = build_here(settings(tmp_path / "anew", source, steps, validation_fraction=0, slice_bytes=20))
+    assert version_digests(tmp_path / "anew", again.version) == version_digests(tmp_path / "out", again.version)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["gpt2", TOKENIZER])
+def test_tokens_are_the_same_with_spans_and_without(tmp_path: Path, tokenizer: str) -> None:
+    _install(answers=_answers)
+    texts = [*ANSWERS, "<|endoftext|> is text: it is", "e\u0301 中文: 😀😀", "", ": "]
+    source = write(tmp_path / "in" / "x.jsonl", texts)
+    for output, steps in (("out", [{"use": "answers"}]), ("plain", [{"use": "pattern", "drop": "!"}])):
+        build_here(settings(tmp_path / output, source, steps, tokenizer=tokenizer))
+    assert read_docs(tmp_path / "out") == read_docs(tmp_path / "plain")
+
+
+def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path: Path) -> None:
+    _install(answers=_answers)
+    told = settings(tmp_path / "out", tmp_path / "x.jsonl", [{"use": "answers"}])
+    told["source"] = {"path": str(tmp_path / "x.jsonl"), "messages_column": "messages"}
+    with pytest.raises(ValueError, match="so do the columns of source 'source'"):
+        BuildConfig.model_validate(told)
+
+
+@pytest.mark.slow
+def test_steps_leave_prompts_and_completions_out_but_do_not_change_them(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "x.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"q": q, "a": a}) + "\n" for q, a in [("a?", "b"), ("c?", "lorem")]))
+    columns = {"path": str(path), "prompt_column": "q", "completion_column": "a"}
+    told = settings(tmp_path / "out", path, STEPS[2:])
+    assert build_here({**told, "source": columns}).totals["documents"]["skipped"] == {"pattern.drop": 1}
+    with pytest.raises(ValueError, match="step 'normalize' gives other texts, but a text of source 'source' is several in one"):
+        build_here({**told, "source": columns, "documents": {"steps": STEPS[1:]}})
+
+
+# Steps of packages, and datatrove
+
+
+PACKAGES: dict[str, Any] = {}
+
+
+def _install(version: str = "1", **steps: Any) -> None:
+    """Let steps be found as those of an installed package are. Options are passed over."""
+    dist = type("Package", (), {"name": "house", "version": version})
+    PACKAGES.clear()
+    for name, step in steps.items():
+        facts = {"name": name, "value": f"house:{name}", "dist": dist, "load": staticmethod(lambda step=step: lambda **_: step)}
+        PACKAGES[name] = type("Entry", (), facts)
+    flat_tokens.steps._opened.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    PACKAGES.clear()
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(PACKAGES.values()))
+
+
+CORPUS_FILTERS: list[dict[str, Any]] = [
+    {"filter": "C4QualityFilter", "min_num_sentences": -1},
+    {"filter": "C4ParagraphFilter"},
+    {"filter": "RegexFilter", "regex_exp": r"(?i)\bcookies?\b"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORPUS.exists(), reason="there is no corpus")
+@pytest.mark.parametrize("options", CORPUS_FILTERS, ids=[one["filter"] for one in CORPUS_FILTERS])
+def test_a_filter_gives_the_documents_of_datatrove_on_the_corpus(
+    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read by datatrove's own reader, filtered by its own pipeline step; every text, in its order."""
+    filters = pytest.importorskip("datatrove.pipeline.filters")
+    readers = pytest.importorskip("datatrove.pipeline.readers")
+    own = {name: value for name, value in options.items() if name != "filter"}
+    one = getattr(filters, options["filter"])(**own)
+    expected = [document.text for document in one.run(readers.ParquetReader(str(CORPUS), glob_pattern="*.parquet").run())]
+    told = settings(tmp_path / "out", CORPUS, [{"use": "datatrove", **options}], validation_fraction=0, slice_bytes=7_000_000)
+    result = build_here(told)
+    train = flat_tokens.open(tmp_path / "out").train
+    found = [(train.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(train.seq_count)]
+    assert found == expected
+    documents = result.totals["documents"]
+    assert documents["read"] == documents["written"] + sum(documents["skipped"].values())
+    assert 0 < documents["written"] < documents["read"]
+    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(CORPUS), "--trust-records")
+    assert (status, said["documents"]["same"], said["documents"]["not_reachable"]) == (0, 64, {})
+
+
+def test_every_step_of_the_table_is_on_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "steps.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page.split("## Write one")[0], re.MULTILINE) == list(flat_tokens.steps.SHIPPED)
