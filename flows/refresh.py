@@ -63,7 +63,7 @@ def refresh_dataset(
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
         with tolerated("history"):
             refreshes = read_history(Store.at(config.output))
-            leave(f"{config.name}-refreshes", history(config, refreshes), f"{len(refreshes):,} refreshes")
+            leave(f"{config.name}-refreshes", history(config, refreshes), f"refreshes: {len(refreshes):,}")
         if result.build is not None:
             show(config, result.build)
     return ended(result, f"{result.headline}. {result.build.headline}" if result.build else result.headline)

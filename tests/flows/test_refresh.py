@@ -54,6 +54,13 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     assert "| notes | 8 (+3) |" in summary
     assert "| came | notes | `b.jsonl` |" in summary
     assert f"Removed: `{first.version}`." in summary
+    assert "| all documents | 3 | 0 | 0 | 0 |" in summary
+    histories = asyncio.run(artifacts("my-notes-refreshes"))
+    assert [description for description, _ in histories] == ["refreshes: 1", "refreshes: 2", "refreshes: 2"]
+    assert [line.split("|")[2:8] for line in histories[2][1].splitlines() if line.startswith("| 20")] == [
+        [f" `{second.version}` ", " 8 ", f" {second.build.totals['train']['token_count']:,} ", " 3 ", " 0 ", " 0 "],
+        [f" `{first.version}` ", " 5 ", f" {first.build.totals['train']['token_count']:,} ", " 5 ", " 0 ", " 0 "],
+    ]
 
 
 @pytest.mark.slow
