@@ -33,6 +33,10 @@ KNOWN = np.dtype([("source", ">u4"), ("digest", STORED["digest"])])
 """A segment of a source. It is compared as bytes, so its source counts from 1: zeros at the end are no difference."""
 
 
+OF_THE_PLACE = ("files", "from", "revision")
+"""Of a source in a manifest, what tells which texts it holds, not what becomes of them."""
+
+
 class _Split(NamedTuple):
     """One split of a version, and the arrays with an entry a document."""
 
@@ -43,7 +47,9 @@ class _Split(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """A version whose documents are compared. ``source_of``: the source of each file, int64[files]."""
+    """A version whose documents are compared. ``source_of``: the source of each file, int64[files]. ``rules``: what decides the
+    tokens of a text beside the tokenizer.
+    """
 
     names: tuple[str, ...]
     source_of: Int64s
@@ -52,6 +58,7 @@ class _Version(NamedTuple):
     segments: list[npt.NDArray[np.void]]
     has_ids: bool
     tokenizer: str | None
+    rules: tuple[Any, ...]
 
     @classmethod
     def opened(cls, root: Store, version: str) -> _Version:
@@ -71,6 +78,11 @@ class _Version(NamedTuple):
             segments=[segments for _, segments in found if len(segments)],
             has_ids=any(source.get("id_column") for source in sources),
             tokenizer=(made_of.get("tokenizer") or {}).get("digest"),
+            rules=(
+                made_of.get("semantics"),
+                made_of.get("documents"),
+                [{name: value for name, value in source.items() if name not in OF_THE_PLACE} for source in sources],
+            ),
         )
 
     def held(self, shard: int, split: int) -> tuple[int, int]:
@@ -173,12 +185,12 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     names = tuple(dict.fromkeys((*b.names, *a.names)))
     numbers = {name: i for i, name in enumerate(names, 1)}
     in_a, in_b = in_both(a.known(numbers), b.known(numbers))
-    # A key that is made of the text says all; without an id, no text changes under its key.
-    has_ids, same_tokenizer = a.has_ids or b.has_ids, a.tokenizer == b.tokenizer
-    by_tokens = has_ids and same_tokenizer
+    # A key that is made of the text says all where the same becomes of it: then no tokens change under their key.
+    may_change, same_tokenizer = a.has_ids or b.has_ids or a.rules != b.rules, a.tokenizer == b.tokenizer
+    by_tokens = may_change and same_tokenizer
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
         counts = _compared(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other))
-    return summed(counts, names, same_tokenizer or not has_ids)
+    return summed(counts, names, same_tokenizer)
 
 
 def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.NDArray[np.bool_]]:

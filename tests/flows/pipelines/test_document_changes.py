@@ -173,6 +173,18 @@ def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
     assert "| all documents | 0 | 1 | unknown | 0 |" in as_markdown(found)
 
 
+def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_path: Path) -> None:
+    """They are the same documents, and have other tokens; those that a step leaves out went."""
+    text = {"a": ("web", "one\r\ntwo"), "b": ("web", "one line"), "c": ("notes", "x")}
+    sources = [{"name": name, "path": str(tmp_path / name)} for name in ("notes", "web")]
+    refreshed(tmp_path, text, sources=sources)
+    steps = {"steps": [{"use": "normalize"}, {"use": "length", "min_characters": 2}]}
+    found = refreshed(tmp_path, text, sources=sources, documents=steps).changes.documents
+    assert found is not None
+    assert counts(found.total) == (0, 1, 1, 0)
+    assert {one.name: counts(one) for one in found.by_source} == {"notes": (0, 1, 0, 0), "web": (0, 0, 1, 0)}
+
+
 def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = some_text(10)
     first = refreshed(tmp_path, text)
