@@ -238,6 +238,9 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
         yield "written", f"{terminal.plural(documents.get('written', 0), 'document')}{_counted(documents)}"
     if policy := described["policy"]:
         yield "policy", ", ".join(f"{key} {value}" for key, value in policy.items())
+    taken = [", ".join(step["name"] for step in source["settings"].get("steps") or ()) for source in described["sources"]]
+    if any(taken):
+        yield "steps", "; ".join(dict.fromkeys(one or "none" for one in taken))
     if rule := described["split_rule"]:
         fraction = rule.get("validation_fraction")
         drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"

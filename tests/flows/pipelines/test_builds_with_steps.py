@@ -161,6 +161,30 @@ def test_bytes_are_the_same_whatever_the_slices_and_the_workers(tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_a_build_that_a_step_ended_goes_on(tmp_path: Path) -> None:
+    """A store that a step reads may be away for a while: that is no document's fault. What was stored is not made again."""
+    calls = []
+
+    def away(documents: pa.RecordBatch) -> Outcome:
+        calls.append(len(documents))
+        if len(calls) == 4:
+            raise ConnectionResetError("the store is away")
+        return Outcome(pa.array(["3" not in text for text in documents.column("text").to_pylist()]), "three")
+
+    _install(away=away)
+    source = write(tmp_path / "in" / "x.parquet", [f"{i} salt wind" for i in range(100)])
+    told = settings(tmp_path / "out", source, [{"use": "away"}], slice_bytes=250)
+    with pytest.raises(ConnectionResetError):
+        build_here(told, 1)
+    stored = receipts(tmp_path / "out")
+    resumed = build_here(told, 1)
+    anew = build_here({**told, "output": str(tmp_path / "anew")}, 1)
+    assert 0 < len(stored) == resumed.slices_reused < resumed.slices == 10
+    assert version_digests(tmp_path / "out", resumed.version) == version_digests(tmp_path / "anew", anew.version)
+    assert resumed.totals["documents"]["skipped"] == {"away.three": 19}
+
+
+@pytest.mark.slow
 def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> None:
     _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
     source = write(tmp_path / "in" / "x.jsonl", ["a", "b"])
@@ -268,6 +292,15 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
 def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     status = main(["verify", *arguments, "--sample", "1/1", "--json"])
     return status, json.loads(capsys.readouterr().out)
+
+
+def test_inspect_names_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), STEPS))
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert re.search(r"^\s*steps +length, normalize, pattern$", capsys.readouterr().out, re.MULTILINE)
+    build_here(settings(tmp_path / "plain", tmp_path / "in" / "x.jsonl", []))
+    assert main(["inspect", str(tmp_path / "plain")]) == 0
+    assert not re.search(r"^\s*steps ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_verify_takes_documents_through_the_steps_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
