@@ -208,6 +208,18 @@ def test_files_that_modalities_has_merged_are_read(tmp_path: Path) -> None:
         assert [ids.tolist() for batch in split.batches() for ids in batch.sequences()] == documents
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_modalities_itself_merges_is_read(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("modalities.dataloader.create_packed_data", reason="needs modalities", exc_type=ImportError)
+    parts = [[[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13]]]
+    for i, documents in enumerate(parts):
+        (tmp_path / f"{i}.pbin").write_bytes(packed(*documents))
+    files = [theirs.EmbeddedStreamData(tmp_path / f"{i}.pbin") for i in range(len(parts))]
+    theirs.join_embedded_stream_data(files, tmp_path / "merged.pbin", chunk_size=7)
+    assert (tmp_path / "merged.pbin").read_bytes() == merged(*(packed(*documents) for documents in parts))
+    assert sequences_in(open_any(tmp_path / "merged.pbin").splits["train"]) == [ids for part in parts for ids in part]
+
+
 @pytest.mark.parametrize(
     "index",
     [

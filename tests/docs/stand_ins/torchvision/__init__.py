@@ -1,0 +1,1 @@
+"""Stands in for torchvision, which Streaming imports for images."""

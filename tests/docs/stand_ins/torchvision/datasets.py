@@ -1,0 +1,5 @@
+"""The name that Streaming imports."""
+
+
+class VisionDataset:
+    """A dataset of images."""

@@ -1,0 +1,3 @@
+"""The name that Streaming imports."""
+
+to_tensor = None

@@ -1,0 +1,94 @@
+"""docs/recipes: each page runs where the demo has been built, and its programs print what stands beneath them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.programs import ROOT
+from tests.flat_tokens.demo import build_dataset
+
+RECIPES = ROOT / "docs" / "recipes"
+PAGES = sorted(path.name for path in RECIPES.glob("*.md") if path.name != "README.md")
+PACKAGES = {
+    *("torch", "torchdata", "transformers", "accelerate", "datasets", "trl", "megatron", "streaming", "grain", "jax", "litdata"),
+    *("olmo_core", "datatrove", "modalities"),
+}
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+STAND_INS = Path(__file__).parent / "stand_ins"
+"""torchvision, which Streaming imports for images. transformers would take it for the real one, where a program uses that."""
+
+
+def steps(page: str) -> list[tuple[str, str, str]]:
+    """The commands and programs of a page: kind, source, and what a program prints."""
+    return [(kind, source, printed) for kind, source, printed in BLOCK.findall((RECIPES / page).read_text(encoding="utf-8"))]
+
+
+def missing(page: str) -> list[str]:
+    """Packages that a page's programs import, but that are not installed."""
+    sources = "".join(source for _, source, _ in steps(page))
+    imported = set(re.findall(r"^(?:import|from) (\w+)", sources, re.MULTILINE))
+    return sorted(name for name in imported & PACKAGES if find_spec(name) is None)
+
+
+def run(command: list[str], directory: Path, stand_ins: bool = False) -> str:
+    """What a command prints. Libraries may say what they like on standard error."""
+    more = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(STAND_INS)] if stand_ins else []), *more]),
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(directory / "home"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "2",
+    }
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make demo` builds."""
+    settings = yaml.safe_load((ROOT / "deployments" / "demo" / "demo.yaml").read_text())
+    output = tmp_path_factory.mktemp("demo") / settings.pop("output")
+    with contextlib.chdir(ROOT):  # its paths are relative to the checkout
+        build_dataset(output, **settings)
+    return output
+
+
+def test_every_page_is_listed_and_every_program_says_what_it_prints() -> None:
+    listed = re.findall(r"^\| \[([\w-]+\.md)\]", (RECIPES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == PAGES
+    for page in PAGES:
+        assert [kind for kind, _, printed in steps(page) if (kind == "python") != bool(printed)] == [], page
+        assert len(steps(page)) == len(re.findall(r"^```(?:sh|python)$", (RECIPES / page).read_text(), re.MULTILINE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_a_recipe_leads_to_the_first_loss(page: str, demo: Path, tmp_path: Path) -> None:
+    if absent := missing(page):
+        pytest.skip(f"the recipe uses {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed")
+    (tmp_path / "demo-output").symlink_to(demo)
+    (tmp_path / "deployments").symlink_to(ROOT / "deployments")
+    for kind, source, printed in steps(page):
+        if kind == "sh":
+            for line in source.splitlines():
+                name, *arguments = shlex.split(line)
+                assert name == "flat-tokens"
+                run([sys.executable, "-m", "flat_tokens", *arguments], tmp_path)
+        else:
+            (tmp_path / "program.py").write_text(source)
+            stand_ins = "from streaming import" in source and find_spec("torchvision") is None
+            assert run([sys.executable, "program.py"], tmp_path, stand_ins) == printed
