@@ -79,7 +79,10 @@ def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Ran
         for name in file.columns:
             groups = [metadata.row_group(i) for i in range(part.start, part.stop)]
             if name not in leaf:  # a column of lists, whose pages do not end where rows do
-                columns.append([Page(one.num_rows, size := _size_of(one, name), size, for_each_row=False) for one in groups])
+                sizes = _sizes(metadata, name)[part.start : part.stop]
+                columns.append(
+                    [Page(one.num_rows, size, size, for_each_row=False) for one, size in zip(groups, sizes, strict=True)]
+                )
                 continue
             try:
                 columns.append([page for one in groups for page in _pages(opened, one.column(leaf[name]), one.num_rows, limit)])
@@ -94,10 +97,12 @@ def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int, l
     return pages if chunk.physical_type == "BYTE_ARRAY" else (Page(page.rows, 0, 8, for_each_row=True) for page in pages)
 
 
-def _size_of(group: pa.parquet.RowGroupMetaData, name: str) -> int:
-    """Bytes of a column in a row group, uncompressed, with all that is nested in it."""
-    chunks = (group.column(i) for i in range(group.num_columns))
-    return sum(one.total_uncompressed_size for one in chunks if f"{one.path_in_schema}.".startswith(f"{name}."))
+def _sizes(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:
+    """Bytes of a column in each row group, uncompressed, with all that is nested in it."""
+    # A row group may lack columns that nobody reads: it is not asked for those.
+    leaves = [i for i in range(metadata.num_columns) if f"{metadata.schema.column(i).path}.".startswith(f"{name}.")]
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return [sum(group.column(i).total_uncompressed_size for i in leaves) for group in groups]
 
 
 def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
@@ -192,8 +197,7 @@ def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Seq
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     with _metadata(file) as metadata:
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        sizes = [sum(_size_of(group, name) for name in file.text_columns) for group in groups]
+        sizes = [sum(sizes) for sizes in zip(*(_sizes(metadata, name) for name in file.text_columns), strict=True)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         if sum(rows) != metadata.num_rows:
             raise OSError(f"its row groups have {sum(rows)} rows, but it says {metadata.num_rows}")

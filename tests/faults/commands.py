@@ -186,29 +186,38 @@ CASES = {
 Facts = dict[str, str]
 
 
+def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """All that is below a directory, by name. Path.rglob would take a third of a trial's time."""
+    with os.scandir(directory) as found:
+        for entry in found:
+            yield above + entry.name, entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from entries(entry.path, f"{above}{entry.name}/")
+
+
 def facts_of(here: Path) -> Facts:
     """Every file by name: its digest, or what of it is the same in each run. Not the records of runs, locks, and what was put
     aside.
     """
     facts = {}
-    for path in sorted(here.rglob("*")):
-        name = path.relative_to(here).as_posix()
-        if {"runs", "_quarantine"} & set(path.parts) or path.name.endswith("lock"):
+    for name, entry in entries(here):
+        if {"runs", "_quarantine"} & set(name.split("/")) or name.endswith("lock"):
             continue
-        if path.is_symlink():
-            facts[name] = os.readlink(path)
-        elif path.is_dir():
+        if entry.is_symlink():
+            facts[name] = os.readlink(entry.path)
+        elif entry.is_dir():
             facts[name] = "directory"
         else:
-            facts[name] = fact_of(name, path.read_bytes())
+            with open(entry.path, "rb") as file:
+                facts[name] = fact_of(name, file.read())
     return facts
 
 
 def state_of(here: Path) -> bytes:
     """The digest of all that decides what readers and the next command meet: files, their modes, locks, what was put aside."""
-    names = [(path.relative_to(here).as_posix(), path.lstat()) for path in sorted(here.rglob("*")) if "runs" not in path.parts]
-    modes = [(name, found.st_mode, found.st_size if name.endswith("lock") else 0) for name, found in names]
-    return hashlib.sha256(repr((modes, facts_of(here))).encode()).digest()
+    found = [(name, entry.stat(follow_symlinks=False)) for name, entry in entries(here) if "runs" not in name.split("/")]
+    modes = [(name, status.st_mode, status.st_size if name.endswith("lock") else 0) for name, status in found]
+    return hashlib.sha256(repr((sorted(modes), sorted(facts_of(here).items()))).encode()).digest()
 
 
 def fact_of(name: str, data: bytes) -> str:

@@ -73,6 +73,12 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_some_seconds_of_fuzzing_find_no_other_faults(tmp_path: Path) -> None:
-    done = fuzz("--seconds", "2", "--seed", "0", "--keep", str(tmp_path), timeout=900)
+@pytest.mark.parametrize(("of_datasets", "runs"), [(False, 250), (True, 12)])
+def test_some_fuzzing_finds_no_other_faults(of_datasets: bool, runs: int, tmp_path: Path) -> None:
+    """As many runs of the same seed on every machine."""
+    from tests.fuzz.targets import TARGETS
+
+    targets = [name for name in TARGETS if name.startswith("dataset-") == of_datasets]
+    options = ("--seconds", "120", "--runs", str(runs), "--seed", "0", "--keep", str(tmp_path))
+    done = fuzz(*options, *targets, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
