@@ -6,6 +6,7 @@ and by a digest of their tokens.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -158,7 +159,10 @@ class _Version(NamedTuple):
             for _, sources in self.documents(i, is_passed_over):
                 counts[i] += np.bincount(sources, minlength=len(self.names))
         firsts = np.append(0, np.cumsum(counts.reshape(-1)))
-        arrays = np.memmap(file, np.uint64, "w+", shape=(2, max(int(firsts[-1]), 1)))
+        shape = (2, max(int(firsts[-1]), 1))
+        if hasattr(os, "posix_fallocate"):  # so that a full disk is an error here, and no signal when memory is written
+            os.posix_fallocate(file.fileno(), 0, 8 * shape[0] * shape[1])
+        arrays = np.memmap(file, np.uint64, "w+", shape=shape)
         keys, digests = arrays[0, : firsts[-1]], arrays[1, : firsts[-1]]
         places = firsts[:-1].reshape(counts.shape).copy()
         for i, split in enumerate(self.splits):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +197,22 @@ def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Pat
     assert (second.outcome, second.changes.documents) == ("published", None)
     assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
     assert [one.came for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
+
+
+def test_a_full_disk_is_told_and_the_version_is_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    text = some_text(10)
+    refreshed(tmp_path, text)
+    del text["3"]
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with caplog.at_level(logging.WARNING):
+        found = refreshed(tmp_path, text)
+    assert (found.outcome, found.changes.documents) == ("published", None)
+    assert "cannot be compared: [Errno 28] No space left on device" in caplog.text
 
 
 def test_segments_are_passed_over_as_often_as_both_sides_have_them() -> None:
