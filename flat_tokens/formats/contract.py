@@ -243,7 +243,7 @@ class Joined:
                 yield from reader.batches(low, high, max_tokens=max_tokens)
 
     def _firsts(self) -> list[int]:
-        return list(itertools.accumulate((reader.seq_count for reader in self.readers[:-1]), initial=0))
+        return list(itertools.accumulate((reader.seq_count for reader in self.readers), initial=0))[:-1]
 
 
 def checked_index(i: int, seq_count: int, where: str) -> int:

@@ -148,6 +148,8 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
             raise ValueError(
                 f"is for {reprlib.repr(loader)}; chunks for TokensLoader are read: optimize(item_loader=TokensLoader())"
             )
+        if not isinstance(chunks, list):
+            raise ValueError(f"has chunks that are no list, but {reprlib.repr(chunks)}")
         dtype = _token_type(config["data_format"])
         return [_chunk(directory, chunk, dtype, compression is not None, options) for chunk in chunks]
     except (KeyError, TypeError, AttributeError) as error:
@@ -170,7 +172,8 @@ def _chunk(store: Store, entry: Any, dtype: np.dtype[Any], packed: bool, options
     name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
     if not contract.is_below(name):
         raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
-    if any(type(number) is not int or not 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens)):
+    are_numbers = all(type(number) is int and 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens))
+    if not are_numbers or (tokens and not count):
         raise ValueError(f"lists {name} with {reprlib.repr(count)} items of {reprlib.repr(tokens)} tokens")
     chunk = Chunk(store, name, count, tokens * dtype.itemsize, dtype, packed)
     return IndexedFile(chunk, count, chunk.entries, options.end_of_text)

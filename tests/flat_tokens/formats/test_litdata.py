@@ -83,6 +83,13 @@ def test_chunks_end_at_the_size_limit_unless_one_document_is_larger(tmp_path: Pa
     assert read(tmp_path)["train"] == [[1] * n for n in (3, 4, 100, 2, 0, 0, 1, 5)]
 
 
+def test_an_index_without_chunks_is_an_empty_split(tmp_path: Path) -> None:
+    export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
+    change(tmp_path / "train", lambda index: index["chunks"].clear())
+    assert open_any(tmp_path).format == "litdata"
+    assert read(tmp_path) == {"train": []}
+
+
 def test_packed_chunks_are_read(tmp_path: Path) -> None:
     export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
     chunk = tmp_path / "train/chunk-0-0.bin"
@@ -106,7 +113,9 @@ def test_packed_chunks_are_read(tmp_path: Path) -> None:
         lambda index: index["chunks"][0].update(dim="3"),
         lambda index: index["chunks"][0].update(dim=2**40),
         lambda index: index["chunks"][0].pop("dim"),
+        lambda index: index["chunks"][0].update(chunk_size=0),
         lambda index: index.update(chunks=None),
+        lambda index: index.update(chunks={}),
         lambda index: index["config"].update(data_format=["no_header_tensor:1"]),
         lambda index: index["config"].update(data_format=["no_header_tensor:x"]),
         lambda index: index["config"].update(data_format=["int", "str"]),
