@@ -27,6 +27,8 @@ from flat_tokens.stores.store import Store, StoredObject
 TOKENS, METADATA = ".npy", ".csv.gz"
 LINES_AT_A_TIME = 1 << 16
 TEXT_AT_A_TIME = 1 << 20
+ALWAYS_TEXT, TEXT_A_BYTE = 64 << 20, 64
+"""Bytes of text that metadata may have anyway, and for each byte of tokens: documents may be empty, but not without end."""
 WIDTHS = (2, 4, 1, 8)
 TENS = 10 ** np.arange(18, -1, -1, dtype=np.int64)
 BOUNDS = re.compile(rb"(?:[0-9]{1,18},[0-9]{1,18}\n)*")
@@ -107,7 +109,7 @@ def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
     behind the other, from 0 to at most *most*.
     """
     found, end = array("Q", [0]), 0
-    for lines in _text(store, key, (64 << 20) + 64 * most):
+    for lines in _text(store, key, ALWAYS_TEXT + TEXT_A_BYTE * most):
         if BOUNDS.fullmatch(lines) is None:
             lines = MORE_COLUMNS.sub(rb"\1", lines)
         if (matched := BOUNDS.match(lines)) is None or matched.end() != len(lines):

@@ -78,12 +78,17 @@ def test_dolmas_lines_have_more_columns(tmp_path: Path) -> None:
         (b"0;6\n", "has the line b'0;6'"),
         (b"0,6,\xff\n\n", "has the line b''"),
         (b"1" * (3 << 20), "has a line that is no line of two numbers"),
-        (b"0,0\n" * (20 << 20), "has more than 67109632 bytes of text"),
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=rf"a\.csv\.gz: .*{complaint}"):
         open_any(metadata(tmp_path, text))
+
+
+def test_metadata_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALWAYS_TEXT", 1000)
+    with pytest.raises(ValueError, match=r"a\.csv\.gz: cannot be read as gzipped lines \(has more than 1768 bytes of text\)"):
+        open_any(metadata(tmp_path, b"0,0\n" * 1000))
 
 
 def test_damaged_metadata_are_refused(tmp_path: Path) -> None:
