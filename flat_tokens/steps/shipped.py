@@ -102,6 +102,9 @@ class Normalize:
             raise ValueError("nfc and line_ends are true or false")
         if not (nfc or line_ends):
             raise ValueError("nfc and line_ends are both false: it would do nothing")
+        # Before 26, pyarrow took characters apart for NFC, and did not put them together again.
+        if nfc and _nfc(pa.array(["e\u0301"], pa.large_string()))[0].as_py() != "\u00e9":
+            raise ValueError(f"pyarrow {pa.__version__} gives no NFC: install 26 or newer, or set nfc to false")
         self._nfc, self._line_ends = nfc, line_ends
 
     def __call__(self, documents: pa.RecordBatch) -> Outcome:
@@ -109,5 +112,9 @@ class Normalize:
         if self._line_ends:
             texts = pa.compute.replace_substring(pa.compute.replace_substring(texts, "\r\n", "\n"), "\r", "\n")
         if self._nfc:
-            texts = pa.compute.utf8_normalize(texts, form="NFC")
+            texts = _nfc(texts)
         return Outcome(text=texts)
+
+
+def _nfc(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    return pa.compute.utf8_normalize(texts, form="NFC")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.steps
-from flat_tokens.steps import SHIPPED, Outcome, Stepped, Steps, open_steps
+from flat_tokens.steps import SHIPPED, Outcome, Stepped, Steps, open_steps, shipped
 from tests.examples import examples
 
 
@@ -83,6 +83,17 @@ def test_a_pattern_takes_linear_time() -> None:
     assert taken([asked("pattern", drop="(a*)*b")], "a" * 100_000).keep.tolist() == [True]
 
 
+COMPOSES = pytest.mark.skipif(int(pa.__version__.partition(".")[0]) < 26, reason="pyarrow gives no NFC before 26")
+
+
+def test_a_pyarrow_that_gives_no_nfc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "_nfc", lambda texts: texts)
+    with pytest.raises(ValueError, match=r"step 'normalize': pyarrow .* gives no NFC: install 26"):
+        open_steps([asked("normalize")])
+    assert taken([asked("normalize", nfc=False)], "e\u0301\r").texts.to_pylist() == ["e\u0301\n"]
+
+
+@COMPOSES
 def test_normalize_gives_nfc_and_newlines() -> None:
     found = taken([asked("normalize")], "e\u0301\r\nx\ry\n", "same\n", "\r\r\n")
     assert found.texts.to_pylist() == ["é\nx\ny\n", "same\n", "\n\n"]
@@ -94,6 +105,7 @@ def test_normalize_gives_nfc_and_newlines() -> None:
 ASSIGNED = st.characters(exclude_categories=("Cn", "Cs", "Co"))
 
 
+@COMPOSES
 @given(st.lists(st.text(ASSIGNED | st.sampled_from("e\u0301\u0327\u1100\u1161\u11a8\0"), max_size=12), max_size=6))
 @examples(200)
 def test_nfc_is_pythons(texts: list[str]) -> None:
@@ -101,6 +113,7 @@ def test_nfc_is_pythons(texts: list[str]) -> None:
     assert found.texts.to_pylist() == [unicodedata.normalize("NFC", text) for text in texts]
 
 
+@COMPOSES
 def test_steps_are_taken_one_after_the_other() -> None:
     """A later one sees what the earlier ones leave, and each counts its own."""
     steps = [asked("length", max_bytes=4), asked("normalize"), asked("pattern", drop="é"), asked("pattern", keep="x")]
@@ -110,6 +123,7 @@ def test_steps_are_taken_one_after_the_other() -> None:
     assert dict(found.skipped) == {"length.max_bytes": 1, "pattern.drop": 2, "pattern-2.keep": 1}
 
 
+@COMPOSES
 def test_no_documents_are_no_error() -> None:
     everything = [asked("length", min_bytes=1), asked("pattern", keep="x"), asked("normalize")]
     found = taken(everything)
@@ -117,6 +131,7 @@ def test_no_documents_are_no_error() -> None:
     assert taken(everything, "y").texts.to_pylist() == []
 
 
+@COMPOSES
 @given(
     st.lists(st.text(st.sampled_from("ab\r\né"), max_size=6), max_size=12),
     st.lists(st.integers(0, 12), max_size=3),
