@@ -156,6 +156,7 @@ def test_a_run_can_be_watched(service: Service) -> None:
         ("fruit-split", "progress"),
         ("fruit-summary", "markdown"),
         ("fruit-refresh", "markdown"),
+        ("fruit-refreshes", "markdown"),
         ("dataset-fruit", "markdown"),
     }
     assert [float(artifacts[f"fruit-{stage}"]["data"]) for stage in ("download", "tokenize", "split")] == [100.0] * 3

@@ -41,7 +41,7 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
 
 @pytest.mark.parametrize(
     ("name", "every"),
-    [("kills", 50), ("faults", 200), ("elsewhere", 300), ("lasting", 80), ("power", 150), ("readers", 10)],
+    [("kills", 100), ("faults", 400), ("elsewhere", 900), ("lasting", 160), ("power", 300), ("readers", 10)],
 )
 def test_a_sample(name: str, every: int) -> None:
     assert [flaw for flaw in campaign(name, "--every", str(every)) if not flaw["known"]] == []
@@ -49,7 +49,7 @@ def test_a_sample(name: str, every: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "under", "every"),
-    [("stores", "build, s3|gc, gs", 20), ("together", "two different builds, s3|gc and the build of a new version, gs", 50)],
+    [("stores", "build, s3|gc, gs", 40), ("together", "two different builds, s3|gc and the build of a new version, gs", 50)],
 )
 def test_a_sample_on_stores(name: str, under: str, every: int) -> None:
     assert [flaw for flaw in campaign(name, "--under", under, "--every", str(every)) if not flaw["known"]] == []
