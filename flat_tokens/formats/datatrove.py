@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, narrow_dtype
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -41,19 +41,14 @@ class Datatrove(contract.Options):
             raise ValueError(f"tokenizer is {self.tokenizer!r}, but it is a name without | and without line breaks")
 
 
-def token_dtype(splits: Splits, options: Datatrove) -> np.dtype[Any]:
-    """The type of the tokens, as datatrove chooses it."""
-    return np.dtype("<u2" if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) <= 1 << 16 else "<u4")
-
-
 def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
     """A directory a split: datatrove's own readers take all files of a directory."""
-    token_dtype(splits, options)
+    narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
     return contract.plan_files(splits, options.tokens_per_file, "{split}/{i:05d}_{split}.ds")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
-    dtype = token_dtype(splits, options)
+    dtype = narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
     documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
         for tokens in contract.ahead(documents.tokens(dtype)):

@@ -126,6 +126,11 @@ def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -
     return highest + 1 if size is None else size
 
 
+def narrow_dtype(splits: Splits, size: int | None, end_of_text: int | None) -> np.dtype[Any]:
+    """The type of the tokens, as datatrove and OLMo-core take it from a vocabulary: two bytes for up to 65,536 ids, else four."""
+    return np.dtype("<u2" if vocabulary_size(splits, size, end_of_text) <= 1 << 16 else "<u4")
+
+
 @dataclass(frozen=True)
 class Documents:
     """Sequences ``start:stop`` of a split as an exporter writes them, each closed by *end_of_text* if that is set.

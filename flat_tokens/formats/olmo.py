@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, narrow_dtype
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -49,20 +49,15 @@ class Olmo(contract.Options):
     tokens_per_file: int | None = None
 
 
-def token_dtype(splits: Splits, options: Olmo) -> np.dtype[Any]:
-    """The type of the tokens, as OLMo-core takes it from its tokenizer's vocabulary."""
-    return np.dtype("<u2" if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) <= 1 << 16 else "<u4")
-
-
 def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
-    token_dtype(splits, options)
+    narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
     return contract.plan_files(splits, options.tokens_per_file, "{split}/part-{i:05d}.npy")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
     documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
-        for tokens in contract.ahead(documents.tokens(token_dtype(splits, options))):
+        for tokens in contract.ahead(documents.tokens(narrow_dtype(splits, options.vocabulary_size, options.end_of_text))):
             tokens_writer.write(tokens)
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)  # gzip, without a time in its header
     with store.create(file.key.removesuffix(TOKENS) + METADATA) as writer:

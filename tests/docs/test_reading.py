@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
 import pytest
-import yaml
 
 from tests.docs.programs import ROOT, Program, printed_by, programs
-from tests.flat_tokens.demo import build_dataset
 
 TEXT = (ROOT / "docs" / "reading.md").read_text()
 PROGRAMS = programs(TEXT)
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make demo` builds."""
-    settings = yaml.safe_load((ROOT / "deployments" / "demo" / "demo.yaml").read_text())
-    output = tmp_path_factory.mktemp("demo") / settings.pop("output")
-    with contextlib.chdir(ROOT):  # its paths are relative to the checkout
-        build_dataset(output, **settings)
-    return output
 
 
 @pytest.fixture(scope="module")

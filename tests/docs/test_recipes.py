@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -12,10 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.docs.programs import ROOT
-from tests.flat_tokens.demo import build_dataset
 
 RECIPES = ROOT / "docs" / "recipes"
 PAGES = sorted(path.name for path in RECIPES.glob("*.md") if path.name != "README.md")
@@ -55,16 +52,6 @@ def run(command: list[str], directory: Path, stand_ins: bool = False) -> str:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make demo` builds."""
-    settings = yaml.safe_load((ROOT / "deployments" / "demo" / "demo.yaml").read_text())
-    output = tmp_path_factory.mktemp("demo") / settings.pop("output")
-    with contextlib.chdir(ROOT):  # its paths are relative to the checkout
-        build_dataset(output, **settings)
-    return output
 
 
 def test_every_page_is_listed_and_every_program_says_what_it_prints() -> None:
