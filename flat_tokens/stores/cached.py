@@ -161,6 +161,7 @@ class Units:
         self._lock = threading.Lock()
         self._memory: collections.OrderedDict[Unit, bytes] = collections.OrderedDict()
         self._memory_bytes = 0
+        self._unkept_units: dict[Unit, bytes] = {}
         self._coming: dict[Unit, Fetch] = {}
         self._asked_ahead: dict[Unit, None] = {}
         self._due: collections.deque[Fetch] = collections.deque()
@@ -233,7 +234,8 @@ class Units:
         with self._lock:
             if (data := self._memory.get(unit)) is not None:
                 self._memory.move_to_end(unit)
-            return data
+                return data
+            return self._unkept_units.get(unit)  # a slow disk has not got it yet
 
     def _begin(self, unit: Unit, chunks: Chunks, line: collections.deque[Fetch]) -> tuple[Fetch, bool]:
         """The fetch of a unit; a new one, at the end of *line*, if there is none. And whether it is new."""
@@ -284,16 +286,20 @@ class Units:
             if is_new and self._unkept_bytes < self._most_bytes:
                 with self._lock:
                     self._unkept_bytes += len(data)
+                    self._unkept_units[fetch.unit] = data
                 self._unkept.put((self, fetch, data))
             else:  # it is on the disk, or the disk is far behind
                 fetch.is_settled.set()
 
     def keep(self, fetch: Fetch, data: bytes) -> None:
         """Hand a unit to the disk."""
-        self.disk.add(self._name(fetch.unit), data)
-        with self._lock:
-            self._unkept_bytes -= len(data)
-        fetch.is_settled.set()
+        try:
+            self.disk.add(self._name(fetch.unit), data)
+        finally:
+            with self._lock:
+                self._unkept_bytes -= len(data)
+                self._unkept_units.pop(fetch.unit, None)
+            fetch.is_settled.set()
 
     def _end(self, fetch: Fetch, data: bytes | None, error: BaseException | None) -> bool:
         """Whether this attempt is the one that counts."""

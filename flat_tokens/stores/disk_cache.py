@@ -39,6 +39,8 @@ DATA_BYTES = PAGE_BYTES - 4
 LOCK = "lock"
 UNIT = re.compile("[0-9a-f]{32}(-[0-9a-f]+){2}")
 """The names of units: no other file of the directory is ever removed."""
+PARTS = 1024
+"""Parts of a file that the system takes by one call."""
 SUM = struct.Struct("<QI")
 OWN_BYTES = 1 << 14
 """For the directory and the lock, which count too."""
@@ -103,20 +105,22 @@ class DiskCache:
 
     def add(self, unit: str, data: bytes) -> None:
         """Keep a unit, if it is not there yet. Others go for it."""
-        pages = _pages(unit, data)
-        if self._is_broken or OWN_BYTES + _taken(len(pages)) > self.most_bytes or self.find(unit, 0, len(data)) is not None:
+        parts = list(_pages(unit, data))
+        size = sum(part.nbytes for part in parts)
+        if self._is_broken or OWN_BYTES + _taken(size) > self.most_bytes or self.find(unit, 0, len(data)) is not None:
             return
         try:
             with self._locked() as lock:
                 with contextlib.suppress(FileNotFoundError):  # damaged: the sum stays too high until the next count
                     os.unlink(self._path(unit))
                 total = self._recorded(lock)
-                if total is None or total + _taken(len(pages)) > self.most_bytes:
-                    total = self._make_room(_taken(len(pages)))
-                self._record(lock, total + _taken(len(pages)))
+                if total is None or total + _taken(size) > self.most_bytes:
+                    total = self._make_room(_taken(size))
+                self._record(lock, total + _taken(size))
                 try:
                     with open(self._path(unit), "xb", buffering=0) as file:
-                        if file.write(pages) < len(pages):
+                        written = [os.writev(file.fileno(), parts[k : k + PARTS]) for k in range(0, len(parts), PARTS)]
+                        if sum(written) < size:
                             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path(unit))
                 except OSError:
                     with contextlib.suppress(OSError):
@@ -192,13 +196,16 @@ class DiskCache:
             logger.warning("%s: the cache keeps nothing more, and what it lacks is fetched each time: %s", self.directory, error)
 
 
-def _pages(unit: str, data: bytes) -> bytes:
-    seed = google_crc32c.value(unit.encode())
-    parts = [data[start : start + DATA_BYTES] for start in range(0, len(data), DATA_BYTES)]
-    return b"".join(piece for number, part in enumerate(parts) for piece in (part, _checksum(seed, number, part)))
+def _pages(unit: str, data: bytes) -> Iterator[memoryview]:
+    """The data and the checksum of each page. The data are not copied."""
+    seed, view = google_crc32c.value(unit.encode()), np.frombuffer(data, np.uint8)
+    for number in range(-(-len(data) // DATA_BYTES)):
+        part = view[number * DATA_BYTES : (number + 1) * DATA_BYTES]
+        yield part.data
+        yield memoryview(_checksum(seed, number, part))
 
 
-def _checksum(seed: int, number: int, data: bytes | npt.NDArray[np.uint8]) -> bytes:
+def _checksum(seed: int, number: int, data: npt.NDArray[np.uint8]) -> bytes:
     return int(google_crc32c.extend(google_crc32c.extend(seed, number.to_bytes(4, "little")), data)).to_bytes(4, "little")
 
 

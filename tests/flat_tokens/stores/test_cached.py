@@ -77,6 +77,29 @@ def test_a_cache_too_small_for_the_dataset_keeps_its_bound(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= max(most_bytes, 12)
 
 
+def test_what_a_slow_disk_has_not_got_yet_is_not_fetched_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_handed_over, may_write = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        is_handed_over.set()
+        may_write.wait(60)
+
+    train = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY, read_ahead=0).train
+    store = cast("cached.CachedStore", train.encoded_tokens.store)
+    first, second, *_ = units = store.units_of([("c/0", 0, 3 << 20)])
+    monkeypatch.setattr(cached.DiskCache, "add", wait)
+    monkeypatch.setattr(store.units, "_most_bytes", first.stop)  # of one unit
+    store.fetch_ahead(units[:1])
+    assert is_handed_over.wait(60)
+    store.read_range("c/0", second.start, second.stop)  # takes its place
+    before = len(asked_for())
+    assert len(store.read_range("c/0", 0, first.stop)) == first.stop
+    assert len(asked_for()) == before
+    may_write.set()
+
+
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_damaged_cache_is_fetched_again(root: Path, tmp_path: Path, layout: LayoutName, damage: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import io
 import multiprocessing
 import os
 import signal
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -163,28 +162,16 @@ def dies_at(call: int, directory: Path, room: int) -> None:
             os._exit(9)
         return function(*arguments, **options)
 
-    class Half:
-        def __init__(self, file: Any) -> None:
-            self.file = file
+    def half(file: int, parts: list[Any]) -> int:
+        if calls == call - 1:
+            write(file, parts[: len(parts) // 2])
+        return cast("int", deadly(write, file, parts))
 
-        def __enter__(self) -> Half:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> int:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                self.file.write(data[: len(data) // 2])
-                os._exit(9)
-            return int(self.file.write(data))
-
+    write = os.writev
+    os.writev = half  # type: ignore[assignment]
     for function in ("open", "pwrite", "ftruncate", "unlink", "utime"):
         setattr(os, function, partial(deadly, getattr(os, function)))
-    opened = builtins.open
-    builtins.open = lambda *a, **k: Half(deadly(opened, *a, **k))  # type: ignore[assignment]
+    builtins.open = partial(deadly, builtins.open)
     cache = DiskCache(directory, bound(room))
     for number in range(10, 14):
         cache.add(name(number), content(number))
@@ -281,23 +268,13 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
         return opened(path, flags, *mode, **options)
 
-    class Full:
-        def __init__(self, *arguments: Any, **_: Any) -> None:
-            self.file = io.FileIO(arguments[0], "x")
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> int:
-            if fault == "full":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return self.file.write(data[:5000])
+    def full(file: int, parts: list[Any]) -> int:
+        if fault == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(file, parts[0][:5000])
 
     if fault in ("full", "no byte more"):
-        monkeypatch.setattr(disk_cache, "open", Full, raising=False)
+        monkeypatch.setattr(os, "writev", full)
     elif fault == "read-only":
         monkeypatch.setattr(os, "open", read_only)
     else:
