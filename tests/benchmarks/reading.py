@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 
 import flat_tokens
-from flat_tokens import TokenBatch, write_dataset
+from flat_tokens import Ledger, Mixture, Schedule, TokenBatch, write_dataset
 from flat_tokens.arrays.layouts import LAYOUTS
 from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
 from tests.proxy import proxy
@@ -242,6 +242,26 @@ def loader(bench: Bench, scratch: Path) -> Grid:
     return Grid(["", "ms a batch", "GB/s of 4-byte tokens"], rows, above)
 
 
+def mixed(bench: Bench, scratch: Path, passes: int) -> Grid:
+    """The same two sources, mixed in several ways. Steps behind all edits."""
+    view = flat_tokens.open(scratch / "mmap").train.packed(LENGTH)
+    ledger = Ledger.create(scratch / "run.json", {"one": (view, 0.7), "other": (view, 0.3)}, BATCH)
+    for step, weight in ((10, 0.5), (20, 0.6), (30, 0.7)):
+        ledger.edit(step, {"one": weight, "other": 1 - weight})
+    ramp = Schedule([(0, 0.7), (100_000, 0.9)])
+    mixtures = {
+        "`Mixture`, constant weights": Mixture({"one": (view, 0.7), "other": (view, 0.3)}, BATCH),
+        "`Mixture`, a weight that grows evenly": Mixture({"one": (view, ramp), "other": (view, 0.3)}, BATCH),
+        "`Ledger` with three edits": ledger.mixture(),
+        "`Ledger` with three edits, and `digest`": ledger.mixture(),
+    }
+    steps = list(range(40, 40 + bench.size(100, 5)))
+    sides = {name: each(mixture.__getitem__, steps) for name, mixture in mixtures.items()}
+    *_, last = mixtures
+    sides[last] = each(mixtures[last].digest, steps)
+    return compared(f"Batches of {BATCH} x {LENGTH:,} tokens of two sources, without threads:", best(sides, passes))
+
+
 OPEN = """
 import re, sys, time
 import flat_tokens
@@ -336,7 +356,7 @@ def remote(scratch: Path, passes: int) -> Grid:
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), opening(bench, scratch)]
-    grids.append(remote(scratch, passes))
+    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), mixed(bench, scratch, passes)]
+    grids += [opening(bench, scratch), remote(scratch, passes)]
     bench.fresh("reading")
     return grids
