@@ -39,6 +39,7 @@ from serve import arguments  # noqa: E402
 from flows.commands.build import read_config  # noqa: E402
 from flows.credentials import VARIABLE  # noqa: E402
 from flows.watch.progress import tags_of  # noqa: E402
+from tasks.config import size_for_people  # noqa: E402
 
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
@@ -94,14 +95,33 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
         "name": config.name,
         "description": f"Refreshes {config.output}, as {path.name} says; does nothing where nothing changed.",
         "tags": [*refresh["tags"], *tags_of(config)],
-        "parameters": {"config": config.model_dump(mode="json", exclude_unset=True), **kept},
+        "parameters": {"config": config.model_dump(mode="json", exclude_unset=True, exclude_none=True), **kept},
         "schedules": [when] if when else [],
     }
 
 
 def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
     """The parameters of a flow as a JSON schema. The server refuses any other parameter before it creates a run."""
-    return {**parameter_schema(flow).model_dump(), "additionalProperties": False}
+    schema = parameter_schema(flow).model_dump()
+    models = {name: _with_plain_fields(model) for name, model in schema["definitions"].items()}
+    return {**_with_plain_fields(schema), "definitions": models, "additionalProperties": False}
+
+
+def _with_plain_fields(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "properties": {name: _plain(field) for name, field in schema.get("properties", {}).items()}}
+
+
+def _plain(field: dict[str, Any]) -> dict[str, Any]:
+    """A field that is left empty rather than switched to None; a size as people write it; and what a group of fields holds by
+    itself is told by each of them.
+    """
+    kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
+    default = field.get("default")
+    if len(kinds) == 1 and default is None and "$ref" not in kinds[0]:
+        return {**kinds[0], **{name: value for name, value in field.items() if name not in ("anyOf", "default")}}
+    if [kind.get("type") for kind in kinds] == ["string", "integer"] and isinstance(default, int):
+        return {**field, "default": size_for_people(default)}
+    return {name: value for name, value in field.items() if not (name == "default" and "$ref" in field)}
 
 
 def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
-from tasks.locations import Location, Output, Unsigned, local_path, place_of, plain_location, readable
+from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, local_path, place_of, plain_location, readable
 from tasks.models import Model
 
 
@@ -37,6 +37,14 @@ def byte_count(value: Any) -> Any:
     if count != int(count):
         raise ValueError("should be a whole number of bytes")
     return int(count)
+
+
+def size_for_people(count: int) -> str:
+    """The shortest size that is *count* bytes: the inverse of ``byte_count``."""
+    units = [(1 << 10 * k, f" {prefix}iB") for k, prefix in enumerate("KMGT", 1)] + [
+        (1000**k, f" {p}B") for k, p in enumerate("kMGT", 1)
+    ]
+    return min((f"{count // unit}{name}" for unit, name in [(1, ""), *units] if count % unit == 0), key=len)
 
 
 SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i)?)?B?"
@@ -82,11 +90,20 @@ class Source(Model):
         }
     )
 
-    name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
-    path: Location | None = Field(None, description="Files: a file, a directory, a glob or a URL (gs://, s3://, hf://, https://)")
+    path: Location | None = Field(
+        None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
+    )
     hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
-    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
+    id_column: str | None = Field(
+        None, min_length=1, description="The column that names a document, such as id; without it, its text does"
+    )
+    name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
+    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
+    validation_split: str | None = Field(
+        None, min_length=1, description="An existing split of the source that becomes the validation split, whole"
+    )
+    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
     prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
     completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text behind it, which counts")
     messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
@@ -95,7 +112,6 @@ class Source(Model):
     chat_date: str | None = Field(
         None, pattern=r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$", description="With messages: the day, to a template that asks for it"
     )
-    id_column: str | None = Field(None, min_length=1, description="Identity of a document; without it, its content")
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
     )
@@ -104,10 +120,6 @@ class Source(Model):
         ge=1,
         le=1 << 40,
         description="Bytes of text that a byte of a compressed or Parquet file may stand for; 500 without it",
-    )
-    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
-    validation_split: str | None = Field(
-        None, min_length=1, description="An existing split of the source that becomes the validation split, whole"
     )
 
     @model_validator(mode="after")
@@ -148,12 +160,21 @@ class Source(Model):
         return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []))
 
 
+TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository"
+
+
+def or_name(schema: dict[str, Any]) -> None:
+    """Let a schema of a tokenizer take its name alone, which is what the form asks for first."""
+    name = {"type": "string", "title": "name", "minLength": 1, "pattern": WITHOUT_SECRETS}
+    schema["anyOf"] = [name, {"$ref": schema.pop("$ref"), "title": "and settings"}]
+
+
 class TokenizerConfig(Model):
     """A tokenizer by name, or by the file that defines it."""
 
     name: Unsigned = Field(
         min_length=1,
-        description="A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository",
+        description=TOKENIZERS,
     )
     pattern: str | None = Field(None, description=".tiktoken files: the split pattern, or the encoding whose it is")
     revision: str | None = Field(None, description="Hub repositories: branch, tag or commit")
@@ -243,33 +264,33 @@ class GroupPolicy(Model):
 class BuildConfig(Model):
     """The settings of a build."""
 
-    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
+    output: Output = Field(description="Directory or URL, such as /data/web: versions, token shards and the pointer lie below it")
     name: str = Field(
         "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
-    tokenizer: TokenizerConfig = Field(title="Tokenizer", description="What makes tokens of text")
-    documents: DocumentPolicy = Field(
-        DocumentPolicy(), title="Documents", description="What happens to documents before they are tokenized"
-    )
+    tokenizer: TokenizerConfig = Field(title="Tokenizer", description=TOKENIZERS, json_schema_extra=or_name)
     validation_fraction: Share = Field(
         0.005, description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split"
     )
-    split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
+    licence: Licence | None = Field(
+        None, description="As the hub names licences, such as cc-by-4.0; for the card of a publication"
+    )
+    workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
+    documents: DocumentPolicy = Field(
+        DocumentPolicy(), title="Documents", description="What happens to documents before they are tokenized"
+    )
+    split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     slice_bytes: Size = Field(
         128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume, such as 128 MB"
     )
-    workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
     runner: Literal["threads", "groups", "ray"] = Field(
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
     )
     groups: GroupPolicy = Field(GroupPolicy(), title="Groups", description="With runner groups: how much work is a run")
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
-    licence: Licence | None = Field(
-        None, description="As the hub names licences, such as cc-by-4.0; for the card of a publication"
-    )
 
     @model_validator(mode="before")
     @classmethod

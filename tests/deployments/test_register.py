@@ -140,16 +140,13 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
     assert fields["DocumentPolicy.on_bad"]["enum"] == ["error", "skip", "replace"]
     assert fields["Source.format"]["enum"] == ["auto", "parquet", "jsonl", "text", "arrow", "csv"]
     assert (fields["BuildConfig.validation_fraction"]["minimum"], fields["BuildConfig.validation_fraction"]["maximum"]) == (0, 1)
-    assert fields["BuildConfig.workers"]["anyOf"][0] == {"minimum": 1, "maximum": 256, "type": "integer"}
-    without_default = [path for path, field in fields.items() if path.count(".") and "default" not in field]
-    assert without_default == [
-        "BuildConfig.output",
-        "BuildConfig.sources",
-        "BuildConfig.tokenizer",
-        "DocumentStep.use",
-        "HubDataset.path",
-        "TokenizerConfig.name",
-    ]
+    workers = {"minimum": 1, "maximum": 256, "type": "integer", "title": "Workers"}  # empty, not switched to None
+    assert {name: value for name, value in fields["BuildConfig.workers"].items() if name != "description"} == workers
+    assert fields["BuildConfig.slice_bytes"]["default"] == "128 MB"
+    assert fields["DocumentPolicy.max_bytes"]["default"] == "256 MiB"
+    assert fields["BuildConfig.tokenizer"]["anyOf"][0]["type"] == "string"  # a name, before all settings
+    assert list(config["properties"])[:4] == ["output", "name", "sources", "tokenizer"]
+    assert list(schema["definitions"]["Source"]["properties"])[:4] == ["path", "hub", "text_column", "id_column"]
 
 
 def test_the_form_of_an_export_lists_the_formats() -> None:
@@ -368,6 +365,13 @@ def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
     assert re.fullmatch(r"next run \d{4}-\d\d-\d\d \d\d:\d\d UTC", told)
     (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
     assert list(remarks(None, {}, [paused])) == ["paused"]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", {"name": "bytes"}, {"name": "x.tiktoken", "pattern": "cl100k_base"}])
+def test_the_form_takes_a_tokenizer_by_name_or_with_settings(tokenizer: str | dict[str, Any]) -> None:
+    config = {"output": "/out", "sources": [{"path": "/in"}], "tokenizer": tokenizer}
+    assert not validate({"config": config}, run_form(build_dataset), preprocess=True)
+    assert validate({"config": {**config, "tokenizer": ""}}, run_form(build_dataset), preprocess=True)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import flat_tokens
 import tasks.derive.imports
 import tasks.shards.write
+import tasks.tokenize.tokenizers
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
@@ -463,7 +464,10 @@ class Bench:
 
 
 def command(words: Words, watch: Watch | None = None) -> Ran:
-    """Run a command of the product in this process."""
+    """Run a command of the product in this process, a child. The process in which a file's tokenizer is tried sees no fault and
+    takes seconds: it is left out.
+    """
+    tasks.tokenize.tokenizers.try_out = lambda _: None
     if watch is not None:
         watch.install()
     try:

@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.config import BuildConfig, DocumentPolicy, HubDataset, Source, TokenizerConfig, available_cores
+from tasks.config import (
+    BuildConfig,
+    DocumentPolicy,
+    HubDataset,
+    Source,
+    TokenizerConfig,
+    available_cores,
+    byte_count,
+    size_for_people,
+)
 from tasks.faults import faults_of
 from tasks.locations import plain_location
 from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
@@ -278,3 +287,13 @@ def test_a_size_that_is_none_is_refused(told: str | bool) -> None:
     config = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes", "slice_bytes": told}
     with pytest.raises(ValidationError, match="slice_bytes"):
         BuildConfig.model_validate(config)
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_size_for_people_is_the_same_size(count: int) -> None:
+    assert byte_count(size_for_people(count)) == count
+
+
+def test_sizes_for_people_are_short() -> None:
+    sizes = {128_000_000: "128 MB", 256 << 20: "256 MiB", 8 << 30: "8 GiB", 32_000_000_000: "32 GB", 1500: "1500", 0: "0"}
+    assert {count: size_for_people(count) for count in sizes} == sizes
