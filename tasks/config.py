@@ -166,11 +166,19 @@ TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a to
 def or_name(schema: dict[str, Any]) -> None:
     """Let a schema of a tokenizer take its name alone, which is what the form asks for first."""
     name = {"type": "string", "title": "name", "minLength": 1, "pattern": WITHOUT_SECRETS}
-    schema["anyOf"] = [name, {"$ref": schema.pop("$ref"), "title": "and settings"}]
+    schema["anyOf"] = [name, {"$ref": schema.pop("$ref")}]
+
+
+def or_none(schema: dict[str, Any]) -> None:
+    """Let the form show a group of settings only to who wants to change one."""
+    schema["anyOf"] = [{"type": "null", "title": "as usual"}, {"$ref": schema.pop("$ref")}]
+    schema["default"] = None
 
 
 class TokenizerConfig(Model):
     """A tokenizer by name, or by the file that defines it."""
+
+    model_config = ConfigDict(title="with settings")
 
     name: Unsigned = Field(
         min_length=1,
@@ -220,6 +228,8 @@ class DocumentStep(Model):
 class DocumentPolicy(Model):
     """Treatment of documents before they are tokenized."""
 
+    model_config = ConfigDict(title="with settings")
+
     on_bad: Literal["error", "skip", "replace"] = Field(
         "error",
         description="error: stop, naming file and row. skip: leave out and count. replace: U+FFFD for what is not Unicode; "
@@ -244,6 +254,8 @@ class DocumentPolicy(Model):
 
 class GroupPolicy(Model):
     """How a build is spread over the workers of a pool: slices go to them in groups, each a run of its own."""
+
+    model_config = ConfigDict(title="with settings")
 
     threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
     slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
@@ -279,7 +291,10 @@ class BuildConfig(Model):
     )
     workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
     documents: DocumentPolicy = Field(
-        DocumentPolicy(), title="Documents", description="What happens to documents before they are tokenized"
+        DocumentPolicy(),
+        title="Documents",
+        description="What happens to documents before they are tokenized",
+        json_schema_extra=or_none,
     )
     split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
     slice_bytes: Size = Field(
@@ -288,17 +303,19 @@ class BuildConfig(Model):
     runner: Literal["threads", "groups", "ray"] = Field(
         "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
     )
-    groups: GroupPolicy = Field(GroupPolicy(), title="Groups", description="With runner groups: how much work is a run")
+    groups: GroupPolicy = Field(
+        GroupPolicy(), title="Groups", description="With runner groups: how much work is a run", json_schema_extra=or_none
+    )
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="before")
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """``source: {...}`` for a single source; ``tokenizer: NAME`` for its name alone."""
+        """``source: {...}`` for a single source; ``tokenizer: NAME`` for its name alone; null for settings as they are."""
         if not isinstance(value, dict):
             return value
-        value = dict(value)
+        value = {name: of for name, of in value.items() if of is not None or name not in ("documents", "groups")}
         if "source" in value and "sources" in value:
             raise ValueError("there are both 'source' and 'sources'; list all of them in 'sources'")
         if "source" in value:

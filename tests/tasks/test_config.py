@@ -297,3 +297,9 @@ def test_a_size_for_people_is_the_same_size(count: int) -> None:
 def test_sizes_for_people_are_short() -> None:
     sizes = {128_000_000: "128 MB", 256 << 20: "256 MiB", 8 << 30: "8 GiB", 32_000_000_000: "32 GB", 1500: "1500", 0: "0"}
     assert {count: size_for_people(count) for count in sizes} == sizes
+
+
+def test_null_leaves_a_group_of_settings_as_it_is() -> None:
+    """So the form submits groups that nobody has opened."""
+    settings: dict[str, Any] = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes"}
+    assert BuildConfig(**settings, documents=None, groups=None) == BuildConfig(**settings)
