@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
+from flat_tokens.columns import columns_of
 from flat_tokens.manifest import ENTRY_BYTES, LINK, MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, check_pointer, manifest_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.local import kind_of, real_path
@@ -147,6 +148,7 @@ def check_published(
             split = open_split(store / name)
             if level == "full":
                 yield from check_split(split, seen)
+                yield from columns_of(store, described, name).faults()
         except (ValueError, FileNotFoundError) as error:
             yield str(error)
 

@@ -51,7 +51,7 @@ TOTALS: dict[str, Any] = {
     **dict.fromkeys(SPLITS, COUNTS),
     "documents?": {**DOCUMENTS, "by_source?": [{"name": str, **DOCUMENTS}]},
 }
-SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "objects": [STORED]}
+SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "columns?": {}, "objects": [STORED]}
 """Readers of a manifest rely on these. Of a name with ``?`` the value may be missing or null; there may be other names."""
 
 
@@ -60,8 +60,16 @@ def split_attributes(max_token_id: int, masked: bool) -> dict[str, Any]:
     return {"max_token_id": max_token_id, **({LOSS_MASK: True} if masked else {})}
 
 
-def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layout: str, provenance: dict[str, Any]) -> bytes:
-    """The manifest's bytes: the dataset's origin and every object's size and digest, except the root's metadata."""
+def manifest_bytes(
+    objects: Iterable[StoredObject],
+    totals: dict[str, Any],
+    layout: str,
+    provenance: dict[str, Any],
+    columns: Mapping[str, str] | None = None,
+) -> bytes:
+    """The manifest's bytes: the dataset's origin and every object's size and digest, except the root's metadata. *columns*: the
+    kinds of those that are kept.
+    """
     return to_json(
         {
             "format": "flat-tokens",
@@ -69,6 +77,7 @@ def manifest_bytes(objects: Iterable[StoredObject], totals: dict[str, Any], layo
             "layout": layout,
             "totals": totals,
             "provenance": provenance,
+            **({"columns": dict(columns)} if columns else {}),
             "objects": [stored._asdict() for stored in sorted(objects)],
         }
     )

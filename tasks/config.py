@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.columns import RESERVED
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
@@ -58,6 +59,7 @@ Size = Annotated[
 Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
 
+ColumnName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 READING = ("text_column", "id_column", "document_separator")
@@ -98,6 +100,9 @@ class Source(Model):
     id_column: str | None = Field(
         None, min_length=1, description="The column that names a document, such as id; without it, its text does"
     )
+    keep_columns: tuple[ColumnName, ...] | None = Field(
+        None, min_length=1, max_length=256, description="Columns that are kept beside the tokens, such as url, language, score"
+    )
     name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
     format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     validation_split: str | None = Field(
@@ -132,6 +137,15 @@ class Source(Model):
             raise ValueError(f"source {self.name!r}: the split of a hub dataset is hub.split")
         return self
 
+    @field_validator("keep_columns")
+    @classmethod
+    def names_of_their_own(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if taken := sorted(set(names or ()) & set(RESERVED)):
+            raise ValueError(f"{taken[0]!r} is what every document has already, as {', '.join(RESERVED)}. Rename the column")
+        if repeated := sorted({name for name in names or () if (names or ()).count(name) > 1}):
+            raise ValueError(f"{repeated[0]!r} is named twice")
+        return names
+
     @model_validator(mode="after")
     def one_kind_of_text(self) -> Self:
         if (self.prompt_column is None) != (self.completion_column is None):
@@ -157,7 +171,8 @@ class Source(Model):
     def reading(self) -> tuple[Any, ...]:
         """The settings that decide which documents a file holds."""
         columns = (self.prompt_column, self.completion_column, self.messages_column)
-        return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []))
+        kept = [{"kept": self.keep_columns}] if self.keep_columns else []
+        return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []), *kept)
 
 
 TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository"
@@ -383,6 +398,11 @@ class BuildConfig(Model):
     def masked(self) -> bool:
         """Whether the dataset has a loss mask."""
         return any(source.masked for source in self.sources) or self.documents.opened().gives_spans
+
+    @property
+    def kept_columns(self) -> tuple[str, ...]:
+        """The columns that the dataset keeps: those of all sources."""
+        return tuple(dict.fromkeys(name for source in self.sources for name in source.keep_columns or ()))
 
     @property
     def fraction(self) -> float:

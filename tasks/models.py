@@ -108,6 +108,7 @@ class TokenShard(Model):
     segments: str = Field("", description="Digest and documents of each segment, base64; empty: not known")
     text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
     masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
+    columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
     held: Held | None = Field(None, description="The place in a version that holds the tokens, instead of objects")
 
     @model_validator(mode="after")

@@ -1,17 +1,18 @@
-"""Facts of documents that an expression may name: their length, source, file, row and key."""
+"""Facts of documents that an expression may name: their length, source, file, row and key, and the columns that are kept."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import manifest_of
+from flat_tokens.columns import Columns, columns_of
+from flat_tokens.manifest import SPLITS, manifest_of
 from flat_tokens.rows.views import Int64s
 from flat_tokens.where import Where, pa
 
@@ -29,34 +30,35 @@ Sources = Sequence[tuple[str, Sequence[str]]]
 
 def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
     """The sequences for which an expression is true, in order: int64[n]. It reads the facts that are named, and no token."""
-    known = list[Sources]()
+    known = list[Recorded]()
 
-    def sources() -> Sources:
+    def recorded() -> Recorded:
         if not known:
-            known.append(sources_of(dataset_of(tokens)))
+            known.append(recorded_of(dataset_of(tokens)))
         return known[0]
 
-    check(tokens, where)
+    matching(tokens, where, 0, 0, recorded)
     found = [np.empty(0, np.int64)]
     for start in range(0, tokens.seq_count, DOCUMENTS_AT_A_TIME):
         stop = min(start + DOCUMENTS_AT_A_TIME, tokens.seq_count)
-        found.append(np.flatnonzero(matching(tokens, where, start, stop, sources)) + start)
+        found.append(np.flatnonzero(matching(tokens, where, start, stop, recorded)) + start)
     return np.concatenate(found)
 
 
 def check(tokens: FlatTokens, where: Where) -> None:
     """ValueError for an expression that is not one of these sequences, even if there are none."""
-    matching(tokens, where, 0, 0, list)
+    matching(tokens, where, 0, 0, lambda: recorded_of(dataset_of(tokens)))
 
 
-def matching(tokens: FlatTokens, where: Where, start: int, stop: int, sources: Callable[[], Sources]) -> npt.NDArray[np.bool_]:
+def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> npt.NDArray[np.bool_]:
     """For which of the sequences ``start:stop`` an expression is true: bool[stop - start].
 
     ValueError for a name that it cannot have, and for a comparison of a number with a text.
     """
+    split = posixpath.basename(tokens.store.root)
 
     def entries(name: str) -> npt.NDArray[np.uint64]:
-        array = open_array(dataset_of(tokens) / f"documents/{posixpath.basename(tokens.store.root)}/{name}", "uint64")
+        array = open_array(dataset_of(tokens) / f"documents/{split}/{name}", "uint64")
         found: npt.NDArray[np.uint64] = (
             array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
         )
@@ -64,13 +66,17 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, sources: C
 
     def column(name: str) -> Any:
         if name not in NAMES:
-            raise ValueError(f"there is no column {name!r}; there are {', '.join(NAMES)}")
+            kept = recorded().columns.get(split)
+            if kept is None or name not in kept.kinds:
+                raise ValueError(f"there is no column {name!r}; there are {', '.join((*NAMES, *(kept.kinds if kept else ())))}")
+            numbers = np.arange(start, stop) if tokens.numbers is None else tokens.numbers[start:stop]
+            return replace(kept, store=dataset_of(tokens)).take(numbers, [name]).column(0)
         if name == "tokens":
             return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
         try:
             if name == "row":
                 return pa.array(entries("row").astype(np.int64))
-            return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), sources())
+            return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), recorded().sources)
         except FileNotFoundError as error:
             raise ValueError(f"there is no column {name!r}: {dataset_of(tokens).url} has no record of its documents") from error
 
@@ -82,10 +88,19 @@ def dataset_of(tokens: FlatTokens) -> Store:
     return replace(tokens.store, root=posixpath.dirname(tokens.store.root))
 
 
-def sources_of(dataset: Store) -> Sources:
-    """The sources in a dataset's manifest."""
-    made_of = manifest_of(dataset).get("provenance", {})
-    return [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]
+class Recorded(NamedTuple):
+    """What a dataset's manifest says of its documents: their sources, and by split the columns that are kept."""
+
+    sources: Sources
+    columns: Mapping[str, Columns]
+
+
+def recorded_of(dataset: Store) -> Recorded:
+    """What a dataset's manifest says of its documents."""
+    manifest = manifest_of(dataset)
+    made_of = manifest.get("provenance", {})
+    sources = [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]
+    return Recorded(sources, {split: columns_of(dataset, manifest, split) for split in SPLITS})
 
 
 def _named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,10 @@ from flat_tokens.text.rows import (
 MAX_BRACKETS = 1000
 """Lines with more brackets go through the parser that survives deep nesting."""
 
+LINES_LOOKED_AT = 100
+JSON_TYPES = {bool: "bool_", int: "int64", float: "float64", str: "string"}
+Types: TypeAlias = "dict[str, pa.DataType]"
+
 NULL_BESIDE_OBJECT = re.compile(rb"\}[ \t\r]*null")
 
 codecs.register_error("lone-surrogate", lambda error: ("\ud800", error.end))  # type: ignore[attr-defined]
@@ -42,19 +47,44 @@ codecs.register_error("lone-surrogate", lambda error: ("\ud800", error.end))  # 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
     start = seen = 0
     id_type, limit = None, limits.longest_line(file.max_bytes)
+    types: Types = {}
     for block, whole in blocks(file, part, b"\n", limit):
         seen += len(block)
         if whole:
-            rows, id_type = _parse_fast(block, file, limit, start, seen, id_type)
+            types = _types_to_try(block, file, types)
+            rows, id_type = _parse_fast(block, file, limit, start, seen, id_type, types)
             rows = rows or _parse_lines(block, file, limit, start, seen)
+            types |= _types_of(rows)
         else:
             rows = passed_over(file, start, seen)
         yield rows
         start = rows.end
 
 
+def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
+    """The types of the kept columns: those of the blocks before, else of the first lines that have a value."""
+    left = [name for name in file.kept_columns if name not in known]
+    types = dict(known)
+    for line in block[: limits.LOOK_BYTES].split(b"\n")[:LINES_LOOKED_AT] if left else ():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        for name in left if isinstance(value, dict) else ():
+            if name not in types and (kind := JSON_TYPES.get(type(value.get(name)))) is not None:
+                types[name] = getattr(pa, kind)()
+    return types
+
+
+def _types_of(rows: Rows) -> Types:
+    """The types of the kept columns of a block, as the next one is tried with them."""
+    fields = rows.columns.schema if rows.columns is not None else ()
+    text = pa.large_string() if fields else None
+    return {one.name: pa.string() if one.type == text else one.type for one in fields if not pa.types.is_null(one.type)}
+
+
 def _parse_fast(
-    block: bytes, file: TextFile, limit: int, start: int, seen: int, id_type: pa.DataType | None
+    block: bytes, file: TextFile, limit: int, start: int, seen: int, id_type: pa.DataType | None, types_of_kept: Types
 ) -> tuple[Rows | None, pa.DataType | None]:
     """The lines of a block by Arrow's parser, and the type of their ids, which is tried first for the next block; None
     where the parser does not take a line, so that each is looked at alone.
@@ -73,8 +103,12 @@ def _parse_fast(
         return None, id_type
     has_own_id = file.id_column not in (None, *file.text_columns)
     types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != (id_type or pa.string()))
-    for kind in types if has_own_id else types[:1]:
-        fields = {**dict.fromkeys(file.text_columns, pa.string()), **({file.id_column: kind} if has_own_id else {})}
+    kept = {name: types_of_kept.get(name, pa.null()) for name in file.kept_columns}
+    with_fractions = {name: pa.float64() if one == pa.int64() else one for name, one in kept.items()}
+    tried = [kept] if kept == with_fractions else [kept, with_fractions]
+    for kind, beside in itertools.product(types if has_own_id else types[:1], tried):
+        own = {**dict.fromkeys(file.text_columns, pa.string()), **({file.id_column: kind} if has_own_id else {})}
+        fields = {**beside, **own}
         try:
             table = pa.json.read_json(
                 pa.BufferReader(block),
@@ -90,9 +124,10 @@ def _parse_fast(
             return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
-        rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen)
-        nulls = {int(i) for values in columns.values() if values.null_count for i in np.flatnonzero(values.is_null())}
-        return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file)[2] for i in sorted(nulls)}), kind
+        rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns))
+        needed = [columns[name] for name in own]
+        nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
+        return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file).fault for i in sorted(nulls)}), kind
     return None, id_type
 
 
@@ -104,7 +139,8 @@ def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) ->
     keep[list(found)] = False
     texts, ids = (None if values is None else values.filter(pa.array(keep)) for values in (rows.texts, rows.ids))
     faults = tuple((int(rows.rows[i]), *fault) for i, fault in found.items())
-    return rows._replace(texts=texts, ids=ids, rows=rows.rows[keep], faults=faults)
+    columns = None if rows.columns is None else rows.columns.filter(pa.array(keep))
+    return rows._replace(texts=texts, ids=ids, rows=rows.rows[keep], faults=faults, columns=columns)
 
 
 def _one_object_a_line(
@@ -139,38 +175,47 @@ def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int
         if len(line) > limit:
             collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
             continue
-        text, identity, fault = _parse_line(line, file)
-        if fault is None:
-            collected.add(row, text, identity)
+        found = _parse_line(line, file)
+        if found.fault is None:
+            collected.add(row, found.text, found.identity, found.kept)
         else:
-            collected.faults.append((row, *fault))
+            collected.faults.append((row, *found.fault))
     return collected.rows(start + len(lines), seen)
 
 
-def _parse_line(line: bytes, file: TextFile) -> tuple[bytes | None, bytes | None, tuple[str, str] | None]:
-    """Text and id of one line, or what is wrong with it: (reason, detail)."""
+class _Line(NamedTuple):
+    """Text and id of one line, and its values of the kept columns; or what is wrong with it: (reason, detail)."""
+
+    text: bytes | None = None
+    identity: bytes | None = None
+    kept: tuple[Any, ...] = ()
+    fault: tuple[str, str] | None = None
+
+
+def _parse_line(line: bytes, file: TextFile) -> _Line:
     try:
         value = json.loads(line.decode("utf-8", "lone-surrogate"))
     except RecursionError:
-        return None, None, ("malformed", "the line is JSON nested too deep")
+        return _Line(fault=("malformed", "the line is JSON nested too deep"))
     except ValueError as error:
-        return None, None, ("malformed", f"the line is not JSON ({error})")
+        return _Line(fault=("malformed", f"the line is not JSON ({error})"))
     if not isinstance(value, dict):
-        return None, None, ("wrong_type", f"the line is a JSON {_json_type(value)}, not an object")
+        return _Line(fault=("wrong_type", f"the line is a JSON {_json_type(value)}, not an object"))
     for column, reason in (*((column, "null") for column in file.text_columns), (file.id_column, "null_id")):
         if column is not None and column not in value:
-            return None, None, (reason, f"the line has no key {column!r}")
+            return _Line(fault=(reason, f"the line has no key {column!r}"))
     texts = [value.get(column) for column in (file.text_column, file.completion_column) if column is not None]
     for column, text in zip(file.text_columns, texts, strict=False):
         if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
             wanted = "an array of messages" if file.has_messages else "a string"
-            return None, None, ("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}")
+            return _Line(fault=("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}"))
     identity = value.get(file.id_column) if file.id_column else None
     if isinstance(identity, bool | float | dict | list):
-        return None, None, ("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer")
+        return _Line(fault=("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer"))
     if isinstance(identity, str) and SURROGATE.search(identity):
-        return None, None, ("invalid_unicode", f"{file.id_column!r} is not valid UTF-8")
-    return _joined(texts, file), None if identity is None else str(identity).encode(), None
+        return _Line(fault=("invalid_unicode", f"{file.id_column!r} is not valid UTF-8"))
+    kept = tuple(value.get(name) for name in file.kept_columns)
+    return _Line(_joined(texts, file), None if identity is None else str(identity).encode(), kept)
 
 
 def _joined(texts: list[Any], file: TextFile) -> bytes | None:

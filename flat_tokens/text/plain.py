@@ -150,6 +150,10 @@ def split(block: bytes, separator: bytes) -> pa.LargeBinaryArray:
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     if file.completion_column is not None or file.has_messages:
         raise ValueError(f"{file.name} is plain text, which has no column {file.text_column!r}. Set source.format to what it is.")
+    if file.kept_columns:
+        raise ValueError(
+            f"{file.name} is plain text, which has no column {file.kept_columns[0]!r}. Leave source.keep_columns out."
+        )
     if file.id_column is not None:
         raise ValueError(f"{file.name} is plain text, which has no column {file.id_column!r}. Leave source.id_column out.")
     return byte_ranges(file, file.separator, range_bytes)

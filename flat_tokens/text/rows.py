@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens import columns as kept
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.local import open_plain
@@ -35,6 +36,8 @@ class TextFile(NamedTuple):
     """The column that follows the text's, which is the prompt then."""
     has_messages: bool = False
     """Whether the text column holds lists of messages, which become JSON."""
+    kept_columns: tuple[str, ...] = ()
+    """The columns that are given with the texts."""
 
     @property
     def text_columns(self) -> list[str]:
@@ -43,8 +46,14 @@ class TextFile(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read: those of the text and, if it is another one, the id's."""
-        return list(dict.fromkeys(filter(None, (*self.text_columns, self.id_column))))
+        """The columns that are read, each once: those of the text, the id's and those that are kept."""
+        return list(dict.fromkeys(filter(None, (*self.text_columns, self.id_column, *self.kept_columns))))
+
+    def kept(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch | None:
+        """The kept columns of rows, of their columns by name; None where none is kept."""
+        if not self.kept_columns:
+            return None
+        return kept.batch_of({name: as_kept(columns[name], name, self.name) for name in self.kept_columns})
 
     def texts(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """The texts of rows, of their columns by name."""
@@ -77,7 +86,8 @@ class Rows(NamedTuple):
     """A batch of a range as the file has it: texts and ids, text or bytes, with nulls; and the row of each, int64[n].
 
     Rows count from the start of the range. ``end``: rows read so far, blank lines included; ``seen``: about how many of the
-    range's ``text_bytes`` these are. ``faults``: rows that cannot be parsed, as (row, reason, detail).
+    range's ``text_bytes`` these are. ``faults``: rows that cannot be parsed, as (row, reason, detail). ``columns``: those
+    that are kept, of as many rows, each of a kind of ``flat_tokens.columns``.
     """
 
     texts: pa.Array
@@ -86,6 +96,7 @@ class Rows(NamedTuple):
     end: int
     seen: int
     faults: tuple[tuple[int, str, str], ...] = ()
+    columns: pa.RecordBatch | None = None
 
     @classmethod
     def of_batch(cls, file: TextFile, batch: pa.RecordBatch, start: int, seen: int) -> Rows:
@@ -93,27 +104,35 @@ class Rows(NamedTuple):
         end = start + batch.num_rows
         ids = batch.column(file.id_column) if file.id_column else None
         texts = file.texts({name: batch.column(name) for name in file.text_columns})
-        return cls(texts, ids, np.arange(start, end), end, seen)
+        columns = file.kept({name: batch.column(name) for name in file.kept_columns})
+        return cls(texts, ids, np.arange(start, end), end, seen, columns=columns)
 
 
 class Collected:
-    """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, and faults."""
+    """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, values of kept columns, and faults."""
 
     def __init__(self, file: TextFile) -> None:
-        self._has_ids = file.id_column is not None
+        self._file = file
         self._found: list[tuple[int, bytes | None, bytes | None]] = []
+        self._kept: list[Sequence[Any]] = []
         self.faults: list[tuple[int, str, str]] = []
 
     def __len__(self) -> int:
         return len(self._found) + len(self.faults)
 
-    def add(self, row: int, text: bytes | None, identity: bytes | None) -> None:
+    def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
+        """Add a row. *kept*: the value of each kept column: None, a truth, a number, or text, which may be UTF-8 already."""
         self._found.append((row, text, identity))
+        self._kept.append(kept)
 
     def rows(self, end: int, seen: int) -> Rows:
         rows, *values = zip(*self._found, strict=True) if self._found else ((), (), ())
         texts, ids = (pa.array(column, pa.large_binary()) for column in values)
-        return Rows(texts, ids if self._has_ids else None, np.array(rows, np.int64), end, seen, tuple(self.faults))
+        file, kept_values = self._file, zip(*self._kept, strict=True) if self._kept else ()
+        named = zip(file.kept_columns, kept_values or [()] * len(file.kept_columns), strict=True)
+        columns = file.kept({name: values_as_array(column, name, file.name) for name, column in named})
+        found = np.array(rows, np.int64)
+        return Rows(texts, ids if file.id_column else None, found, end, seen, tuple(self.faults), columns)
 
 
 def passed_over(file: TextFile, row: int, seen: int) -> Rows:
@@ -144,6 +163,59 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = {"id_column": "text or integers", "messages_column": "lists of messages or JSON"}.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
+    for column in file.kept_columns:
+        if column not in schema.names:
+            found = ", ".join(map(repr, schema.names)) or "none"
+            raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.keep_columns.")
+        if schema.names.count(column) > 1:
+            raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
+        as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
+
+
+def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
+    """The values of a kept column as one of the kinds of ``flat_tokens.columns``: numbers as int64, uint64 or float64, dates and
+    times as ISO 8601 text, U+FFFD for what is not UTF-8. ValueError where the column holds something else.
+    """
+    kind, types = values.type, pa.types
+    if types.is_dictionary(kind):
+        return as_kept(values.dictionary_decode(), name, file)
+    if types.is_null(kind) or types.is_boolean(kind) or types.is_uint64(kind):
+        return values
+    if types.is_integer(kind):
+        return values.cast(pa.int64())
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return values.cast(pa.float64())
+    if is_text(kind):
+        return as_unicode(values)[0]
+    if types.is_timestamp(kind):
+        written = pa.compute.replace_substring(values.cast(pa.timestamp(kind.unit)).cast(pa.large_string()), " ", "T")
+        zone, nothing = (pa.scalar(text, pa.large_string()) for text in ("Z", ""))
+        return written if kind.tz is None else pa.compute.binary_join_element_wise(written, zone, nothing)
+    if types.is_date(kind) or types.is_time(kind):
+        return values.cast(pa.large_string())
+    raise ValueError(
+        f"{file}: column {name!r} is {kind}; kept are text, numbers, truth values, dates and times. Leave it out of "
+        "source.keep_columns."
+    )
+
+
+def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
+    """Values of a kept column that a reader has parsed, as an array. Integers beyond 64 bits, or beside fractions, are float64.
+    ValueError for values of several kinds, and for lists and mappings.
+    """
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int, float} or (kinds == {int} and any(not -(1 << 63) <= value < 1 << 63 for value in values if value)):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    if kinds <= {str, bytes}:
+        as_bytes = [utf8(value) if isinstance(value, str) else value for value in values]
+        return pa.array(as_bytes, pa.large_binary()) if kinds else pa.nulls(len(values))
+    if len(kinds) > 1 or kinds & {list, dict}:
+        told = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(
+            f"{file}: column {name!r} holds values of type {told}; kept are text, numbers and truth values, one of them. Leave "
+            "it out of source.keep_columns."
+        )
+    return pa.array(values, pa.bool_() if kinds == {bool} else pa.int64() if kinds == {int} else pa.float64())
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -262,6 +334,7 @@ def bounded(read: Callable[[TextFile, Range], Iterator[Rows]]) -> Callable[[Text
         text_bytes = 0
         for rows in read(file, part):
             text_bytes += int(_lengths(rows.texts).sum()) + len(rows.texts)  # empty texts and nulls take time, too
+            text_bytes += 0 if rows.columns is None else rows.columns.nbytes
             limits.check_expansion(text_bytes, file.size, file.max_expansion, file.name)
             yield rows
 

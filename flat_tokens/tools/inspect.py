@@ -142,6 +142,8 @@ def describe(corpus: Corpus) -> dict[str, Any]:
             for source in corpus.sources
         ],
     }
+    if corpus.manifest.get("columns"):
+        described["columns"] = dict(corpus.manifest["columns"])
     if corpus.made_of:
         described["made_of"] = dict(corpus.made_of)
     if corpus.receipt:
@@ -241,6 +243,8 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
     taken = [", ".join(step["name"] for step in source["settings"].get("steps") or ()) for source in described["sources"]]
     if any(taken):
         yield "steps", "; ".join(dict.fromkeys(one or "none" for one in taken))
+    if columns := described.get("columns"):
+        yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     if rule := described["split_rule"]:
         fraction = rule.get("validation_fraction")
         drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"

@@ -19,7 +19,7 @@ from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
-from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, places_of, texts_of
+from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, kept_of, places_of, texts_of
 from flat_tokens.vocabulary import Vocabulary
 
 SUMMARY = "find the documents that a token, a sequence or a training step comes from"
@@ -35,7 +35,7 @@ examples:
 The text is the source's where --source or --trust-records lead to the file, else the decoded tokens.
 """
 CONTEXT_TOKENS = 8
-OF_A_DOCUMENT = ("token_count", "document", "found", "text_from", "text", "notes")
+OF_A_DOCUMENT = ("token_count", "document", "columns", "found", "text_from", "text", "notes")
 
 ViewName = Literal["packed", "documents", "blocks"]
 
@@ -164,8 +164,8 @@ def trace(
                 changed = "" if digest_is(found, file.sha256) else ": the file has changed since it was read"
                 why = f"row {places[i].row} of {found} is not the document, by its key{changed}"
             read[i] = found, texts.get(i), why
-    traced = []
-    for i in sequences:
+    traced, kept = [], kept_of(corpus, split, sequences)
+    for k, i in enumerate(sequences):
         ids = corpus.splits[split].sequence(i)
         found, text, why = read.get(i, (None, None, UNRECORDED))
         text_from = None if text is None else "source"
@@ -173,6 +173,7 @@ def trace(
             text_from, text = "tokens", _text(vocabulary, ids)
         one = {"path": corpus.url, "split": split, "sequence": i, "token_count": len(ids)}
         one |= {"document": places[i].described(corpus.sources) if places else None, "found": found}
+        one |= {} if kept is None else {"columns": kept[k]}
         traced.append(one | {"text_from": text_from, "text": text, "ids": ids.tolist(), "notes": [why] if why else []})
     return traced
 
@@ -210,7 +211,7 @@ def traced_rows(
     for part in (part for row in rows for part in row["parts"]):
         document = documents[part["sequence"]]
         ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
-        part |= {"part_text": _text(vocabulary, ids), **{key: document[key] for key in OF_A_DOCUMENT}}
+        part |= {"part_text": _text(vocabulary, ids), **{key: document[key] for key in OF_A_DOCUMENT if key in document}}
     return rows
 
 
@@ -279,6 +280,8 @@ def _facts(traced: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if document := traced["document"]:
         yield from [("key", document["key"]), ("source", document["source"] or "not named")]
         yield from [("file", document["file"] or "not named"), ("row", f"{document['row']:,}")]
+    for name, value in (traced.get("columns") or {}).items():
+        yield f"column {name}", "null" if value is None else str(value)
     if traced["found"]:
         yield "found at", traced["found"]
     yield from (("note", note) for note in traced["notes"])

@@ -29,6 +29,7 @@ from tasks.progress import meter
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.split.kinds import Kinds
 from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.chat import Chat, chats_of
@@ -128,11 +129,12 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                     SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
                 )
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
-                places = count_in_order(place_shards(text, recipe, shards), counted, rule, place.root)
+                kinds = Kinds(config.kept_columns, [file.name for file in text.files])
+                places = count_in_order(kinds.of_places(place_shards(text, recipe, shards)), counted, rule, place.root)
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
-                    for span in lay_out(places, layout, config.masked):
+                    for span in lay_out(places, layout, config.masked, config.kept_columns):
                         spans.append(span)
                         writing.append(
                             runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
@@ -142,7 +144,8 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 meter.begin("split", 4 * sum(at.shard.token_count for at, _ in counted))
                 written = [span_under_way.result() for span_under_way in writing]
             with timed("finalize", output.seconds):
-                contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, counted), card, counted)
+                totals = partial(documents_of, made_of, counted)
+                contents = Contents(made_of, layout, spans, written, totals, card, counted, kinds.found)
                 finalizing = FINALIZE.given(contents, place, config.verify_level)  # final objects -> checked, committed
                 runner.start(version.name, finalizing).result()
 

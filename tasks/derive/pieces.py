@@ -22,8 +22,7 @@ from flat_tokens.formats.contract import bounded_batches, checked_entries, file_
 from flat_tokens.keys import document_keys, mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.rows.facts import Sources, matching
-from flat_tokens.rows.facts import sources_of as names_of_sources
+from flat_tokens.rows.facts import Recorded, matching, recorded_of
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.rows.views import Int64s
 from flat_tokens.stores.store import Store
@@ -198,8 +197,8 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
     if selection.max_tokens is not None:
         without("too_long", facts.lengths <= np.uint64(selection.max_tokens))
     if selection.where is not None:
-        tokens, sources = open_split(Store.at(piece.location) / piece.split), functools.partial(_sources_at, piece.location)
-        without("where", matching(tokens, parse(selection.where), piece.start, piece.stop, sources))
+        tokens, recorded = open_split(Store.at(piece.location) / piece.split), functools.partial(_recorded_at, piece.location)
+        without("where", matching(tokens, parse(selection.where), piece.start, piece.stop, recorded))
     if selection.listed is not None:
         without("not_listed", _listed(facts.key, Path(place.staging) / selection.listed))
     if selection.below is not None:
@@ -213,9 +212,9 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
 
 
 @functools.lru_cache(4)
-def _sources_at(location: str) -> Sources:
-    """The sources of an input, which does not change."""
-    return names_of_sources(Store.at(location))
+def _recorded_at(location: str) -> Recorded:
+    """What the manifest of an input says of its documents, which does not change."""
+    return recorded_of(Store.at(location))
 
 
 def sources_of(piece: Piece, facts: Facts) -> Int64s:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
-from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, split_attributes
+from flat_tokens.columns import Kinds, columns_of
+from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, read_manifest, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.terminal import markdown
@@ -44,7 +45,7 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
 class Contents(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
     how many have the key of another. ``card``: the dataset card, given ``made_of``, ``layout``, the totals and the version.
-    ``counted``: the slices that it holds, for its index.
+    ``counted``: the slices that it holds, for its index. ``columns``: the kinds of the columns that it keeps.
     """
 
     made_of: Provenance
@@ -54,6 +55,7 @@ class Contents(NamedTuple):
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
     counted: Sequence[CountedPlace] = ()
+    columns: Kinds | None = None
 
 
 def finalize(version: Name, contents: Contents, place: Place, verify_level: str) -> str:
@@ -69,7 +71,7 @@ def finalize(version: Name, contents: Contents, place: Place, verify_level: str)
         write_index(place.root, version, (Placing(*one) for one in held))
     made_of = contents.made_of.model_copy(update=markdown(contents.made_of.model_dump()))
     objects.append(store.put(CARD, contents.card(made_of, layout, markdown(totals), version).encode()))
-    store.put(MANIFEST, manifest_bytes(objects, totals, layout, contents.made_of.model_dump()))
+    store.put(MANIFEST, manifest_bytes(objects, totals, layout, contents.made_of.model_dump(), contents.columns))
     check_version(store, objects, totals, verify_level)
     commit(store, LAYOUTS[layout])
     return version
@@ -101,6 +103,7 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
             faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
         if seen:
             faults += check_split(split, seen)
+            faults += columns_of(store, read_manifest(store), name).faults()
     if faults:
         raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
 

@@ -9,14 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.manifest import LOSS_MASK, SPLITS
+from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
+from flat_tokens.manifest import LOSS_MASK, SPLITS, read_manifest
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from tasks.models import Held, Name, TokenShard
 from tasks.output.paths import DOCUMENTS, version_store
+from tasks.shards.columns import shard_columns
 from tasks.shards.read import open_arrays
 from tasks.shards.runs import FROM_DISK, FROM_STORE, read_runs
 
@@ -29,7 +32,7 @@ class Contents(NamedTuple):
     """The documents of a shard. Tokens of document i: ``begins[i]`` and ``lengths[i]`` on, of the array ``arrays[array[i]]``.
 
     ``keys``: uint64[n]; ``array``: int8[n]; ``begins``, ``lengths``: int64[n]; ``rows()``: uint64[n], counted from the slice's
-    first one.
+    first one. ``columns(i)``: the kept columns of documents i, int64[m], ascending.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -38,6 +41,7 @@ class Contents(NamedTuple):
     lengths: npt.NDArray[np.int64]
     arrays: tuple[FlatTokens, ...]
     rows: Callable[[], npt.NDArray[np.uint64]]
+    columns: Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
 
     def tokens(self, wanted: npt.NDArray[np.bool_], low: int, high: int) -> Iterator[npt.NDArray[np.uint32]]:
         """Of the tokens of documents *wanted*, bool[n], those from *low* to *high*. An array is valid until the next comes."""
@@ -94,7 +98,7 @@ def _runs(
 def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
     """Open a shard for its documents. *names*: arrays beside its keys and starts that are read, too."""
     if shard.held is not None:
-        return _held(root, shard.held)
+        return _held(root, shard, shard.held)
     tokens, documents = open_arrays(root, shard, "seq_starts", f"{DOCUMENTS}/key", *names)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     keys = documents.key.read(0, tokens.seq_count)
@@ -105,6 +109,7 @@ def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
         np.diff(starts),
         (tokens,),
         lambda: documents.row.read(0, tokens.seq_count),
+        lambda wanted: shard_columns(root, shard).take(wanted, list(shard.columns)),
     )
 
 
@@ -116,9 +121,10 @@ class _Split(NamedTuple):
     row: StoredArray
 
 
-def _held(root: Store, held: Held) -> Contents:
+def _held(root: Store, shard: TokenShard, held: Held) -> Contents:
     """The documents that a version has of a slice, merged by their rows."""
-    splits = _open_version(replace(root, staging=None, read_once=False), held.version)
+    opened = replace(root, staging=None, read_once=False)
+    splits = _open_version(opened, held.version)
     found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int8]]] = []
     for i, (split, (first, count)) in enumerate(zip(splits, (held.train, held.validation), strict=True)):
         stop = first + count
@@ -126,6 +132,17 @@ def _held(root: Store, held: Held) -> Contents:
         found.append((split.key.read(first, stop), split.row.read(first, stop), starts, np.full(count, i, np.int8)))
     rows = np.concatenate([rows for _, rows, _, _ in found])
     order = np.argsort(rows, kind="stable")
+
+    def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        # (shard, document) -> (split, document) -> both splits' one behind the other -> (shard, document)
+        at, names = order[wanted], list(shard.columns)
+        is_train, kept = at < held.train[1], _columns_of_version(opened, held.version)
+        train = kept[0].take(at[is_train] + held.train[0], names)
+        validation = kept[1].take(at[~is_train] - held.train[1] + held.validation[0], names)
+        both = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in (train, validation)])
+        places = np.where(is_train, np.cumsum(is_train) - 1, is_train.sum() + np.cumsum(~is_train) - 1)
+        return batch_of({name: both.column(name).combine_chunks().take(pa.array(places)) for name in names})
+
     return Contents(
         np.concatenate([keys for keys, _, _, _ in found])[order],
         np.concatenate([array for _, _, _, array in found])[order],
@@ -133,6 +150,7 @@ def _held(root: Store, held: Held) -> Contents:
         np.concatenate([np.diff(starts) for _, _, starts, _ in found])[order],
         tuple(split.tokens for split in splits),
         lambda: rows[order] - np.uint64(held.first_row),
+        columns,
     )
 
 
@@ -150,3 +168,11 @@ def _open_version(root: Store, version: Name) -> tuple[_Split, ...]:
         beside = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
         opened.append(_Split(replace(split, encoded_tokens=tokens, loss_mask=mask), *beside))
     return tuple(opened)
+
+
+@functools.lru_cache(VERSIONS_OPEN)
+def _columns_of_version(root: Store, version: Name) -> tuple[Columns, ...]:
+    """The kept columns of both splits of a version."""
+    store = version_store(root, version)
+    manifest = read_manifest(store)
+    return tuple(columns_of(store, manifest, split) for split in SPLITS)

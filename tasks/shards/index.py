@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout
 from flat_tokens.batch import TokenBatch
+from flat_tokens.columns import parts_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
@@ -239,7 +240,7 @@ class Holdings:
         version = shard.held.version
         store = version_store(self.root, version)
         try:
-            for key in objects_of(self._manifest(version), store, shard.held, shard.masked):
+            for key in objects_of(self._manifest(version), store, shard.held, shard.masked, bool(shard.columns)):
                 with self._lock:
                     where = (version, key)
                     if where not in self._checked:
@@ -263,7 +264,7 @@ class Holdings:
             return self._manifests[version]
 
 
-def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = False) -> Iterator[str]:
+def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = False, with_columns: bool = False) -> Iterator[str]:
     """Keys of the objects of a version that hold the documents of a slice, with those that tell what they are."""
     layout = manifest.layout
     for split, (first, count) in zip(SPLITS, (held.train, held.validation), strict=True):
@@ -273,6 +274,9 @@ def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = Fals
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
         for column in ("key", "row"):
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
+        if with_columns:
+            parts = parts_of(manifest.objects, split, totals["seq_count"])
+            yield from (part.key for part in parts if part.first < first + count and part.stop > first)
         if count:
             start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
             yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)

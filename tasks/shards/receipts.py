@@ -39,7 +39,8 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    facts = shard.model_dump(mode="json", exclude=None if shard.masked else {"masked"})
+    unused = {*([] if shard.masked else ["masked"]), *([] if shard.columns else ["columns"])}
+    facts = shard.model_dump(mode="json", exclude=unused)
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 
 

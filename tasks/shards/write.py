@@ -24,6 +24,7 @@ from tasks.models import Slice, TokenShard
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
+from tasks.shards.columns import ShardColumns
 from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
 from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
 from tasks.shards.receipts import put_aside, receipt_json, repairing, without_receipt
@@ -88,11 +89,12 @@ class ShardWriter(NamedTuple):
     tokens: FlatTokensWriter
     key: ArrayWriter
     row: ArrayWriter
+    columns: ShardColumns
 
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
-        objects = tuple(sorted([*self.tokens.objects, *self.key.objects, *self.row.objects]))
+        objects = tuple(sorted([*self.tokens.objects, *self.key.objects, *self.row.objects, *self.columns.objects]))
         counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
         return {"objects": objects, "masked": self.tokens.masked, **counts}
 
@@ -102,8 +104,8 @@ def staging_shard(key: str, place: Place, masked: bool = False) -> Iterator[Shar
     """Write a token shard into this attempt's staging directory, *masked* with a loss mask. The block appends to its arrays."""
     store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
     keys, rows = (ArrayWriter(store, f"{DOCUMENTS}/{name}", spec) for name in DocumentArrays._fields)
-    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, keys, rows:
-        yield ShardWriter(tokens, keys, rows)
+    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, keys, rows, ShardColumns(store) as columns:
+        yield ShardWriter(tokens, keys, rows, columns)
 
 
 def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> TokenShard:
@@ -139,6 +141,8 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
                 writer.tokens.append(batch)
                 writer.key.append(part.keys)
                 writer.row.append(part.rows)
+                if part.columns is not None:
+                    writer.columns.append(part.columns, tally.kinds)
                 meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
                 before = tally.text_bytes
             names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
@@ -157,6 +161,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
         segments=segments_as_text(digests, documents),
         text_bytes_taken=taken,
+        columns=writer.columns.kinds,
         **writer.stored,
     )
 

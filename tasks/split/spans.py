@@ -75,6 +75,7 @@ class Span(Model):
     stop: int
     last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
     masked: bool = Field(False, description="Whether the dataset has a loss mask, which is written with the tokens")
+    columns: tuple[str, ...] = Field((), description="The columns that the dataset keeps, which are written with the documents")
 
     @property
     def label(self) -> str:
@@ -110,11 +111,14 @@ def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
     return Counts(here[0] - seqs, here[1] - count, seqs, count)
 
 
-def lay_out(counted: Iterable[CountedPlace], layout: LayoutName, masked: bool = False) -> Iterator[ShardSpan]:
+def lay_out(
+    counted: Iterable[CountedPlace], layout: LayoutName, masked: bool = False, columns: tuple[str, ...] = ()
+) -> Iterator[ShardSpan]:
     """The spans of both splits, by prefix sums over the shards' counts. Each is yielded as soon as its last shard is known, so
-    that objects can be written while later slices are still tokenized. *masked*: the dataset has a loss mask.
+    that objects can be written while later slices are still tokenized. *masked*: the dataset has a loss mask. *columns*: those
+    that it keeps.
     """
-    kind, chosen_layout = functools.partial(ShardSpan, masked=masked), LAYOUTS[layout]
+    kind, chosen_layout = functools.partial(ShardSpan, masked=masked, columns=columns), LAYOUTS[layout]
     lines = [(Line(kind, split, True, chosen_layout), Line(kind, split, False, chosen_layout)) for split in SPLITS]
     for at, counts in counted:
         for (tokens, documents), (seq_count, token_count) in zip(lines, (counts[:2], counts[2:]), strict=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, Kinds, batch_of, merged, name_of
 from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
@@ -24,12 +27,13 @@ DOCUMENT_ARRAYS = ("key", "file", "row")
 
 
 class Entries(NamedTuple):
-    """Entries of documents beside their tokens: each one's start, key, file and row, uint64[n]."""
+    """Entries of documents beside their tokens: each one's start, key, file, row: uint64[n]; and n rows of kept columns."""
 
     starts: npt.NDArray[np.uint64]
     key: npt.NDArray[np.uint64]
     file: npt.NDArray[np.uint64]
     row: npt.NDArray[np.uint64]
+    columns: Iterable[pa.RecordBatch] = ()
 
 
 class Written(NamedTuple):
@@ -51,7 +55,10 @@ def write_span(span: ShardSpan, rule: SplitRule, layout: LayoutName, place: Plac
         masks = (some for at in span.places for some in _items_of(span, at, rule, place, Contents.masks, LOSS_MASK))
         return store_tokens(span, tokens, masks, layout, place, version)
     entries = (_entries_of(span, at, rule, place) for at in span.places)
-    return store_documents(span, entries, layout, place, version)
+    kinds = dict.fromkeys(span.columns, "null")
+    for at in span.places:
+        kinds = merged(kinds, at.shard.columns)
+    return store_documents(span, entries, layout, place, version, kinds)
 
 
 def store_tokens(
@@ -84,8 +91,12 @@ def store_tokens(
     return Written(objects, largest >> 1)
 
 
-def store_documents(at: Span, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str) -> Written:
-    """Write the objects of a span of documents: seq_starts, and key, file and row beside the arrays of the format."""
+def store_documents(
+    at: Span, entries: Iterable[Entries], layout: LayoutName, place: Place, version: str, kinds: Kinds | None = None
+) -> Written:
+    """Write the objects of a span of documents: seq_starts, and key, file and row beside the arrays of the format. *kinds*: those
+    of the columns that the dataset keeps, in these documents, which are one object more.
+    """
     spec, beside = LAYOUTS[layout].seq_starts, document_spec(LAYOUTS[layout])
     store = version_store(place.root, version)
     first = at.start // spec.object_length
@@ -94,16 +105,28 @@ def store_documents(at: Span, entries: Iterable[Entries], layout: LayoutName, pl
         name: ArrayWriter(store / f"{DOCUMENTS}/{at.split}", name, beside, first_object=first, write_metadata=False)
         for name in DOCUMENT_ARRAYS
     }
-    with starts, columns["key"], columns["file"], columns["row"]:
+    kept_object = store.create(name_of(at.split, at.start)) if kinds and at.start < at.stop else None
+    with contextlib.ExitStack() as held:
+        for writer in (starts, *columns.values()):
+            held.enter_context(writer)
+        kept = None
+        if kept_object is not None:
+            kept = held.enter_context(ColumnsWriter(held.enter_context(kept_object), kinds or {}))
         for some in entries:
             starts.append(some.starts)
             for name, column in columns.items():
                 column.append(getattr(some, name))
+            if kept is not None:
+                for batch in some.columns:
+                    kept.append(batch)
         _check_length(at, starts.length)
+        if kept is not None:
+            _check_length(at, kept.row_count)
         if at.last_entry is not None:
             starts.append(np.array([at.last_entry], np.uint64))
     beside_objects = [stored for column in columns.values() for stored in column.objects]
-    return Written((*_named(at.split, starts.objects), *_named(f"{DOCUMENTS}/{at.split}", beside_objects)), 0)
+    objects = (*_named(at.split, starts.objects), *_named(f"{DOCUMENTS}/{at.split}", beside_objects))
+    return Written((*objects, *([] if kept_object is None else [kept_object.stored])), 0)
 
 
 def _items_of(
@@ -125,7 +148,16 @@ def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> En
     here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
     rows = contents.rows()[keep][here]
     file = np.full(len(rows), at.file, np.uint64)
-    return Entries((ends - lengths)[here], contents.keys[keep][here], file, rows + np.uint64(at.first_row))
+    columns = _columns_of(span, at, contents, keep[here])
+    return Entries((ends - lengths)[here], contents.keys[keep][here], file, rows + np.uint64(at.first_row), columns)
+
+
+def _columns_of(span: Span, at: ShardPlace, contents: Contents, documents: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """The kept columns of a shard's documents, some rows at a time. A source that keeps none has nulls."""
+    for start in range(0, len(documents) if span.columns else 0, GROUP_ROWS):
+        some = documents[start : start + GROUP_ROWS]
+        nothing = {name: pa.nulls(len(some)) for name in span.columns}
+        yield contents.columns(some) if at.shard.columns else batch_of(nothing)
 
 
 def _check_length(at: Span, length: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.columns import kind_of, merged
 from flat_tokens.steps import Steps
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text import limits
@@ -49,6 +50,7 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         max_expansion=source.max_expansion or limits.MAX_EXPANSION,
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
+        kept_columns=source.keep_columns or (),
     )
 
 
@@ -57,21 +59,34 @@ def range_of(part: Slice) -> Range:
 
 
 class Documents(NamedTuple):
-    """Texts without nulls, all of them Unicode; key uint64[n] and row uint64[n] (within the slice) of each."""
+    """Texts without nulls, all of them Unicode; key uint64[n] and row uint64[n] (within the slice) of each; and as many rows of
+    the columns that are kept, None where none is.
+    """
 
     texts: pa.LargeStringArray
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint64]
+    columns: pa.RecordBatch | None = None
 
     def part(self, start: int, stop: int) -> Documents:
         """Documents ``start:stop``. No copy."""
-        return Documents(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop])
+        columns = None if self.columns is None else self.columns.slice(start, stop - start)
+        return Documents(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns)
+
+    def those(self, keep: npt.NDArray[np.bool_]) -> Documents:
+        """The documents *keep*, bool[n]."""
+        if keep.all():
+            return self
+        mask = pa.array(keep)
+        columns = None if self.columns is None else self.columns.filter(mask)
+        return Documents(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns)
 
 
 @dataclass
 class Tally:
     """Counts of a slice's rows, by what became of them. ``seen``: about how many of its ``text_bytes`` have been read.
-    ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it.
+    ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
+    kept columns, as far as they have been read.
     """
 
     rows: int = 0
@@ -83,6 +98,7 @@ class Tally:
     replaced: Counter[str] = field(default_factory=Counter)
     before_steps: int = 0
     step_seconds: float = 0
+    kinds: dict[str, str] = field(default_factory=dict)
 
 
 def read_documents(
@@ -163,12 +179,23 @@ def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tal
         empty = (lengths == 0) & keep
         tally.skipped["empty"] += int(empty.sum())
         keep &= ~empty
-    ids, rows = found.ids, found.rows
+    ids, rows, columns = found.ids, found.rows, found.columns
+    if columns is not None:
+        _note_kinds(columns, part, tally)
     if not keep.all():
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
-        ids = None if ids is None else ids.filter(mask)
-    return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64))
+        ids, columns = (None if beside is None else beside.filter(mask) for beside in (ids, columns))
+    return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
+
+
+def _note_kinds(columns: pa.RecordBatch, part: Slice, tally: Tally) -> None:
+    """Note the kinds of kept columns. ValueError, naming the file, where a column is of two that do not go together."""
+    here = {name: kind_of(columns.column(name)) for name in columns.schema.names}
+    try:
+        tally.kinds = merged(here, tally.kinds)
+    except ValueError as error:
+        raise ValueError(f"{part.file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
 
 
 def _take_steps(
@@ -201,8 +228,8 @@ def _take_steps(
     tally.replaced.update(+found.changed)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
-    texts = texts if stay.all() else texts.filter(pa.array(stay))
-    return Documents(texts if spans is None else with_spans(texts, spans), documents.keys[at[stay]], documents.rows[at[stay]])
+    taken = documents.those(found.keep)._replace(texts=texts).those(stay)
+    return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))
 
 
 SPANS = "\0\2"

@@ -330,4 +330,4 @@ def _encodable(
         tally.written -= 1
         tally.skipped["unencodable"] += 1
         tally.text_bytes -= len(batch.texts[i].as_buffer())
-    return Documents(batch.texts.filter(pa.array(keep)), batch.keys[keep], batch.rows[keep]), joined(taken)
+    return batch.those(keep), joined(taken)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.columns import joined
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from tasks.text.documents import Documents
@@ -79,7 +80,8 @@ def cut(batches: Iterable[Documents]) -> Iterator[Segments]:
 def _one(parts: list[Documents]) -> Segments:
     texts = parts[0].texts if len(parts) == 1 else pa.concat_arrays([part.texts for part in parts])
     keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
-    return Segments(Documents(texts, keys, rows), np.array([len(texts)]))
+    kept = [part.columns for part in parts if part.columns is not None]
+    return Segments(Documents(texts, keys, rows, joined(kept) if kept else None), np.array([len(texts)]))
 
 
 def _ends(batch: Documents, before: int) -> tuple[npt.NDArray[np.int64], int]:

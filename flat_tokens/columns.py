@@ -1,0 +1,286 @@
+"""Kept columns: columns of the sources that a dataset has beside its tokens, in Parquet objects, in the documents' order.
+
+Their types are few: *kinds*. A kind is null where a column has nothing but nulls. Objects of one dataset may differ in the kinds
+of a column (null, int64, float64); the manifest says which one fits them all.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.extras import Later
+from flat_tokens.stores.store import NO_OBJECT, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = Later("pyarrow", "reading kept columns")
+
+GROUP_ROWS = 1 << 14
+"""Rows of a row group, all but the last: bytes do not depend on how rows came."""
+KINDS = ("null", "bool", "int64", "uint64", "float64", "text")
+RESERVED = ("tokens", "source", "file", "row", "key", "text")
+"""Names of what every document has already."""
+NAME = re.compile(r"documents/(train|validation)/columns/(0|[1-9][0-9]{0,18})\.parquet")
+"""The key of an object of a split's columns, and the document of its first row."""
+
+Kinds = Mapping[str, str]
+"""The kind of each column by its name, in the columns' order."""
+
+
+def name_of(split: str, first: int) -> str:
+    """The key of the object that begins with that document."""
+    return f"documents/{split}/columns/{first}.parquet"
+
+
+def type_of(kind: str) -> pa.DataType:
+    types = {"null": pa.null, "bool": pa.bool_, "int64": pa.int64, "uint64": pa.uint64, "float64": pa.float64}
+    return types.get(kind, pa.large_string)()
+
+
+def kind_of(values: pa.Array) -> str:
+    """The kind of values that a reader gives."""
+    return next(kind for kind in KINDS if values.type == type_of(kind))
+
+
+def common(one: str, other: str) -> str | None:
+    """The kind that holds values of two; None where there is none."""
+    if one == other or other == "null":
+        return one
+    if one == "null":
+        return other
+    return "float64" if {one, other} == {"int64", "float64"} else None
+
+
+def as_kind(values: pa.Array, kind: str, name: str) -> pa.Array:
+    """Values as another kind. ValueError where it has no such value: float64 has not all integers above 2**53."""
+    if kind == "null" and values.null_count == len(values):
+        return pa.nulls(len(values))
+    try:
+        return values.cast(type_of(kind))
+    except pa.ArrowException as error:
+        raise ValueError(f"column {name!r} cannot be {kind}: {error}") from error
+
+
+def batch_of(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def with_kinds(batch: pa.RecordBatch, kinds: Kinds) -> pa.RecordBatch:
+    """The columns *kinds* of a batch, as these; one that it has not is null."""
+    there = set(batch.schema.names)
+    found = {
+        name: as_kind(batch.column(name) if name in there else pa.nulls(len(batch)), kind, name) for name, kind in kinds.items()
+    }
+    return batch_of(found)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches with the same columns as one, each column of the kind that fits. ValueError where none does."""
+    if len(batches) == 1:
+        return batches[0]
+    kinds = {name: kind_of(batches[0].column(name)) for name in batches[0].schema.names}
+    for batch in batches[1:]:
+        kinds = merged(kinds, {name: kind_of(batch.column(name)) for name in kinds})
+    return pa.concat_batches([with_kinds(batch, kinds) for batch in batches])
+
+
+def merged(kinds: Kinds, others: Kinds) -> dict[str, str]:
+    """The kinds of the columns *kinds* that fit *others*, too. ValueError, naming the column, where none does."""
+    found: dict[str, str] = {}
+    for name, kind in kinds.items():
+        other = others.get(name, "null")
+        fits = common(kind, other)
+        if fits is None:
+            raise ValueError(f"column {name!r} is {kind} in one place and {other} in another")
+        found[name] = fits
+    return found
+
+
+class ColumnsWriter:
+    """Writes rows of columns into one Parquet object, a row group at a time. *sink* has ``write``."""
+
+    def __init__(self, sink: Any, kinds: Kinds) -> None:
+        self.kinds, self._held, self.row_count = dict(kinds), list[Any](), 0
+        self._held_rows = 0
+        schema = pa.schema([(name, type_of(kind)) for name, kind in kinds.items()])
+        settings = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True, "store_schema": False}
+        self._writer = pa.parquet.ParquetWriter(pa.PythonFile(_Sink(sink), "w"), schema, **settings)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Append rows. A column that they have not is null."""
+        self._held.append(with_kinds(batch, self.kinds))
+        self._held_rows += len(batch)
+        self.row_count += len(batch)
+        if self._held_rows >= GROUP_ROWS:
+            self._write(GROUP_ROWS)
+
+    def _write(self, least: int) -> None:
+        """Write what is held in row groups, as long as there are *least* rows."""
+        held = pa.Table.from_batches(self._held) if self._held else None
+        start = 0
+        while held is not None and len(held) - start >= max(least, 1):
+            # One chunk a column: where pages end follows from the values alone.
+            self._writer.write_table(held.slice(start, GROUP_ROWS).combine_chunks(), row_group_size=GROUP_ROWS)
+            start += GROUP_ROWS
+        rest = [] if held is None or start >= len(held) else held.slice(start).to_batches()
+        self._held, self._held_rows = rest, sum(map(len, rest))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write(1)
+        self._writer.close()
+
+
+class _Sink(io.RawIOBase):
+    """What Arrow writes to, in front of anything that has ``write``."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink, self._size = sink, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self._sink.write(bytes(data))
+        self._size += count
+        return count
+
+
+class _Stored(io.RawIOBase):
+    """An object of a store as a file that can be read."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key, self._size, self._at = store, key, store.size(key), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        data = self._store.read_range(self._key, self._at, stop) if self._at < stop else b""
+        self._at += len(data)
+        return data
+
+
+class Part(NamedTuple):
+    """An object of columns, and the documents ``first:stop`` of its rows."""
+
+    key: str
+    first: int
+    stop: int
+
+
+def parts_of(keys: Iterable[str], split: str, seq_count: int) -> tuple[Part, ...]:
+    """The objects among *keys* that have the columns of a split, in order."""
+    named = ((key, NAME.fullmatch(key)) for key in keys)
+    firsts = sorted(int(found[2]) for _, found in named if found and found[1] == split)
+    return tuple(Part(name_of(split, first), first, stop) for first, stop in pairwise([*firsts, seq_count]))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of documents, which lie in the parts of a store one behind the other."""
+
+    store: Store
+    kinds: Kinds
+    parts: tuple[Part, ...]
+
+    def take(self, numbers: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
+        """Columns *names* of documents *numbers*: int64[n], in any order. ValueError where an object is not what it should be."""
+        kinds = {name: self.kinds[name] for name in names}
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        found = [with_kinds(pa.RecordBatch.from_arrays([], names=[]), kinds)]
+        firsts = np.array([part.first for part in self.parts], np.int64)
+        if len(numbers) and (not self.parts or ascending[0] < firsts[0] or ascending[-1] >= self.parts[-1].stop):
+            raise ValueError(f"{self.store.url}: has no columns of document {ascending[0]}: run flat_tokens.verify")
+        edges = np.searchsorted(ascending, np.append(firsts, np.iinfo(np.int64).max)).tolist()
+        for part, (low, high) in zip(self.parts, pairwise(edges), strict=True):
+            if low < high:
+                found += [with_kinds(batch, kinds) for batch in self._of_part(part, ascending[low:high] - part.first, names)]
+        rows = pa.Table.from_batches(found).combine_chunks()
+        if (order[1:] < order[:-1]).any():
+            back = np.empty(len(order), np.int64)
+            back[order] = np.arange(len(order))
+            rows = rows.take(pa.array(back)).combine_chunks()
+        batches: list[pa.RecordBatch] = rows.to_batches()
+        return batches[0] if batches else found[0]
+
+    def _of_part(self, part: Part, rows: npt.NDArray[np.int64], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some rows of a part, ascending, from a row group at a time."""
+        with self._opened(part) as parquet:
+            if missing := [name for name in names if name not in parquet.schema_arrow.names]:
+                raise ValueError(f"{self.store.path(part.key)}: has no column {missing[0]!r}: run flat_tokens.verify")
+            ends = np.cumsum([parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)])
+            group = np.searchsorted(ends, rows, "right")
+            edges = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(rows)]
+            for low, high in pairwise(edges):
+                table = parquet.read_row_group(int(group[low]), list(names), use_threads=False)
+                begin = int(ends[group[low]]) - len(table)
+                wanted = rows[low:high] - begin
+                some = (
+                    table.select(list(names)) if len(wanted) == len(table) else table.select(list(names)).take(pa.array(wanted))
+                )
+                yield from some.combine_chunks().to_batches()
+
+    def _opened(self, part: Part) -> Any:
+        """A part that has as many rows as documents. ValueError where it has not."""
+        path = self.store.path(part.key)
+        try:
+            parquet = pa.parquet.ParquetFile(
+                pa.PythonFile(_Stored(self.store, part.key), "r"), pre_buffer=True, page_checksum_verification=True
+            )
+        except (pa.ArrowException, *NO_OBJECT) as error:
+            raise ValueError(f"{path}: cannot be read: {error}. Run flat_tokens.verify") from error
+        if parquet.metadata.num_rows != part.stop - part.first:
+            rows = parquet.metadata.num_rows
+            raise ValueError(f"{path} has {rows} rows instead of {part.stop - part.first}")
+        return parquet
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the parts: rows that are missing or too many, columns of another kind, values that are damaged."""
+        for part in self.parts:
+            try:
+                with self._opened(part) as parquet:
+                    for batch in parquet.iter_batches(GROUP_ROWS, use_threads=False):
+                        with_kinds(batch, self.kinds)
+                    if parquet.schema_arrow.names != list(self.kinds):
+                        yield f"{part.key} has the columns {parquet.schema_arrow.names} instead of {list(self.kinds)}"
+            except (ValueError, OSError, pa.ArrowException) as error:
+                yield f"{part.key}: {error}"
+
+
+def columns_of(store: Store, manifest: Mapping[str, Any], split: str) -> Columns:
+    """The columns that a dataset keeps of a split's documents; of none where its manifest names none."""
+    kinds = manifest.get("columns") or {}
+    if wrong := [name for name, kind in kinds.items() if kind not in KINDS]:
+        raise ValueError(f"{store.url}: column {wrong[0]!r} is of a kind that is not known here: {kinds[wrong[0]]!r}")
+    keys = (stored["key"] for stored in manifest.get("objects") or ())
+    seq_count = manifest["totals"][split]["seq_count"] if kinds else 0
+    return Columns(store, kinds, parts_of(keys, split, seq_count) if kinds else ())

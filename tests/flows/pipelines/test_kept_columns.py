@@ -1,0 +1,393 @@
+"""Columns of the sources that are kept beside the tokens: in every format and layout, in expressions, through refreshes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import flat_tokens.columns
+import tasks.split.spans
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import columns_of
+from flat_tokens.manifest import SPLITS
+from flat_tokens.rows import facts
+from flat_tokens.tools.cli import main
+from flows.pipelines.derive import derive
+from flows.runners.threads import Threads
+from tasks.config import Source
+from tasks.derive.request import DeriveRequest
+from tests.examples import first_fast
+from tests.faults.support import Settings, build_here, shards_stay, version_digests
+
+Rows = list[dict[str, Any]]
+NAMES = ("url", "language", "score", "likes", "good", "seen")
+
+
+def some_rows(count: int, start: int = 0) -> Rows:
+    """Documents with columns of every kind. Every fifth has no url, the last column is all null."""
+    return [
+        {
+            "id": f"d{i}",
+            "text": f"document {i} " + "salt wind " * (i % 7),
+            "url": None if i % 5 == 4 else f"https://example.org/{i}?é",
+            "language": ("en", "de", "fr")[i % 3],
+            "score": i / 8,
+            "likes": i * 1_000_000_007,
+            "good": i % 2 == 0,
+            "seen": None,
+        }
+        for i in range(start, start + count)
+    ]
+
+
+def as_text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def write(path: Path, rows: Rows, group: int = 7) -> Path:
+    """Rows in the format that the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=group)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=group)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as opened:
+            rows_as_text = csv.writer(opened)
+            rows_as_text.writerow(rows[0])
+            rows_as_text.writerows(map(as_text, row.values()) for row in rows)
+    else:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def settings(output: Path, *paths: Path, keep: Sequence[str] = NAMES, **more: Any) -> Settings:
+    sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": list(keep)} for path in paths]
+    more = {"tokenizer": "bytes", "validation_fraction": 0.4, "verify_level": "full", **more}
+    return {"output": str(output), "sources": sources, **more}
+
+
+def kept(path: Path | str) -> dict[str, Rows]:
+    """The kept columns of all documents by split, with each document's row, as the dataset has them."""
+    flat_tokens.verify(path, "full")
+    dataset = flat_tokens.open(path)
+    found: dict[str, Rows] = {}
+    for split in SPLITS:
+        columns = columns_of(dataset.store, dataset.manifest, split)
+        count = getattr(dataset, split).seq_count
+        rows = open_array(dataset.store / f"documents/{split}/row", "uint64").read(0, count).tolist()
+        values = columns.take(np.arange(count), list(columns.kinds)).to_pylist()
+        found[split] = [{"row": row, **value} for row, value in zip(rows, values, strict=True)]
+    return found
+
+
+def of_source(rows: Rows, found: dict[str, Rows], names: Sequence[str] = NAMES, text: bool = False) -> dict[str, Rows]:
+    """The columns that the documents of each split have in the source."""
+
+    def columns(row: int) -> dict[str, Any]:
+        return {name: as_text(rows[row][name]) if text else rows[row][name] for name in names}
+
+    return {split: [{"row": one["row"], **columns(one["row"])} for one in found[split]] for split in SPLITS}
+
+
+CASES = [(name, "mmap") for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv")]
+CASES += [("x.parquet", layout) for layout in ("compact", "zarr2")]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_columns_are_those_of_the_source(tmp_path: Path, name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both splits, in the documents' order, whatever the slices and the spans are. CSV has text alone."""
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    rows = some_rows(50)
+    source = write(tmp_path / "in" / name, rows)
+    build_here(settings(tmp_path / "out", source, layout=layout, slice_bytes=700))
+    found = kept(tmp_path / "out")
+    assert min(len(found[split]) for split in SPLITS) > 10
+    assert found == of_source(rows, found, text=name.endswith("csv"))
+    kinds = {"url": "text", "language": "text", "score": "float64", "likes": "int64", "good": "bool", "seen": "null"}
+    dataset = flat_tokens.open(tmp_path / "out")
+    assert dataset.manifest["columns"] == (dict.fromkeys(NAMES, "text") if name.endswith("csv") else kinds)
+
+
+def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    source = write(tmp_path / "in" / "x.jsonl", some_rows(60))
+    one = build_here(settings(tmp_path / "one", source, slice_bytes=500), workers=1)
+    four = build_here(settings(tmp_path / "four", source, slice_bytes=500), workers=4)
+    assert one.version == four.version
+    assert version_digests(tmp_path / "one", one.version) == version_digests(tmp_path / "four", four.version)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -> None:
+    """Its texts are known by segments, of a version or of shards; the bytes are those of a build from nothing."""
+    rows = some_rows(40)
+    source = write(tmp_path / "in" / "x.jsonl", rows)
+    first = build_here(settings(tmp_path / "out", source))
+    changed = [{**row, "score": row["score"] + 1} for row in rows]
+    write(source, changed)
+    with shards_stay():
+        second = build_here(settings(tmp_path / "out", source))
+    assert (second.text_bytes_tokenized, first.text_bytes_tokenized > 0) == (0, True)
+    found = kept(tmp_path / "out")
+    assert found == of_source(changed, found)
+    if not held:
+        shutil.rmtree(tmp_path / "out" / "versions")
+        (tmp_path / "out" / "latest.json").unlink()
+        again = build_here(settings(tmp_path / "out", source))
+        assert again.version == second.version
+    clean = build_here(settings(tmp_path / "clean", source))
+    assert version_digests(tmp_path / "clean", clean.version) == version_digests(tmp_path / "out", second.version)
+
+
+def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path: Path) -> None:
+    rows = some_rows(40)
+    source = write(tmp_path / "in" / "x.parquet", rows)
+    without = settings(tmp_path / "out", source)
+    del without["sources"][0]["keep_columns"]
+    build_here(without)
+    assert "columns" not in flat_tokens.open(tmp_path / "out").manifest
+    assert not list((tmp_path / "out").glob("versions/*/documents/train/columns"))
+    result = build_here(settings(tmp_path / "out", source, keep=["score"]))
+    assert result.text_bytes_tokenized == 0
+    found = kept(tmp_path / "out")
+    assert found == of_source(rows, found, ["score"])
+
+
+def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the version holds them as another kind than they are: beside fractions integers are float64."""
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    whole = [{"id": f"w{i}", "text": f"whole {i}", "score": i} for i in range(30)]
+    parts = [{"id": f"p{i}", "text": f"part {i}", "score": i + 0.5} for i in range(30)]
+    a, b = write(tmp_path / "in" / "a.jsonl", whole), write(tmp_path / "in" / "b.jsonl", parts)
+    first = build_here(settings(tmp_path / "out", a, b, keep=["score"]))
+    assert first.slices_reused == 0
+    assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "float64"}
+    for seed, kind, inputs in ((3, "float64", (b, a)), (0, "int64", (a,))):
+        now = build_here(settings(tmp_path / "out", *inputs, keep=["score"], split_seed=seed))
+        assert (now.slices_reused, now.text_bytes_tokenized) == (len(inputs), 0)
+        assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": kind}
+        clean = build_here(settings(tmp_path / f"clean-{seed}", *inputs, keep=["score"], split_seed=seed))
+        assert version_digests(tmp_path / f"clean-{seed}", clean.version) == version_digests(tmp_path / "out", now.version)
+
+
+def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source without the columns has nulls."""
+    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+    a, b = write(tmp_path / "in" / "a.jsonl", some_rows(8)), write(tmp_path / "in" / "b.jsonl", some_rows(5, start=100))
+    told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
+    del told["sources"][1]["keep_columns"]
+    told["sources"].append({**told["sources"][0], "name": "c", "keep_columns": ["good"]})
+    build_here(told)
+    values = kept(tmp_path / "out")["train"]
+    likes, good = ([row[name] for row in some_rows(8)] for name in ("likes", "good"))
+    assert [one["likes"] for one in values] == [*likes, *[None] * 13]
+    assert [one["good"] for one in values] == [*[None] * 13, *good]
+
+
+WHERES = [
+    "language = 'en' and score > 2",
+    "good = true or url is null",
+    "seen is null and likes >= 5000000035",
+    "score >= 2 and score < tokens",
+]
+
+
+@pytest.mark.parametrize("where", first_fast(WHERES, 2))
+def test_rows_of_a_selection_are_those_of_a_subset(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "DOCUMENTS_AT_A_TIME", 16)
+    rows = some_rows(60)
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", rows)))
+    told = {
+        "operation": {"operation": "subset", "where": where},
+        "inputs": [str(tmp_path / "out")],
+        "output": str(tmp_path / "some"),
+    }
+    with Threads(2) as runner:
+        derive(DeriveRequest.model_validate(told), runner)
+    whole, made = flat_tokens.open(tmp_path / "out"), flat_tokens.open(tmp_path / "some")
+    for split in SPLITS:
+        chosen, written = getattr(whole, split).select(where=where), getattr(made, split)
+        assert 0 < chosen.seq_count < getattr(whole, split).seq_count
+        assert [chosen.sequence(i).tolist() for i in range(len(chosen))] == [
+            written.sequence(i).tolist() for i in range(len(written))
+        ]
+
+
+def test_expressions_over_columns(tmp_path: Path) -> None:
+    rows = some_rows(30)
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", rows), validation_fraction=0))
+    train = flat_tokens.open(tmp_path / "out").train
+    chosen = train.select(where="language = 'en' and score > 0.5")
+    assert chosen.numbers is not None
+    assert chosen.numbers.tolist() == [i for i, row in enumerate(rows) if row["language"] == "en" and row["score"] > 0.5]
+    again = chosen.select(where="good = true")
+    assert again.numbers is not None
+    assert again.numbers.tolist() == [i for i in chosen.numbers.tolist() if rows[i]["good"]]
+    with pytest.raises(ValueError, match="there is no column 'colour'; there are tokens, source, file, row, key, url, language"):
+        train.select(where="colour = 'red'")
+    with pytest.raises(ValueError, match="where"):
+        train.select(where="score = 'high'")
+
+
+def test_damage_of_columns_is_found(tmp_path: Path) -> None:
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", some_rows(30))))
+    version = (tmp_path / "out" / "latest").resolve()
+    stored = version / "documents" / "train" / "columns" / "0.parquet"
+    data = stored.read_bytes()
+    stored.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet has sha256"):
+        flat_tokens.verify(version, "full")
+    stored.unlink()
+    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet is missing"):
+        flat_tokens.verify(version)
+    # Rows that are missing are found even where the digests agree.
+    pq.write_table(pq.read_table(pa.BufferReader(data)).slice(1), stored)
+    manifest = json.loads((version / "manifest.json").read_text())
+    now = flat_tokens.stores.store.Store.at(version).digest("documents/train/columns/0.parquet")
+    manifest["objects"] = [now._asdict() if one["key"] == now.key else one for one in manifest["objects"]]
+    (version / "manifest.json").write_text(json.dumps(manifest))
+    copy = shutil.copytree(version, tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"columns/0\.parquet has \d+ rows instead of \d+"):
+        flat_tokens.verify(copy, "full")
+
+
+def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path: Path) -> None:
+    rows = some_rows(30)
+    source = write(tmp_path / "in" / "x.jsonl", rows)
+    build_here(settings(tmp_path / "out", source))
+    stored = next((tmp_path / "out").glob("versions/*/documents/train/columns/0.parquet"))
+    stored.write_bytes(stored.read_bytes()[:-9] + b"\0" * 9)
+    build_here(settings(tmp_path / "out", source, split_seed=5))
+    found = kept(tmp_path / "out")
+    assert found == of_source(rows, found)
+
+
+def test_documents_that_are_skipped_take_their_columns_along(tmp_path: Path) -> None:
+    rows = some_rows(40)
+    for i in (0, 7, 23):
+        rows[i]["text"] = None
+    for i in (3, 9):
+        rows[i]["text"] = ""
+    build_here(
+        settings(
+            tmp_path / "out",
+            write(tmp_path / "in" / "x.parquet", rows),
+            documents={"on_bad": "skip", "empty": "skip", "steps": [{"use": "pattern", "keep": "document [0-9]*[02468] "}]},
+        )
+    )
+    found = kept(tmp_path / "out")
+    assert sorted(one["row"] for split in SPLITS for one in found[split]) == list(range(2, 40, 2))
+    assert found == of_source(rows, found)
+
+
+def test_lines_of_json_that_differ(tmp_path: Path) -> None:
+    """A key that is missing is null; integers beside fractions are float64; what Arrow's parser refuses is the same."""
+    lines = [
+        '{"text": "a", "n": 1, "s": "x"}',
+        '{"text": "b"}',
+        '{"text": "c", "n": 2.5, "s": "\\ud800"}',
+        "",
+        '{"n": null, "text": "d"}',
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+    told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["n", "s"], validation_fraction=0)
+    del told["sources"][0]["id_column"]
+    build_here(told)
+    values = kept(tmp_path / "out")["train"]
+    assert [(one["row"], one["n"], one["s"]) for one in values] == [
+        (0, 1.0, "x"),
+        (1, None, None),
+        (2, 2.5, "�"),
+        (4, None, None),
+    ]
+
+
+def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
+    rows = some_rows(3)
+    for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv"):
+        source = write(tmp_path / name, rows)
+        with pytest.raises(ValueError, match=r"has no column 'colour'; it has 'id', 'text', .*Set source.keep_columns"):
+            build_here(settings(tmp_path / "out", source, keep=["colour"]))
+    (tmp_path / "x.txt").write_text("text")
+    told = settings(tmp_path / "out", tmp_path / "x.txt", keep=["url"])
+    with pytest.raises(ValueError, match=r"x.txt is plain text, which has no column 'url'. Leave source.keep_columns out"):
+        build_here(told)
+    nested = write(tmp_path / "nested.parquet", [{"id": "1", "text": "a", "tags": ["x"]}])
+    with pytest.raises(ValueError, match=r"nested.parquet: column 'tags' is list<.*kept are text, numbers, truth values"):
+        build_here(settings(tmp_path / "out", nested, keep=["tags"]))
+    nested = write(tmp_path / "nested.jsonl", [{"id": "1", "text": "a", "tags": ["x"]}])
+    with pytest.raises(ValueError, match=r"nested.jsonl: column 'tags' holds values of type list"):
+        build_here(settings(tmp_path / "out", nested, keep=["tags"]))
+    with pytest.raises(ValueError, match="'key' is what every document has already"):
+        Source(path="in", keep_columns=("url", "key"))
+    with pytest.raises(ValueError, match="'url' is named twice"):
+        Source(path="in", keep_columns=("url", "url"))
+
+
+def test_kinds_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    """With the names of both files."""
+    write(tmp_path / "in" / "a.jsonl", [{"id": "1", "text": "a", "n": 1}])
+    write(tmp_path / "in" / "b.jsonl", [{"id": "2", "text": "b", "n": "one"}])
+    with pytest.raises(ValueError, match=r"column 'n' is int64 in a.jsonl and text in b.jsonl"):
+        build_here(settings(tmp_path / "out", tmp_path / "in", keep=["n"]))
+
+
+def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:
+    import datetime
+    from decimal import Decimal
+
+    at = datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.UTC)
+    table = pa.table(
+        {
+            "id": ["1"],
+            "text": ["a"],
+            "day": [at.date()],
+            "at": pa.array([at], pa.timestamp("s", "UTC")),
+            "local": pa.array([at.replace(tzinfo=None)], pa.timestamp("ms")),
+            "cost": [Decimal("1.25")],
+            "small": pa.array([7], pa.uint8()),
+            "large": pa.array([(1 << 64) - 1], pa.uint64()),
+            "tag": pa.array(["x"]).dictionary_encode(),
+            "half": pa.array([0.5], pa.float32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    names = table.column_names[2:]
+    build_here(settings(tmp_path / "out", tmp_path / "x.parquet", keep=names, validation_fraction=0))
+    (found,) = kept(tmp_path / "out")["train"]
+    wanted = ["2024-05-06", "2024-05-06T07:08:09.000Z", "2024-05-06T07:08:09.000", 1.25, 7, (1 << 64) - 1, "x", 0.5]
+    assert [found[name] for name in names] == wanted
+
+
+def test_inspect_and_trace_show_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = some_rows(6)
+    source = write(tmp_path / "in" / "x.jsonl", rows)
+    build_here(settings(tmp_path / "out", source, keep=["score", "url"], validation_fraction=0))
+    out = str(tmp_path / "out")
+    assert main(["inspect", out]) == 0
+    assert "score (float64), url (text)" in capsys.readouterr().out
+    assert main(["inspect", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["columns"] == {"score": "float64", "url": "text"}
+    assert main(["trace", out, "--sequence", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "column score  0.375" in shown
+    assert "column url    https://example.org/3?é" in shown
+    step = ["--step", "0", "--length", "100", "--batch-size", "1", "--order", "sequential"]
+    assert main(["trace", out, "--json", *step]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert [part["columns"] for part in row["parts"]] == [
+        {"score": one["score"], "url": one["url"]} for one in rows[: len(row["parts"])]
+    ]
