@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.columns import Kinds
 from flat_tokens.manifest import SPLITS, TOKEN_BYTES, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
@@ -21,7 +22,7 @@ from flows.pipelines.publish import Published, check_apart, layout_of, opened, p
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, WRITE, Runner, in_order
 from tasks.derive.inputs import Input, settings_of_sources
 from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, Piece, Selection, cut, read_ids, read_keys
-from tasks.derive.provenance import Derived, card, derived
+from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import Bucket, shuffling_of
 from tasks.derive.write import lay_out, place_pieces
@@ -50,7 +51,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
         with timed("examine", output.seconds):
             listed = listed_in(request)
             inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
-            made_of = derived(request, inputs, settings_of(request, listed))
+            made_of, kinds = derived(request, inputs, settings_of(request, listed)), kept_columns(inputs)
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
@@ -66,14 +67,14 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                 parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
                 if isinstance(request.operation, Shuffle):
                     with timed("shuffle", output.seconds):
-                        parts |= shuffled(request.operation, plan, runner, place)
+                        parts |= shuffled(request.operation, plan, kinds, runner, place)
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
-                    spans = lay_out(parts, layout, any(one.masked for one in inputs))
+                    spans = lay_out(parts, layout, any(one.masked for one in inputs), kinds)
                     written = list(in_order(runner, spans, WRITE.given(plan.selection, layout, place, version.name)))
                 with timed("finalize", output.seconds):
                     documents = partial(documents_of, made_of, request, inputs, plan)
-                    contents = Contents(made_of, layout, spans, written, documents, card)
+                    contents = Contents(made_of, layout, spans, written, documents, card, columns=kinds)
                     runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
@@ -200,11 +201,11 @@ def sampled(
     return selection, [piece.model_copy(update={"ties": ties.get((piece.split, piece.number), 0)}) for piece in pieces]
 
 
-def shuffled(request: Shuffle, plan: Plan, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
+def shuffled(request: Shuffle, plan: Plan, kinds: Kinds, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
     """Buckets of the documents of the splits that are shuffled."""
     parts: dict[Split, list[Piece | Bucket]] = {}
     chosen = [split for split in SPLITS if request.split in (None, split) and plan.pieces[split]]
-    shufflings = {split: shuffling_of(split, request.seed, plan.pieces[split]) for split in chosen}
+    shufflings = {split: shuffling_of(split, request.seed, plan.pieces[split], kinds) for split in chosen}
     pieces = [piece for split in shufflings for piece in plan.pieces[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
     scattered = zip(pieces, in_order(runner, pieces, SHUFFLE.given(shufflings, place)), strict=True)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import bytes_to_check, check_split, verify
+from flat_tokens.columns import columns_of
 from flat_tokens.manifest import MANIFEST, SPLITS, manifest_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record
@@ -44,6 +45,7 @@ class Input(Model):
     seq_counts: dict[Split, int]
     token_counts: dict[Split, int]
     masked: bool = Field(False, description="Whether a split has a loss mask")
+    columns: dict[str, str] = Field({}, description="The kinds of the columns that it keeps")
     has_documents: bool = Field(False, description="Whether key, file and row of each sequence are stored")
 
     @property
@@ -98,6 +100,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
         "sources": tuple(made_of["sources"]) if has_documents else (_as_source(name, stored),),
         "text_bytes": (manifest["totals"].get("documents") or {}).get("text_bytes"),
         "has_documents": has_documents,
+        "columns": columns_of(store, manifest, "train").kinds,
     }
 
 

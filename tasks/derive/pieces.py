@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pydantic import Field
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
+from flat_tokens.columns import Kinds, batch_of, with_kinds
 from flat_tokens.formats.contract import bounded_batches, checked_entries, file_at, sequence_ranges
 from flat_tokens.keys import document_keys, mix, token_keys
 from flat_tokens.manifest import SPLITS
@@ -270,13 +272,16 @@ def count_piece(piece: Piece, selection: Selection, place: Place) -> Counted:
 
 
 class Taken(NamedTuple):
-    """Documents taken of a piece: where each begins in the input, its length, key, file (by the output's numbers) and row."""
+    """Documents taken of a piece: where each begins in the input, its length, key, file (by the output's numbers) and row.
+    ``numbers``: of each in its split of the input, or in what stands for it: int64[n].
+    """
 
     begins: Int64s
     lengths: Int64s
     key: npt.NDArray[np.uint64]
     file: npt.NDArray[np.uint64]
     row: npt.NDArray[np.uint64]
+    numbers: Int64s
 
 
 def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Place) -> Taken:
@@ -284,7 +289,17 @@ def taken_of(piece: Piece, selection: Selection, source: FlatTokens, place: Plac
     keep, _ = choose(piece, facts, selection, place)
     lengths = facts.lengths[keep].astype(np.int64)
     begins = facts.starts[:-1][keep].astype(np.int64)
-    return Taken(begins, lengths, facts.key[keep], facts.file[keep] + np.uint64(piece.file), facts.row[keep])
+    files, numbers = facts.file[keep] + np.uint64(piece.file), np.flatnonzero(keep) + piece.start
+    return Taken(begins, lengths, facts.key[keep], files, facts.row[keep], numbers)
+
+
+def columns_of(piece: Piece, numbers: Int64s, kinds: Kinds) -> pa.RecordBatch:
+    """The kept columns of documents *numbers*, int64[n], of the input's split, as *kinds*; null where it does not keep one."""
+    kept = _recorded_at(piece.location).columns[piece.split]
+    names = [name for name in kinds if name in kept.kinds]
+    if not names:
+        return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in kinds}), kinds)
+    return with_kinds(kept.take(numbers, names), kinds)
 
 
 def read_documents(source: StoredArray, begins: Int64s, lengths: Int64s) -> Iterator[npt.NDArray[Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.columns import common
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
 from flat_tokens.rows.facts import check
@@ -45,6 +46,25 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str
         operation=operation,
         inputs=tuple(one.facts() for one in inputs),
     )
+
+
+def kept_columns(inputs: Sequence[Input]) -> dict[str, str]:
+    """The kinds of the columns that a dataset made of *inputs* keeps: all of theirs. ValueError, naming two inputs, where a
+    column is of kinds that do not go together.
+    """
+    kinds: dict[str, str] = {}
+    first: dict[str, Input] = {}
+    for one in inputs:
+        for name, kind in one.columns.items():
+            fits = common(kinds.get(name, "null"), kind)
+            if fits is None:
+                raise ValueError(
+                    f"column {name!r} is {kinds[name]} in {first[name].location} and {kind} in {one.location}. Build one of them "
+                    "again without it in source.keep_columns."
+                )
+            if fits != kinds.get(name):
+                kinds[name], first[name] = fits, one
+    return kinds
 
 
 def _common(several: list[dict[str, Any] | None]) -> dict[str, Any]:

@@ -16,17 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
+from flat_tokens.columns import Columns, ColumnsWriter, Kinds, Part, joined
 from flat_tokens.manifest import LOSS_MASK, SPLITS
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import Int64s
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
-from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, Taken, open_piece, read_documents, taken_of
+from tasks.derive.pieces import ALL, BLOCK_TOKENS, Piece, Taken, columns_of, open_piece, read_documents, taken_of
 from tasks.models import Model, Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.staging import Place
@@ -52,6 +55,7 @@ class Shuffling(Model):
     seed: int
     seq_count: int
     buckets: int
+    kinds: dict[str, str] = Field({}, description="Of the kept columns")
 
     @property
     def directory(self) -> str:
@@ -75,12 +79,12 @@ class Bucket(Placed):
     number: int
 
 
-def shuffling_of(split: Split, seed: int, pieces: Sequence[Piece]) -> Shuffling:
+def shuffling_of(split: Split, seed: int, pieces: Sequence[Piece], kinds: Kinds) -> Shuffling:
     """How the documents of *pieces* are shuffled."""
     tokens, documents = sum(piece.token_count for piece in pieces), sum(piece.seq_count for piece in pieces)
     size = min(max(BUCKET_TOKENS, tokens // MAX_BUCKETS), MAX_BUCKET_TOKENS)
     buckets = max(-(-tokens // size), -(-documents // BUCKET_DOCUMENTS))
-    return Shuffling(split=split, seed=seed, seq_count=documents, buckets=min(buckets, documents))
+    return Shuffling(split=split, seed=seed, seq_count=documents, buckets=min(buckets, documents), kinds=dict(kinds))
 
 
 def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> tuple[int, ...]:
@@ -105,6 +109,10 @@ def scatter(piece: Piece, shufflings: dict[Split, Shuffling], place: Place) -> t
     for name, column in zip(COLUMNS, [*of_documents, bounds.astype(np.uint64)], strict=True):
         with ArrayWriter(store / DOCUMENTS, name, spec) as column_writer:
             column_writer.append(column)
+    if shuffling.kinds and len(order):
+        kept = columns_of(piece, taken.numbers, shuffling.kinds).take(pa.array(order))
+        with store.create(SCATTERED) as stored, ColumnsWriter(stored, shuffling.kinds) as columns_writer:
+            columns_writer.append(kept)
     sums = np.append(0, np.cumsum(taken.lengths[order]))
     return tuple(np.diff(sums[bounds]).tolist())
 
@@ -135,6 +143,7 @@ def gather(tokens: npt.NDArray[Any], begins: Int64s, lengths: Int64s) -> Iterato
         first, done = last, int(ends[last - 1])
 
 
+SCATTERED = f"{DOCUMENTS}/columns.parquet"
 COLUMNS = ("place", "key", "file", "row", "bucket")
 """The arrays beside a stored piece's tokens: facts of its documents in the order of their places; where each bucket's begin."""
 
@@ -174,7 +183,17 @@ def documents_of(bucket: Bucket, place: Place) -> Taken:
     lengths = np.concatenate([np.diff(share.starts) for share in shares])
     order = np.argsort(column("place"))
     begins = np.cumsum(lengths) - lengths
-    return Taken(begins[order], lengths[order], *(column(name)[order] for name in DOCUMENT_ARRAYS))
+    key, file, row = (column(name)[order] for name in DOCUMENT_ARRAYS)
+    return Taken(begins[order], lengths[order], key, file, row, order)
+
+
+def columns_in(bucket: Bucket, documents: Taken, place: Place) -> pa.RecordBatch:
+    """The kept columns of a bucket whose documents are in their places."""
+    kinds, found = bucket.shuffling.kinds, []
+    for share in _shares_of(bucket, place):
+        kept = Columns(share.tokens.store, kinds, (Part(SCATTERED, 0, share.tokens.seq_count),))
+        found.append(kept.take(np.arange(share.first, share.last), list(kinds)))
+    return joined(found).take(pa.array(documents.numbers))
 
 
 def items_of(bucket: Bucket, documents: Taken, low: int, high: int, place: Place, name: str) -> Iterator[npt.NDArray[Any]]:

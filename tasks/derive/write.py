@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.columns import GROUP_ROWS, Kinds
 from flat_tokens.manifest import LOSS_MASK, SPLITS
 from tasks.derive import shuffle as shuffling
-from tasks.derive.pieces import BLOCK_TOKENS, Piece, Selection, open_piece, read_documents, taken_of
+from tasks.derive.pieces import BLOCK_TOKENS, Piece, Selection, Taken, columns_of, open_piece, read_documents, taken_of
 from tasks.derive.shuffle import Bucket
 from tasks.models import Split
 from tasks.output.staging import Place
@@ -24,12 +27,17 @@ class PieceSpan(Span):
     """A span whose items come from pieces and buckets."""
 
     places: tuple[Piece | Bucket, ...]
+    kinds: dict[str, str] = Field({}, description="Of the columns that the dataset keeps")
 
 
-def lay_out(parts: dict[Split, list[Piece | Bucket]], layout: LayoutName, masked: bool = False) -> list[PieceSpan]:
-    """The spans of both splits. The parts of a split are placed one behind the other. *masked*: the dataset has a loss mask."""
+def lay_out(
+    parts: dict[Split, list[Piece | Bucket]], layout: LayoutName, masked: bool = False, kinds: Kinds | None = None
+) -> list[PieceSpan]:
+    """The spans of both splits. The parts of a split are placed one behind the other. *masked*: the dataset has a loss mask.
+    *kinds*: of the columns that it keeps.
+    """
     spans: list[PieceSpan] = []
-    kind = functools.partial(PieceSpan, masked=masked)
+    kind = functools.partial(PieceSpan, masked=masked, columns=tuple(kinds or ()), kinds=dict(kinds or {}))
     for split in SPLITS:
         for of_tokens in (True, False):
             line = Line(kind, split, of_tokens, LAYOUTS[layout])
@@ -46,7 +54,7 @@ def write_pieces(span: PieceSpan, selection: Selection, layout: LayoutName, plac
         masks = (some for part in span.places for some in _items_of(span, part, selection, place, LOSS_MASK))
         return store_tokens(span, tokens, masks, layout, place, version)
     entries = (_entries_of(span, part, selection, place) for part in span.places)
-    return store_documents(span, entries, layout, place, version)
+    return store_documents(span, entries, layout, place, version, span.kinds)
 
 
 def _items_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, place: Place, name: str) -> Iterator[npt.NDArray[Any]]:
@@ -78,7 +86,18 @@ def _entries_of(span: PieceSpan, part: Piece | Bucket, selection: Selection, pla
         documents = taken_of(part, selection, open_piece(part), place)
     here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, part.seq_count))
     starts = np.cumsum(documents.lengths) - documents.lengths + part.first_token
-    return Entries(starts[here].astype(np.uint64), documents.key[here], documents.file[here], documents.row[here])
+    columns = _columns_of(span, part, documents, here, place) if span.kinds else ()
+    return Entries(starts[here].astype(np.uint64), documents.key[here], documents.file[here], documents.row[here], columns)
+
+
+def _columns_of(span: PieceSpan, part: Piece | Bucket, documents: Taken, here: slice, place: Place) -> Iterator[pa.RecordBatch]:
+    """The kept columns of the documents *here* of one part, some rows at a time."""
+    if isinstance(part, Bucket):
+        yield shuffling.columns_in(part, documents, place).slice(here.start, here.stop - here.start)
+        return
+    numbers = documents.numbers[here]
+    for start in range(0, len(numbers), GROUP_ROWS):
+        yield columns_of(part, numbers[start : start + GROUP_ROWS], span.kinds)
 
 
 def place_pieces(parts: Sequence[Piece]) -> list[Piece]:

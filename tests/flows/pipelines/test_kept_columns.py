@@ -16,6 +16,8 @@ import pytest
 
 import flat_tokens
 import flat_tokens.columns
+import tasks.derive.pieces
+import tasks.derive.shuffle
 import tasks.split.spans
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
@@ -391,3 +393,52 @@ def test_inspect_and_trace_show_columns(tmp_path: Path, capsys: pytest.CaptureFi
     assert [part["columns"] for part in row["parts"]] == [
         {"score": one["score"], "url": one["url"]} for one in rows[: len(row["parts"])]
     ]
+
+
+def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any) -> Path:
+    told = {"operation": operation, "inputs": [str(path) for path in inputs], "output": str(output), **more}
+    with Threads(2) as runner:
+        derive(DeriveRequest.model_validate(told), runner)
+    return output
+
+
+def by_row(found: dict[str, Rows]) -> dict[str, Rows]:
+    return {split: sorted(found[split], key=lambda one: int(one["row"])) for split in SPLITS}
+
+
+def test_operations_on_datasets_keep_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several pieces, buckets and row groups."""
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 7)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
+    rows = some_rows(50)
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", rows)))
+    before = kept(tmp_path / "out")
+    relayout = kept(operated({"operation": "relayout"}, tmp_path / "out", output=tmp_path / "r", layout="compact"))
+    assert relayout == before
+    shuffled = kept(operated({"operation": "shuffle"}, tmp_path / "out", output=tmp_path / "s"))
+    assert shuffled != before
+    assert by_row(shuffled) == before
+    assert shuffled == of_source(rows, shuffled)
+    some = kept(operated({"operation": "subset", "where": "good = true"}, tmp_path / "out", output=tmp_path / "some"))
+    assert some == {split: [one for one in before[split] if one["good"]] for split in SPLITS}
+
+
+def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
+    """One that an input does not keep is null there; kinds have to go together."""
+    numbers = [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}]
+    a = write(tmp_path / "in" / "a.jsonl", numbers)
+    b = write(tmp_path / "in" / "b.jsonl", [{"id": "3", "text": "c", "n": 2.5, "url": "x"}])
+    c = write(tmp_path / "in" / "c.jsonl", [{"id": "4", "text": "d", "n": "one"}])
+    for source, keep in ((a, ["n"]), (b, ["url", "n"]), (c, ["n"])):
+        build_here(settings(tmp_path / source.stem, source, keep=keep, validation_fraction=0))
+    merged = operated({"operation": "merge"}, tmp_path / "a", tmp_path / "b", output=tmp_path / "both")
+    assert flat_tokens.open(merged).manifest["columns"] == {"n": "float64", "url": "text"}
+    assert [(one["n"], one["url"]) for one in kept(merged)["train"]] == [(1.0, None), (2.0, None), (2.5, "x")]
+    with pytest.raises(ValueError, match=r"column 'n' is int64 in .*/a/versions/.* and text in .*/c/versions/"):
+        operated({"operation": "merge"}, tmp_path / "a", tmp_path / "c", output=tmp_path / "none")
+    bare = settings(tmp_path / "bare", a, validation_fraction=0)
+    del bare["sources"][0]["keep_columns"]
+    build_here(bare)
+    merged = operated({"operation": "merge"}, tmp_path / "bare", tmp_path / "a", output=tmp_path / "half")
+    assert [one["n"] for one in kept(merged)["train"]] == [None, None, 1, 2]
