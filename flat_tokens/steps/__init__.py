@@ -70,8 +70,12 @@ class Steps:
     def gives_spans(self) -> bool:
         return any(getattr(one.step, "gives_spans", False) for one in self._open)
 
-    def __call__(self, texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64]) -> Stepped:
-        """Take documents through all steps. ValueError where a step gives what is no outcome."""
+    def __call__(
+        self, texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: pa.RecordBatch | None = None
+    ) -> Stepped:
+        """Take documents through all steps, which see their kept *columns*, n rows. ValueError where a step gives what is no
+        outcome.
+        """
         at = np.arange(len(texts))  # of those that are still there
         spans: list[list[tuple[int, int]] | None] | None = [None] * len(texts) if self.gives_spans else None
         spans_by: str | None = None
@@ -79,8 +83,7 @@ class Steps:
         for name, step in self._open:
             if not len(texts):
                 break
-            batch = pa.RecordBatch.from_arrays([texts, pa.array(keys[at])], ["text", "key"])
-            run = _run(name, step, batch)
+            run = _run(name, step, _batch(texts, keys[at], None if columns is None else columns.take(pa.array(at))))
             told = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
             failed += [(i, f"{name}.failed", detail) for i, detail in told]
             skipped.update(run.skipped)
@@ -105,6 +108,12 @@ class Steps:
         keep = np.zeros(len(keys), bool)
         keep[at] = True
         return Stepped(keep, texts, spans, skipped, changed, failed)
+
+
+def _batch(texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: pa.RecordBatch | None) -> pa.RecordBatch:
+    kept = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
+    named = {"text": texts, "key": pa.array(keys), **kept}
+    return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
 
 class _Run(NamedTuple):

@@ -26,8 +26,9 @@ class Outcome(NamedTuple):
 
 
 Step: TypeAlias = "Callable[[pa.RecordBatch], Outcome]"
-"""Batches have the columns ``text`` (large_string, no nulls) and ``key`` (uint64), one document a row. What becomes of a document
-follows from its text and key alone: batches end anywhere. Several threads call a step at a time.
+"""Batches have the columns ``text`` (large_string, no nulls) and ``key`` (uint64), one document a row, and the columns that the
+source keeps. What becomes of a document follows from its own row alone: batches end anywhere. Several threads call a step at a
+time.
 
 A step may have attributes: ``version``, a text that changes when the same document comes to another end, instead of the version
 of its package; ``gives_spans``, true if it gives spans, so that the dataset gets a loss mask.

@@ -41,16 +41,16 @@ class Datatrove:
         self._threads = threading.local()
         self.version = f"datatrove {importlib.metadata.version('datatrove')}"
         try:
-            self._judge([(TRIAL, "trial")])
+            self._judge([(TRIAL, "trial", {})])
         except ImportError as error:
             raise ValueError(f"{filter}: {error}") from error
 
-    def _judge(self, documents: list[tuple[str, str]]) -> list[tuple[bool, str | None, str]]:
-        """Of each document, a text and an id: whether it stays, the reason, and its text from here on."""
+    def _judge(self, documents: list[tuple[str, str, dict[str, Any]]]) -> list[tuple[bool, str | None, str]]:
+        """Of each document, a text, an id and metadata: whether it stays, the reason, and its text from here on."""
         if "filter" not in self._threads.__dict__:
             self._threads.filter = self._kind(**self._options)  # it counts along, and threads share no count
         one, judged = self._threads.filter, []
-        rest = iter([self._document(text=text, id=identity) for text, identity in documents])
+        rest = iter([self._document(text=text, id=identity, metadata=kept) for text, identity, kept in documents])
         while batch := list(islice(rest, one.batch_size)):
             for document, said in zip(batch, one.filter_batch(batch), strict=True):
                 keep, reason = self._result_of(said)
@@ -59,7 +59,10 @@ class Datatrove:
 
     def __call__(self, documents: pa.RecordBatch) -> Outcome:
         texts, keys = (documents.column(name).to_pylist() for name in ("text", "key"))
-        judged = self._judge([(text, f"{key:016x}") for text, key in zip(texts, keys, strict=True)])
+        kept = documents.select([name for name in documents.schema.names if name not in ("text", "key")])
+        metadata = kept.to_pylist() if kept.num_columns else [{} for _ in texts]
+        ids = [f"{key:016x}" for key in keys]
+        judged = self._judge(list(zip(texts, ids, metadata, strict=True)))
         keep = pa.array([one[0] for one in judged], pa.bool_())
         reasons = pa.array([one[1] for one in judged], pa.string())
         after = [one[2] for one in judged]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
+from flat_tokens.extras import pa
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.store import Store
@@ -69,13 +70,12 @@ def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Plac
     return [Place(key, files[number] if number < len(files) else None, row) for key, number, row in facts]
 
 
-def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> list[dict[str, Any]] | None:
-    """The values of the kept columns of sequences, by the columns' names; None where the dataset keeps none."""
+def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> pa.RecordBatch | None:
+    """The kept columns of sequences; None where the dataset keeps none."""
     kept = columns_of(corpus.store, corpus.manifest, split) if corpus.manifest.get("columns") and not corpus.receipt else None
     if kept is None:
         return None
-    found: list[dict[str, Any]] = kept.take(np.array(sequences, np.int64), list(kept.kinds)).to_pylist()
-    return found
+    return kept.take(np.array(sequences, np.int64), list(kept.kinds))
 
 
 def document_of(corpus: Corpus, split: str, sequence: int) -> dict[str, Any] | None:

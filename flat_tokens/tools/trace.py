@@ -164,7 +164,8 @@ def trace(
                 changed = "" if digest_is(found, file.sha256) else ": the file has changed since it was read"
                 why = f"row {places[i].row} of {found} is not the document, by its key{changed}"
             read[i] = found, texts.get(i), why
-    traced, kept = [], kept_of(corpus, split, sequences)
+    traced, columns = [], kept_of(corpus, split, sequences)
+    kept = None if columns is None else columns.to_pylist()
     for k, i in enumerate(sequences):
         ids = corpus.splits[split].sequence(i)
         found, text, why = read.get(i, (None, None, UNRECORDED))

@@ -24,7 +24,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
-from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, places_of, texts_of
+from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, kept_of, places_of, texts_of
 
 SUMMARY = "check objects, structure and tokens"
 EXAMPLES = """\
@@ -277,7 +277,7 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
                 not_reachable[unusable] += len(sequences)
                 continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
-            texts, left_out = _behind(steps, texts, places)
+            texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
             wrong |= left_out
             joined = settings.get("completion_column") is not None
             parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
@@ -304,13 +304,15 @@ def _steps_of(settings: Mapping[str, Any], trusted: bool) -> tuple[Steps | None,
         return None, f"its steps cannot be taken again: {error}"
 
 
-def _behind(steps: Steps, texts: Mapping[int, str], places: Mapping[int, Place]) -> tuple[dict[int, str], dict[int, str]]:
-    """Texts of sequences behind the steps; and what is wrong with those that do not come through."""
+def _behind(
+    steps: Steps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Texts of sequences behind the steps, which see *kept* columns; and what is wrong with those that do not come through."""
     if not steps.described or not texts:
         return dict(texts), {}
     numbers = list(texts)
     keys = np.array([places[i].key for i in numbers], np.uint64)
-    found = steps(pa.array([texts[i] for i in numbers], pa.large_string()), keys)
+    found = steps(pa.array([texts[i] for i in numbers], pa.large_string()), keys, kept)
     stayed = [i for i, stays in zip(numbers, found.keep, strict=True) if stays]
     gone = {*numbers} - {*stayed}
     wrong = dict.fromkeys(gone, f"does not come through its steps ({', '.join(found.skipped) or 'failed'})")

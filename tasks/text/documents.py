@@ -207,7 +207,7 @@ def _take_steps(
     _, offsets = text_buffers(documents.texts)
     tally.before_steps += int(offsets[-1] - offsets[0])
     begun = time.perf_counter()
-    found = steps(documents.texts, documents.keys)
+    found = steps(documents.texts, documents.keys, documents.columns)
     tally.step_seconds += time.perf_counter() - begun
     if found.changed and source.masked:
         name = next(iter(found.changed)).removesuffix(".changed")

@@ -92,3 +92,17 @@ def test_what_is_no_filter_of_a_document_is_refused(options: dict[str, Any], tol
 def test_the_version_is_datatroves() -> None:
     described = open_steps([{"use": "datatrove", "options": FILTERS[0]}]).described[0]
     assert described["version"].startswith("datatrove 0.")
+
+
+def test_kept_columns_are_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter sees each document's own."""
+
+    class ByLanguage(filters.LambdaFilter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(lambda document: document.metadata.get("language") == "en")
+
+    monkeypatch.setattr(filters, "ByLanguage", ByLanguage, raising=False)
+    steps = open_steps([{"use": "datatrove", "options": {"filter": "ByLanguage"}}])
+    columns = pa.record_batch({"language": ["en", None, "de", "en"]})
+    found = steps(pa.array(["a", "b", "c", "d"], pa.large_string()), np.arange(4, dtype=np.uint64), columns)
+    assert found.texts.to_pylist() == ["a", "d"]
