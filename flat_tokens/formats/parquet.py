@@ -20,9 +20,11 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.columns import type_of
 from flat_tokens.extras import Later
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
+from flat_tokens.rows.facts import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
@@ -88,6 +90,9 @@ def plan(splits: Splits, options: Parquet | Arrow, key: str) -> list[ExportFile]
     """Files of whole sequences, under names by which ``datasets`` finds splits. A split without sequences has no file."""
     if options.column == LABELS and any(split.loss_mask is not None for split in splits.values()):
         raise ValueError(f"column is {LABELS!r}, but that is the column of the loss mask. Give the tokens' column another name.")
+    for kept in filter(None, map(kept_columns, splits.values())):
+        if taken := sorted({options.column, LABELS} & set(kept.kinds)):
+            raise ValueError(f"the dataset keeps a column {taken[0]!r}. Give the tokens' column another name.")
     files = contract.plan_files(splits, options.tokens_per_file, key)
     for _, name, start, stop in files:
         split = splits[name]
@@ -118,15 +123,19 @@ def _write(
     splits: Splits, file: ExportFile, store: Store, column: str, max_tokens: int, opened: Callable[..., Any]
 ) -> list[StoredObject]:
     kind = pyarrow.list_(pyarrow.int32())
-    masked = splits[file.split].loss_mask is not None
-    schema = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else [])])
+    masked, kept = splits[file.split].loss_mask is not None, kept_columns(splits[file.split])
+    beside = [] if kept is None else [(name, type_of(kind)) for name, kind in kept.kinds.items()]
+    schema, at = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else []), *beside]), file.start
     with store.create(file.key) as writing, opened(_Sink(writing), schema) as writer:
         for batch in splits[file.split].batches(file.start, file.stop, max_tokens=max_tokens):
             tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
             values = [tokens, *([] if batch.loss_mask is None else [np.where(batch.loss_mask, tokens, np.int32(IGNORED_LABEL))])]
             starts = batch.seq_starts.astype(np.int32)
             lists = [pyarrow.ListArray.from_arrays(starts, of_column, type=kind) for of_column in values]
-            writer.write_batch(pyarrow.record_batch(lists, schema=schema))
+            rows = np.arange(at, at + batch.seq_count)
+            columns = [] if kept is None else kept.take(rows, list(kept.kinds)).columns
+            writer.write_batch(pyarrow.record_batch([*lists, *columns], schema=schema))
+            at += batch.seq_count
     return [writing.stored]
 
 

@@ -103,6 +103,12 @@ def recorded_of(dataset: Store) -> Recorded:
     return Recorded(sources, {split: columns_of(dataset, manifest, split) for split in SPLITS})
 
 
+def kept_columns(tokens: FlatTokens) -> Columns | None:
+    """The columns that a dataset keeps of the sequences of a split; None where it keeps none."""
+    found = recorded_of(dataset_of(tokens)).columns.get(posixpath.basename(tokens.store.root))
+    return found if found is not None and found.kinds else None
+
+
 def _named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
     """The name of each document's source, or of its file. *files*: numbers through all sources."""
     names = [source if name == "source" else file for source, its in sources for file in its]

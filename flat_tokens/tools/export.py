@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.checker import Watch, adding_up
+from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, ExportFile, Splits, source
 from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, SplitName, manifest_of
 from flat_tokens.reader import FlatTokens, resolve
@@ -289,7 +290,8 @@ def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
     facts = {"version": posixpath.basename(dataset.root), "digest": request.digest, **request.facts()}
     store.put(ORIGIN, to_json({**facts, "provenance": manifest["provenance"], "totals": manifest["totals"]}, indent=1))
     wanted = tuple(f"documents/{split}/" for split in request.splits)
-    stored = {one["key"]: one["size"] for one in manifest["objects"] if one["key"].startswith(wanted)}
+    beside = (one for one in manifest["objects"] if one["key"].startswith(wanted) and not COLUMNS.fullmatch(one["key"]))
+    stored = {one["key"]: one["size"] for one in beside}
     if sum(stored.values()) > ALWAYS_ROOM + byte_count * SHARE_FOR_DOCUMENTS:
         return
     for key in stored:

@@ -17,6 +17,7 @@ import pytest
 
 import flat_tokens
 import flat_tokens.columns
+import flat_tokens.formats
 import flat_tokens.steps
 import tasks.derive.pieces
 import tasks.derive.shuffle
@@ -499,3 +500,27 @@ def test_steps_see_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert main(["verify", str(tmp_path / "out"), "--sample", "1/1", "--trust-records", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"]["same"] == len(left)
     flat_tokens.steps._opened.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_exports_have_the_columns(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In several files. What is beside an export to tell its origin does not have them a second time."""
+    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", some_rows(40))))
+    out = tmp_path / "export"
+    assert main(["export", str(tmp_path / "out"), str(out), "--to", kind, "--tokens-per-file", "200"]) == 0
+    dataset = flat_tokens.open(tmp_path / "out")
+    for split in SPLITS:
+        files = sorted(out.glob(f"{split}*.parquet" if kind == "parquet" else f"{split}/*.arrow"))
+        assert len(files) > 2
+        tables = [pq.read_table(file) if kind == "parquet" else pa.ipc.open_stream(file).read_all() for file in files]
+        rows = pa.concat_tables(tables).to_pylist()
+        tokens = getattr(dataset, split)
+        assert [row["input_ids"] for row in rows] == [tokens.sequence(i).tolist() for i in range(len(tokens))]
+        wanted = [{name: one[name] for name in NAMES} for one in kept(tmp_path / "out")[split]]
+        assert [{name: row[name] for name in NAMES} for row in rows] == wanted
+    assert not list(out.glob(".export/documents/*/columns/*"))
+    again = flat_tokens.formats.open_any(out).splits["train"]
+    assert again.seq_count == dataset.train.seq_count
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "no"), "--to", kind, "--column", "url"]) == 2
+    assert "the dataset keeps a column 'url'. Give the tokens' column another name" in capsys.readouterr().err
