@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
@@ -28,6 +30,10 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 LOSS_MASK = "loss_mask"
 """The array beside the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
+DUPLICATES = "documents/duplicates"
+"""Below it, the lists of documents that a build left out because an earlier one has the same text: DUPLICATE[n] each."""
+DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row", "of_file", "of_row")])
+"""A duplicate: its number in its slice, key, file and row; and the file and the row of the document that stayed."""
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 

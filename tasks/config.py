@@ -255,12 +255,19 @@ class DocumentPolicy(Model):
         256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document, such as 256 MiB; never cut"
     )
     steps: tuple[DocumentStep, ...] = Field((), description="What happens to the others, one step after the other: docs/steps.md")
+    duplicates: Literal["keep", "drop"] = Field(
+        "keep", description="drop: of texts that are equal byte for byte, in all sources, the first stays; behind the steps"
+    )
 
     @field_validator("steps")
     @classmethod
     def usable(cls, steps: tuple[DocumentStep, ...]) -> tuple[DocumentStep, ...]:
         open_steps([step.asked() for step in steps])
         return steps
+
+    def told(self) -> dict[str, Any]:
+        """The settings besides steps, as keys and manifests have them."""
+        return self.model_dump(exclude={"steps", *(["duplicates"] if self.duplicates == "keep" else [])})
 
     def opened(self) -> Steps:
         """The steps, ready to be taken."""

@@ -164,7 +164,7 @@ def remove_held_shards(root: Store) -> None:
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
             versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
-            held = {shard.key for version in versions for shard in read_index(root, version)}
+            held = {shard.key for version in versions for shard in read_index(root, version).held}
             gone = [_shard(key, 0, HELD) for key in stored_shards(root) if key in held]
             list(pool.map(functools.partial(_remove, root), gone))
             _tidy(root)
@@ -296,12 +296,15 @@ def _old(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str
 
 
 def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
-    held = {shard.key for version in kept for shard in read_index(root, version.version)}
+    indexes = [read_index(root, version.version) for version in kept]
+    held, needed = ({shard.key for index in indexes for shard in index[i]} for i in range(2))
 
     def judge(key: str) -> Garbage | None:
         size, newest = _size(root, shard_key(key))
         if key in held:
             return _shard(key, size, HELD)
+        if key in needed:
+            return None
         return _shard(key, size, "no build went on with it") if newest is None or newest < limit else None
 
     with ThreadPoolExecutor(READERS) as pool:

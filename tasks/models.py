@@ -120,6 +120,11 @@ class TokenShard(Model):
         return self
 
     @property
+    def has_digests(self) -> bool:
+        """Whether there is a digest of each document's text beside the tokens, for whoever drops duplicates."""
+        return any(stored.key.startswith("documents/digest/") for stored in self.objects)
+
+    @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
 

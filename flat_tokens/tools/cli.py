@@ -1,4 +1,4 @@
-"""The command line: ``flat-tokens inspect | stats | verify | trace | seen | diff | export | import | completion``.
+"""The command line: ``flat-tokens inspect | stats | verify | trace | seen | duplicates | diff | export | import | completion``.
 
 Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from flat_tokens import __version__
-from flat_tokens.tools import completion, diff, export, import_, inspect, seen, stats, trace, verify
+from flat_tokens.tools import completion, diff, duplicates, export, import_, inspect, seen, stats, trace, verify
 from flat_tokens.tools.arguments import TROUBLE
 from flat_tokens.tools.terminal import one_line
 
@@ -22,6 +22,7 @@ COMMANDS: dict[str, ModuleType] = {
     "verify": verify,
     "trace": trace,
     "seen": seen,
+    "duplicates": duplicates,
     "diff": diff,
     "export": export,
     "import": import_,

@@ -29,6 +29,7 @@ from tasks.progress import meter
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.split.duplicates import Dropping
 from tasks.split.kinds import Kinds
 from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
@@ -130,7 +131,10 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 )
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
                 kinds = Kinds(config.kept_columns, [file.name for file in text.files])
-                places = count_in_order(kinds.of_places(place_shards(text, recipe, shards)), counted, rule, place.root)
+                placed = kinds.of_places(place_shards(text, recipe, shards))
+                if config.documents.duplicates == "drop":
+                    placed = map(Dropping(place, version.name), placed)
+                places = count_in_order(placed, counted, rule, place.root, version.name)
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
@@ -141,7 +145,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                         )
 
             with timed("split", output.seconds), settled(writing):
-                meter.begin("split", 4 * sum(at.shard.token_count for at, _ in counted))
+                meter.begin("split", 4 * sum(at.kept.token_count for at, _ in counted))
                 written = [span_under_way.result() for span_under_way in writing]
             with timed("finalize", output.seconds):
                 totals = partial(documents_of, made_of, counted)
@@ -237,11 +241,11 @@ def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> It
 
 
 def count_in_order(
-    places: Iterable[ShardPlace], seen: list[CountedPlace], rule: SplitRule, root: Store
+    places: Iterable[ShardPlace], seen: list[CountedPlace], rule: SplitRule, root: Store, version: str
 ) -> Iterator[CountedPlace]:
     """Places as they come, with their counts; *seen* keeps them all."""
     for at in places:
-        seen.append((at, count_documents(at, rule, root)))
+        seen.append((at, count_documents(at, rule, root, version)))
         yield seen[-1]
 
 

@@ -66,7 +66,7 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
                     rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
                     shards = held.enter_context(contextlib.closing(in_order(runner, parts, IMPORT.given(place, indexed))))
                     counted: list[CountedPlace] = []
-                    places = count_in_order(place_parts(request, parts, shards), counted, rule, place.root)
+                    places = count_in_order(place_parts(request, parts, shards), counted, rule, place.root, version.name)
                     spans = list(lay_out(places, layout, any(map(has_loss_mask, found.splits.values()))))
                     if stamps(files.store, files.keys) != before:
                         raise ValueError(

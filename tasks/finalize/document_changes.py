@@ -70,7 +70,7 @@ class _Version(NamedTuple):
         for name in SPLITS:
             beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
             splits.append(_Split(open_split(store / name), *beside))
-        found = [(shard, segments_of(shard)) for shard in read_index(root, version)]
+        found = [(shard, segments_of(shard)) for shard in read_index(root, version).held]
         return cls(
             names=tuple(source["name"] for source in sources),
             source_of=np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources]),

@@ -54,7 +54,7 @@ def provenance(
             # It changes nothing, unless documents that it does not take are left out: then it may decide which.
             **({"engine": "reference"} if without_fast_engine and config.documents.on_bad != "error" else {}),
         },
-        documents=config.documents.model_dump(exclude={"steps"}),
+        documents=config.documents.told(),
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
 

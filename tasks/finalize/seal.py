@@ -24,13 +24,13 @@ from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.finalize.provenance import CARD, Provenance
-from tasks.models import Name, TokenShard
+from tasks.models import Name
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.index import Placing, write_index
 from tasks.shards.read import document_spec
-from tasks.split.spans import CountedPlace, ShardPlace, Span
+from tasks.split.spans import CountedPlace, Kept, ShardPlace, Span
 from tasks.split.write import DOCUMENT_ARRAYS, Written
 
 KEYS_AT_ONCE = 1 << 25
@@ -66,6 +66,7 @@ def finalize(version: Name, contents: Contents, place: Place, verify_level: str)
     objects = [stored for part in contents.written for stored in part.objects]
     for split in SPLITS:
         objects += _split_metadata(store, split, LAYOUTS[layout], totals[split], any(span.masked for span in contents.spans))
+    objects += [at.copies.stored for at, _ in contents.counted if at.copies is not None]
     if contents.counted:
         held = ((at.shard, at.first_row, (counts.train_seqs, counts.validation_seqs)) for at, counts in contents.counted)
         write_index(place.root, version, (Placing(*one) for one in held))
@@ -122,9 +123,9 @@ def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str,
 
 
 def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
-    shards = [at.shard for at in places]
-    skipped, replaced = _added(shard.skipped for shard in shards), _added(shard.replaced for shard in shards)
-    read, written = sum(shard.read for shard in shards), sum(shard.written for shard in shards)
+    kept = [at.kept for at in places]
+    skipped, replaced = _added(of.skipped for of in kept), _added(at.shard.replaced for at in places)
+    read, written = sum(of.read for of in kept), sum(of.written for of in kept)
     if read != written + sum(skipped.values()):
         raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
     return {
@@ -133,7 +134,7 @@ def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
         "skipped": skipped,
         "replaced": replaced,
         "repeated_keys": repeated,
-        "text_bytes": sum(shard.text_bytes for shard in shards),
+        "text_bytes": sum(of.text_bytes for of in kept),
     }
 
 
@@ -148,16 +149,16 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[str, Any]]:
     """Documents, text and tokens of each source, in the order of the sources."""
     of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
-    shards: list[list[TokenShard]] = [[] for _ in made_of.sources]
+    kept: list[list[Kept]] = [[] for _ in made_of.sources]
     for at in places:
-        shards[of_file[at.file]].append(at.shard)
+        kept[of_file[at.file]].append(at.kept)
     return [
         {
             "name": source["name"],
-            **{name: sum(getattr(shard, name) for shard in mine) for name in ("read", "written", "text_bytes", "token_count")},
-            "skipped": _added(shard.skipped for shard in mine),
+            **{name: sum(getattr(of, name) for of in mine) for name in ("read", "written", "text_bytes", "token_count")},
+            "skipped": _added(of.skipped for of in mine),
         }
-        for source, mine in zip(made_of.sources, shards, strict=True)
+        for source, mine in zip(made_of.sources, kept, strict=True)
     ]
 
 

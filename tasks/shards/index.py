@@ -74,35 +74,50 @@ class Placing(NamedTuple):
 
 
 def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
-    """Write the index of a version that holds shards one behind the other."""
+    """Write the index of a version that holds shards one behind the other. Shards with digests of texts are kept beside it: it
+    may lack some of their documents, and another version may need these, and the digests of all.
+    """
     shards: dict[str, TokenShard] = {}
     firsts = [0, 0]
+    kept: dict[str, TokenShard] = {}
     for shard, first_row, counts in placed:
+        if shard.has_digests:
+            kept.setdefault(shard.key, shard.model_copy(update={"inputs": {}, "text_bytes_taken": 0}))
+            continue
         train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
         held = Held(version=version, first_row=first_row, train=train, validation=validation)
         bare = {"held": held, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
-    facts = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards.values()]}
+    some = {"shards": shards, "kept": kept} if kept else {"shards": shards}
+    facts = {name: [shard.model_dump(mode="json", exclude_defaults=True) for shard in of.values()] for name, of in some.items()}
     root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
 
 
-def read_index(root: Store, version: str) -> list[TokenShard]:
-    """The shards that a version holds, by its index; none where it has none that can be trusted."""
+class Index(NamedTuple):
+    """The shards that a version holds, and those that are kept beside it."""
+
+    held: list[TokenShard]
+    kept: list[TokenShard]
+
+
+def read_index(root: Store, version: str) -> Index:
+    """The index of a version, without shards where it has none that can be trusted."""
     try:
         facts = read_json(root, index_key(version))
         if facts.pop("sha256", None) != digest_of(facts):
             raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
-        shards = [TokenShard.model_validate(one) for one in facts["shards"]]
-        if any(shard.held is None or shard.held.version != version for shard in shards):
+        told = facts["shards"], facts.get("kept", ())
+        held, kept = ([TokenShard.model_validate(one) for one in some] for some in told)
+        if any(shard.held is None or shard.held.version != version for shard in held) or any(shard.held for shard in kept):
             raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
     except FileNotFoundError:
-        return []
+        return Index([], [])
     except (*NO_OBJECT, ValueError, KeyError, TypeError) as error:
-        told = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
-        logger.warning("The index of version %s is not used: %s", version, told)
-        return []
-    return shards
+        why = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
+        logger.warning("The index of version %s is not used: %s", version, why)
+        return Index([], [])
+    return Index(held, kept)
 
 
 def indexed_versions(root: Store) -> Indexed:
@@ -142,11 +157,20 @@ class Holdings:
     _manifests: dict[str, Manifest] = field(default_factory=dict)
 
     @functools.cached_property
+    def _indexes(self) -> list[Index]:
+        """The indexes of the versions, the latest last."""
+        with self._lock:
+            return [read_index(self.root, version) for version in reversed(self.versions)]
+
+    @functools.cached_property
     def shards(self) -> dict[str, TokenShard]:
         """The places of the slices that versions hold, by the slices' keys; the latest version first."""
-        with self._lock:
-            found = [shard for version in reversed(self.versions) for shard in read_index(self.root, version)]
-            return {shard.key: shard for shard in found}
+        return {shard.key: shard for index in self._indexes for shard in index.held}
+
+    @functools.cached_property
+    def _kept(self) -> dict[str, TokenShard]:
+        """The shards that are kept beside the versions, by their keys."""
+        return {shard.key: shard for index in self._indexes for shard in index.kept}
 
     def shard(self, key: str) -> TokenShard | None:
         """The place of a slice in a version, whose objects were checked; None if no version has it whole."""
@@ -202,7 +226,7 @@ class Holdings:
     def _found(self) -> _Found:
         """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
-            shards = [*self.shards.values(), *self._strays()]
+            shards = [*self.shards.values(), *self._kept.values(), *self._strays()]
             parts = [segments_of(shard) for shard in shards]
             counts = [len(part) for part in parts]
             stored = np.concatenate([*parts, np.empty(0, STORED)])
@@ -219,7 +243,8 @@ class Holdings:
 
     def _strays(self) -> Iterator[TokenShard]:
         """Stored shards that no index names: builds made them that did not end."""
-        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in self.shards)
+        named = self.shards.keys() | self._kept.keys()
+        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in named)
         for key in islice(keys, STRAYS):
             try:
                 yield read_receipt(read_record(self.root, receipt_key(key)))

@@ -154,6 +154,15 @@ class DocumentArrays(NamedTuple):
     row: StoredArray
 
 
+class DigestArrays(NamedTuple):
+    """Arrays of a shard of a build that drops duplicates: 16 bytes of its text's digest for each sequence, as two entries; and
+    the length of the text.
+    """
+
+    digest: StoredArray
+    text_bytes: StoredArray
+
+
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
     store = root / shard_key(shard.key)
     key, row = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in DocumentArrays._fields)
@@ -162,12 +171,24 @@ def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArra
 
 def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens, DocumentArrays]:
     """Open a shard to read its arrays *names*. Facts that the receipt has are not read from the store."""
+    return open_shard(_store_of(root, shard, names), shard)
+
+
+def open_digests(root: Store, shard: TokenShard) -> DigestArrays:
+    """Open the digests and the lengths of a shard's texts."""
+    names = tuple(f"{DOCUMENTS}/{name}" for name in DigestArrays._fields)
+    store = _store_of(root, shard, names[:1]) / shard_key(shard.key)
+    return DigestArrays(*(open_array(store / name, "uint64") for name in names))
+
+
+def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
+    """The store to read a shard from; of a remote one the small objects of the arrays *names* have been read."""
     if root.is_local:
-        return open_shard(root, shard)
+        return root
     directory = shard_key(shard.key)
     store = KnownStore.of(root, directory, shard.objects, _metadata_of(shard))
     store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(names))
-    return open_shard(store, shard)
+    return store
 
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
@@ -175,6 +196,8 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     yield from SHARD_LAYOUT.encoded_tokens.metadata(shard.token_count).values()
     yield from SHARD_LAYOUT.seq_starts.metadata(shard.written + 1).values()
     yield from document_spec(SHARD_LAYOUT).metadata(shard.written).values()
+    if shard.has_digests:
+        yield from document_spec(SHARD_LAYOUT).metadata(2 * shard.written).values()
     if shard.masked:
         yield from SHARD_LAYOUT.loss_mask.metadata(shard.token_count).values()
     yield from group_metadata(SHARD_LAYOUT.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()

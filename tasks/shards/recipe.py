@@ -44,7 +44,7 @@ class Recipe(Model):
             "range": (part.start, part.stop, part.rows),
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
-            "documents": self._policy(),
+            "documents": {**self.documents.told(), **self._steps()},
             "semantics": FORMAT_SEMANTICS,
             **({"engine": self.engine} if self.engine else {}),
             **({"lossy": True} if self.tokenizer.lossy else {}),
@@ -54,12 +54,20 @@ class Recipe(Model):
     def of_segments(self, part: Slice) -> bytes:
         """The digest of all that decides the tokens of a segment besides its documents, in 64 bytes: files and ranges do not."""
         tokenizer = (self.tokenizer_digest, self.engine, self.tokenizer.lossy)
-        chat = self.chat(part)
-        loss = [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
-        return digest_of("segment", FORMAT_SEMANTICS, self._policy(), *tokenizer, *loss).encode()
+        policy = {**self.documents.model_dump(exclude={"steps", "duplicates"}), **self._steps()}
+        return digest_of("segment", FORMAT_SEMANTICS, policy, *tokenizer, *self._loss(part)).encode()
 
-    def _policy(self) -> dict[str, object]:
-        return {**self.documents.model_dump(exclude={"steps"}), **({"steps": self.steps} if self.steps else {})}
+    def of_texts(self, part: Slice) -> bytes:
+        """The kind of its texts, in 32 bytes: those of two kinds are not the same document, even if they have the same bytes."""
+        return bytes.fromhex(digest_of("text", *self._loss(part)))
+
+    def _loss(self, part: Slice) -> list[object]:
+        """What decides which tokens of a masked source count."""
+        chat = self.chat(part)
+        return [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
+
+    def _steps(self) -> dict[str, object]:
+        return {"steps": self.steps} if self.steps else {}
 
     def masked(self, part: Slice) -> bool:
         """Whether its tokens have a loss mask."""

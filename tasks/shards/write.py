@@ -26,9 +26,10 @@ from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
-from tasks.shards.read import SHARD_LAYOUT, DocumentArrays, document_spec
+from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
 from tasks.shards.receipts import put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.text.digests import text_digests
 from tasks.text.documents import Documents, Tally, read_documents
 from tasks.tokenize.engines import engine_of, tokens_of
 from tasks.tokenize.masks import encoder_of
@@ -90,22 +91,29 @@ class ShardWriter(NamedTuple):
     key: ArrayWriter
     row: ArrayWriter
     columns: ShardColumns
+    digest: ArrayWriter | None = None
+    text_bytes: ArrayWriter | None = None
 
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
-        objects = tuple(sorted([*self.tokens.objects, *self.key.objects, *self.row.objects, *self.columns.objects]))
+        arrays = [array for array in (self.key, self.row, self.digest, self.text_bytes) if array is not None]
+        beside = [*self.columns.objects, *(stored for array in arrays for stored in array.objects)]
+        objects = tuple(sorted([*self.tokens.objects, *beside]))
         counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
         return {"objects": objects, "masked": self.tokens.masked, **counts}
 
 
 @contextlib.contextmanager
-def staging_shard(key: str, place: Place, masked: bool = False) -> Iterator[ShardWriter]:
-    """Write a token shard into this attempt's staging directory, *masked* with a loss mask. The block appends to its arrays."""
+def staging_shard(key: str, place: Place, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
+    """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
+    texts. The block appends to its arrays.
+    """
     store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
-    keys, rows = (ArrayWriter(store, f"{DOCUMENTS}/{name}", spec) for name in DocumentArrays._fields)
-    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, keys, rows, ShardColumns(store) as columns:
-        yield ShardWriter(tokens, keys, rows, columns)
+    names = (*DocumentArrays._fields, *(DigestArrays._fields if digested else ()))
+    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
+        arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in names}
+        yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
 def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> TokenShard:
@@ -123,7 +131,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
-        staging_shard(key, place, recipe.masked(slice_)) as writer,
+        staging_shard(key, place, recipe.masked(slice_), recipe.documents.duplicates == "drop") as writer,
     ):
         for segments in cut(read_documents(slice_, source, recipe.documents, tally)):
             names, numbers = known.find(segments, known_by)
@@ -143,6 +151,9 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
                 writer.row.append(part.rows)
                 if part.columns is not None:
                     writer.columns.append(part.columns, tally.kinds)
+                if writer.digest is not None and writer.text_bytes is not None:
+                    writer.digest.append(text_digests(part.texts, recipe.of_texts(slice_)).reshape(-1))
+                    writer.text_bytes.append(np.diff(text_buffers(part.texts)[1]).astype(np.uint64))
                 meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
                 before = tally.text_bytes
             names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost

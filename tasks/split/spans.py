@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -12,9 +13,10 @@ from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.keys import A, mix
-from flat_tokens.manifest import SPLITS
-from flat_tokens.stores.store import Store
+from flat_tokens.manifest import DUPLICATE, DUPLICATES, SPLITS
+from flat_tokens.stores.store import Store, StoredObject
 from tasks.models import Model, Split, TokenShard
+from tasks.output.paths import version_store
 from tasks.shards.contents import open_contents
 
 SPAN_TOKENS = 1 << 26
@@ -55,13 +57,71 @@ class Placed(Model):
     token_count: int = 0
 
 
+class Copies(Model):
+    """Documents of a slice that are left out, as earlier ones have their texts. The list of them is an object of the version."""
+
+    number: int = Field(ge=0, description="Of the slice, which names the list")
+    size: int
+    sha256: str
+    documents: int
+    token_count: int
+    text_bytes: int
+
+    @staticmethod
+    def name_of(number: int) -> str:
+        return f"{DUPLICATES}/{number:08d}"
+
+    @property
+    def stored(self) -> StoredObject:
+        """The list, by its name below the version."""
+        return StoredObject(self.name_of(self.number), self.size, self.sha256)
+
+
+class Kept(NamedTuple):
+    """Documents of a slice that were read and that are written; text and tokens of the latter; and why others are not there."""
+
+    read: int
+    written: int
+    text_bytes: int
+    token_count: int
+    skipped: dict[str, int]
+
+
 class ShardPlace(Placed):
-    """A token shard, and the place of its documents of one split."""
+    """A token shard, and the place of its documents of one split. ``copies``: those of them that are left out."""
 
     shard: TokenShard
     file: int
     first_row: int
     all_in: Split | None
+    copies: Copies | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """What is written of the shard, in both splits."""
+        shard, copies = self.shard, self.copies
+        whole = Kept(shard.read, shard.written, shard.text_bytes, shard.token_count, shard.skipped)
+        if copies is None:
+            return whole
+        return Kept(
+            whole.read,
+            whole.written - copies.documents,
+            whole.text_bytes - copies.text_bytes,
+            whole.token_count - copies.token_count,
+            {**whole.skipped, "duplicate": copies.documents},
+        )
+
+
+def staying(at: ShardPlace, version: Store) -> npt.NDArray[np.bool_]:
+    """Which documents of a shard are not left out as copies: bool[n]. ValueError where the version's list has changed."""
+    stay = np.ones(at.shard.written, bool)
+    if at.copies is not None:
+        stored = at.copies.stored
+        data = version.read(stored.key)
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
+            raise ValueError(f"{version.path(stored.key)}: is not what was written. Run the build again.")
+        stay[np.frombuffer(data, DUPLICATE)["document"].astype(np.int64)] = False
+    return stay
 
 
 class Span(Model):
@@ -100,13 +160,15 @@ class Counts(NamedTuple):
 CountedPlace = tuple[ShardPlace, Counts]
 
 
-def count_documents(at: ShardPlace, rule: SplitRule, root: Store) -> Counts:
-    """Count a shard's sequences and tokens of each split, from its keys and starts."""
-    here = (at.shard.written, at.shard.token_count)
+def count_documents(at: ShardPlace, rule: SplitRule, root: Store, version: str = "") -> Counts:
+    """Count a shard's sequences and tokens of each split, from its keys and starts. *version* has the lists of copies."""
+    here = (at.kept.written, at.kept.token_count)
     if at.all_in is not None or rule.fraction == 0:
         return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)
     contents = open_contents(root, at.shard)
     drawn = rule.draws(contents.keys)
+    if at.copies is not None:
+        drawn &= staying(at, version_store(root, version))
     seqs, count = int(drawn.sum()), int(contents.lengths[drawn].sum())
     return Counts(here[0] - seqs, here[1] - count, seqs, count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.contents import Contents, open_contents
 from tasks.shards.read import document_spec
-from tasks.split.spans import ShardPlace, ShardSpan, Span, SplitRule, chosen
+from tasks.split.spans import ShardPlace, ShardSpan, Span, SplitRule, chosen, staying
 
 DOCUMENT_ARRAYS = ("key", "file", "row")
 
@@ -51,10 +51,10 @@ def names_below_output(written: Written, rule: SplitRule, layout: LayoutName, pl
 def write_span(span: ShardSpan, rule: SplitRule, layout: LayoutName, place: Place, version: Name) -> Written:
     """Write a span's objects below ``versions/<version>``, each once and whole."""
     if span.of_tokens:
-        tokens = (some for at in span.places for some in _items_of(span, at, rule, place, Contents.tokens, "encoded_tokens"))
-        masks = (some for at in span.places for some in _items_of(span, at, rule, place, Contents.masks, LOSS_MASK))
+        tokens = (some for at in span.places for some in _items_of(span, at, rule, place, version, "encoded_tokens"))
+        masks = (some for at in span.places for some in _items_of(span, at, rule, place, version, LOSS_MASK))
         return store_tokens(span, tokens, masks, layout, place, version)
-    entries = (_entries_of(span, at, rule, place) for at in span.places)
+    entries = (_entries_of(span, at, rule, place, version) for at in span.places)
     kinds = dict.fromkeys(span.columns, "null")
     for at in span.places:
         kinds = merged(kinds, at.shard.columns)
@@ -129,20 +129,19 @@ def store_documents(
     return Written((*objects, *([] if kept_object is None else [kept_object.stored])), 0)
 
 
-def _items_of(
-    span: Span, at: ShardPlace, rule: SplitRule, place: Place, read: Callable[..., Iterator[npt.NDArray[Any]]], name: str
-) -> Iterator[npt.NDArray[Any]]:
-    """The span's tokens that come from one shard, in order, or their loss mask: what *read* gives of its array *name*."""
+def _items_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, name: str) -> Iterator[npt.NDArray[Any]]:
+    """The span's tokens that come from one shard, in order, or their loss mask, by the *name* of the array."""
     contents = open_contents(place.root, at.shard, name)
-    keep = chosen(span.split, at.all_in, rule, contents.keys)
+    keep = _chosen_at(span, at, rule, place, version, contents)
+    read = contents.masks if name == LOSS_MASK else contents.tokens
     # (split, token) -> (shard, token of those kept)
-    return read(contents, keep, span.start - at.first_token, span.stop - at.first_token)
+    return read(keep, span.start - at.first_token, span.stop - at.first_token)
 
 
-def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place) -> Entries:
+def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str) -> Entries:
     """The span's documents that come from one shard."""
     contents = open_contents(place.root, at.shard, f"{DOCUMENTS}/row")
-    keep = np.flatnonzero(chosen(span.split, at.all_in, rule, contents.keys))
+    keep = np.flatnonzero(_chosen_at(span, at, rule, place, version, contents))
     lengths = contents.lengths[keep].astype(np.uint64)
     ends = np.cumsum(lengths) + np.uint64(at.first_token)
     here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
@@ -158,6 +157,14 @@ def _columns_of(span: Span, at: ShardPlace, contents: Contents, documents: npt.N
         some = documents[start : start + GROUP_ROWS]
         nothing = {name: pa.nulls(len(some)) for name in span.columns}
         yield contents.columns(some) if at.shard.columns else batch_of(nothing)
+
+
+def _chosen_at(
+    span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, contents: Contents
+) -> npt.NDArray[np.bool_]:
+    """Which documents of a shard belong to the span's split: bool[n]."""
+    mine = chosen(span.split, at.all_in, rule, contents.keys)
+    return mine if at.copies is None else mine & staying(at, version_store(place.root, version))
 
 
 def _check_length(at: Span, length: int) -> None:

@@ -281,7 +281,7 @@ def tokens_there(here: Path) -> set[str]:
     for index in here.glob("*/_cache/index/*.json"):
         version = index.parents[2] / "versions" / index.stem
         if any((version / marker).exists() for marker in MARKERS):
-            held |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem)}
+            held |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem).held}
     return held | {Path(name).parent.name for name in receipts(here)}
 
 
@@ -291,9 +291,9 @@ def made_from_now_on() -> list[str]:
     for module in (tasks.shards.write, tasks.derive.imports):
         real = module.staging_shard  # type: ignore[attr-defined]
 
-        def staging_shard(key: str, place: Place, masked: bool = False, real: Any = real) -> Any:
+        def staging_shard(key: str, place: Place, *more: bool, real: Any = real) -> Any:
             made.append(key)
-            return real(key, place, masked)
+            return real(key, place, *more)
 
         setattr(module, "staging_shard", staging_shard)  # noqa: B010
     return made

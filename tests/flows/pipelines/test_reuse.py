@@ -183,7 +183,7 @@ def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
     second = built(output, source, split_seed=1)
     root = Store.at(output)
     counts = {split: second.totals[split]["seq_count"] for split in SPLITS}
-    held = [shard.held for shard in read_index(root, second.version)]
+    held = [shard.held for shard in read_index(root, second.version).held]
     assert {split: sum(getattr(one, split)[1] for one in held) for split in SPLITS} == counts
     collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
     assert not Path(first.path).exists()

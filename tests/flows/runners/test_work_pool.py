@@ -78,6 +78,21 @@ def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(worker
     assert kinds["tokenize"] == -(-alone.slices // 4)
     assert kinds["write"] > 1
     assert not (tmp_path / "groups" / "_groups").exists()
+
+
+def test_workers_of_a_pool_leave_out_the_duplicates_that_the_build_found(workers: Pool, tmp_path: Path) -> None:
+    notes = [write_notes(tmp_path / "in" / f"{name}.jsonl", 60) for name in ("a", "b")]
+    told = settings_of(tmp_path / "threads", *notes, slice_bytes=1000, name="copies", documents={"duplicates": "drop"})
+    notes[1].write_text(notes[0].read_text() + notes[1].read_text())
+    alone = build_here(told)
+    assert alone.totals["documents"]["skipped"] == {"duplicate": 60}
+    spread = config_of(tmp_path / "spread.yaml", {**told, **SPREAD, "output": str(tmp_path / "groups")})
+    build = workers.start(
+        "-c", SMALL_SPANS, "build", str(spread), "--json", "--quiet", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert finished(build)["version"] == alone.version
+    assert version_digests(tmp_path / "groups", alone.version) == version_digests(tmp_path / "threads", alone.version)
+    assert "write" in {run["name"].split()[0] for run in groups_of(workers, "copies")}
     assert staged(tmp_path / "groups") == []
 
     late = workers.run_deployment("tokenize-group/tokenize-group", {"output": str(tmp_path / "groups"), "group": "0" * 64})

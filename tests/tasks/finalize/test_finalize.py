@@ -66,7 +66,7 @@ def digests(directory: Path | str) -> dict[str, str]:
 
 
 def keys_in(output: Path) -> set[str]:
-    return {shard.key for path in output.glob("_cache/index/*.json") for shard in read_index(Store.at(output), path.stem)}
+    return {shard.key for path in output.glob("_cache/index/*.json") for shard in read_index(Store.at(output), path.stem).held}
 
 
 def column(result: BuildResult, split: str, name: str) -> list[int]:

@@ -1,0 +1,135 @@
+"""Duplicates: documents whose text an earlier document has, byte for byte. The first in the order of the sources stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.manifest import DUPLICATE
+from tasks.output.paths import DOCUMENTS, version_store
+from tasks.output.staging import Place
+from tasks.shards.contents import open_contents
+from tasks.shards.read import open_digests
+from tasks.split.spans import Copies, ShardPlace
+
+UInt64s = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+
+
+class Originals(NamedTuple):
+    """Documents that are copies, by their numbers among those that were added: int64[m]; and the file and the row of the document
+    that each is a copy of: uint64[m].
+    """
+
+    copies: Int64s
+    file: UInt64s
+    row: UInt64s
+
+
+class _Run(NamedTuple):
+    """Texts by the halves of their digests, in the order of ``high``; and the file and the row where each was first."""
+
+    high: UInt64s
+    low: UInt64s
+    file: npt.NDArray[np.uint32]
+    row: UInt64s
+
+    def find(self, high: UInt64s, low: UInt64s) -> Int64s:
+        """The place of each digest, -1 where it is not there: int64[m]."""
+        at, found, open_ = np.searchsorted(self.high, high), np.full(len(high), -1), np.arange(len(high))
+        while len(open_):
+            open_ = open_[at[open_] < len(self.high)]
+            open_ = open_[self.high[at[open_]] == high[open_]]
+            is_it = self.low[at[open_]] == low[open_]
+            found[open_[is_it]] = at[open_[is_it]]
+            open_ = open_[~is_it]  # another digest with the same half stands behind
+            at[open_] += 1
+        return found
+
+    def merged(self, other: _Run) -> _Run:
+        order = np.argsort(np.concatenate([self.high, other.high]), kind="stable")
+        both: Any = zip(self, other, strict=True)
+        return _Run(*(np.concatenate(pair)[order] for pair in both))
+
+
+@dataclass
+class FirstTexts:
+    """The texts that have been met, by their digests: 28 bytes of memory each, and three times that for a moment."""
+
+    _runs: list[_Run] = field(default_factory=list)
+
+    def add(self, digests: UInt64s, file: int, rows: UInt64s) -> Originals:
+        """Meet texts of a file, in their order: digests uint64[n, 2], rows uint64[n]. Return those that were met before."""
+        high, low = digests[:, 0], digests[:, 1]
+        order = np.lexsort((low, high))  # equal ones stay in their order
+        high, low = high[order], low[order]
+        is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
+        group = np.cumsum(is_first) - 1
+        mine = _Run(high[is_first], low[is_first], np.full(int(is_first.sum()), file, np.uint32), rows[order[is_first]])
+        is_known = np.zeros(len(mine.high), bool)
+        for run in self._runs:
+            at = run.find(mine.high, mine.low)
+            there = at >= 0
+            mine.file[there], mine.row[there] = run.file[at[there]], run.row[at[there]]
+            is_known |= there
+        is_copy = is_known[group] | ~is_first
+        copies = np.flatnonzero(_scattered(is_copy, order))
+        of = _scattered(group, order)[copies]
+        found = Originals(copies, mine.file[of].astype(np.uint64), mine.row[of])
+        new = ~is_known
+        self._keep(_Run(mine.high[new], mine.low[new], mine.file[new], mine.row[new]))
+        return found
+
+    def _keep(self, run: _Run) -> None:
+        """Keep a run. Those of about the same length are merged: there are few, and a text is moved a few times."""
+        self._runs.append(run)
+        while len(self._runs) > 1 and len(self._runs[-2].high) <= 2 * len(self._runs[-1].high):
+            last = self._runs.pop()
+            self._runs.append(self._runs.pop().merged(last))
+
+
+def _scattered(values: npt.NDArray[np.generic], order: Int64s) -> npt.NDArray[np.generic]:
+    """(sorted) -> (as they came)"""
+    found = np.empty_like(values)
+    found[order] = values
+    return found
+
+
+@dataclass
+class Dropping:
+    """Leaves out duplicates of a version, place by place. The list of those of a place is an object of the version."""
+
+    place: Place
+    version: str
+    _seen: FirstTexts = field(default_factory=FirstTexts)
+    _number: int = 0
+
+    def __call__(self, at: ShardPlace) -> ShardPlace:
+        """The place, and what it lacks."""
+        number, self._number = self._number, self._number + 1
+        if not at.shard.written:
+            return at
+        root = self.place.root
+        contents, arrays = open_contents(root, at.shard, f"{DOCUMENTS}/row"), open_digests(root, at.shard)
+        rows = contents.rows() + np.uint64(at.first_row)
+        digests = arrays.digest.read(0, 2 * at.shard.written).reshape(-1, 2)
+        found = self._seen.add(digests, at.file, rows)
+        if not len(found.copies):
+            return at
+        listed = np.empty(len(found.copies), DUPLICATE)
+        listed["document"], listed["key"], listed["row"] = found.copies, contents.keys[found.copies], rows[found.copies]
+        listed["file"], listed["of_file"], listed["of_row"] = at.file, found.file, found.row
+        name = Copies.name_of(number)
+        stored = version_store(root, self.version).put(name, listed.tobytes())
+        copies = Copies(
+            number=number,
+            size=stored.size,
+            sha256=stored.sha256,
+            documents=len(found.copies),
+            token_count=int(contents.lengths[found.copies].sum()),
+            text_bytes=int(arrays.text_bytes.take(found.copies).sum()),
+        )
+        return at.model_copy(update={"copies": copies})

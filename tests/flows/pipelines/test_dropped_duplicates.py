@@ -1,0 +1,395 @@
+"""Duplicates through the whole pipeline: the first of equal texts stays, however the build is spread and whatever went before."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+import tasks.split.spans
+import tasks.tokenize.segments
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.cli import main
+from flows.commands.build import summary as told_summary
+from flows.pipelines.build import BuildResult, build
+from flows.pipelines.plan import plan
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.stages import Stage, Step, through
+from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
+from flows.runners.threads import Threads
+from flows.watch.summaries import summary
+from tasks.config import BuildConfig
+from tasks.garbage import Policy, collect
+from tasks.groups import Group
+from tasks.output.staging import Place
+from tests.examples import examples
+from tests.faults.support import build_here, receipts, unpublish, version_digests
+
+Document = tuple[int, int, str]
+"""File, row and text."""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+
+
+def put(path: Path, texts: list[str]) -> Path:
+    """JSONL with ids of their own; no two documents have the same key."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    lines = (json.dumps({"id": f"{path}-{i}", "text": text}) for i, text in enumerate(texts))
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def told(output: Path, *sources: Path, **more: Any) -> dict[str, Any]:
+    named = [{"name": path.name, "path": str(path), "id_column": "id"} for path in sources]
+    common = {"documents": {"duplicates": "drop"}, "tokenizer": "bytes", "validation_fraction": 0.3, "slice_bytes": 300}
+    return {"output": str(output), "sources": named, **common, **more}
+
+
+def entries(result: BuildResult, split: str, name: str) -> list[int]:
+    array = open_array(Store.at(result.path) / f"documents/{split}/{name}", "uint64")
+    return [int(value) for value in array.read(0, array.length)]
+
+
+def documents_of(result: BuildResult) -> list[Document]:
+    """The documents of a version of byte tokens, in the order of the sources."""
+    found = []
+    for name in SPLITS:
+        split = getattr(flat_tokens.open(result.path), name)
+        texts = ((split.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(split.seq_count))
+        found += list(zip(entries(result, name, "file"), entries(result, name, "row"), texts, strict=True))
+    return sorted(found)
+
+
+def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, int, int]]]:
+    """What a set makes of files: the documents that stay, and file and row of each other one and of the one that it repeats."""
+    seen: dict[str, tuple[int, int]] = {}
+    stay, copies = [], []
+    for file, texts in enumerate(files):
+        for row, text in enumerate(texts):
+            if text in seen:
+                copies.append((file, row, *seen[text]))
+            else:
+                seen[text] = (file, row)
+                stay.append((file, row, text))
+    return stay, copies
+
+
+def listed(result: BuildResult, capsys: pytest.CaptureFixture[str]) -> list[tuple[int, int, int, int]]:
+    """What the command lists, its files by their numbers."""
+    files = [(source["name"], file["name"]) for source in sources_of(result) for file in source["files"]]
+    capsys.readouterr()
+    assert main(["duplicates", result.path, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    numbers = {name: i for i, name in enumerate(files)}
+    return [
+        (numbers[one["source"], one["file"]], one["row"], numbers[one["of"]["source"], one["of"]["file"]], one["of"]["row"])
+        for one in found
+    ]
+
+
+def sources_of(result: BuildResult) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(Path(result.path, "manifest.json").read_text())["provenance"]["sources"]
+    return found
+
+
+def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Two files of texts, three in ten of which stand somewhere before."""
+    draw, texts = random.Random(seed), list[str]()
+    for i in range(2 * count):
+        texts.append(draw.choice(texts) if texts and draw.random() < 0.3 else f"text {i} " + "salt " * draw.randrange(9))
+    return texts[:count], texts[count:]
+
+
+class Elsewhere:
+    """A runner that takes every item and every result through JSON, as groups do, and each by another thread."""
+
+    reads_here = False
+
+    def __init__(self, config: BuildConfig) -> None:
+        self._config, self._pool = config, ThreadPoolExecutor(3)
+
+    def window(self, stage: Stage) -> int:
+        return 4
+
+    def start(self, item: Any, *steps: Step) -> Future[Any]:
+        if steps[0].stage.pool is None:
+            return self._pool.submit(through, item, steps)
+        group = Group.model_validate_json(group_of(self._config, [item], steps).model_dump_json())
+        (place,) = (one for one in steps[0].shared if isinstance(one, Place))
+        return self._pool.submit(self._through, group, place)
+
+    def _through(self, group: Group, place: Place) -> Any:
+        (item,), steps = work_of(group, place)
+        return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
+
+
+def test_the_first_of_equal_texts_stays_with_any_workers_and_through_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = planted(60)
+    paths = put(tmp_path / "a.jsonl", one), put(tmp_path / "b.jsonl", other)
+    stay, copies = first_ones(one, other)
+    results = [build_here(told(tmp_path / f"out{n}", *paths), n) for n in (1, 2, 4)]
+    config = BuildConfig.model_validate(told(tmp_path / "groups", *paths))
+    results.append(build(config, Elsewhere(config)))
+    for result in results:
+        assert documents_of(result) == stay
+        assert listed(result, capsys) == copies
+        flat_tokens.verify(result.path, "full")
+    assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    assert results[0].slices > 10
+
+
+def test_counts_are_told_by_source(tmp_path: Path) -> None:
+    paths = put(tmp_path / "a.jsonl", ["x", "yy", "x"]), put(tmp_path / "b.jsonl", ["yy", "z"])
+    settings = told(tmp_path / "out", *paths)
+    forecast = plan(BuildConfig.model_validate(settings))
+    assert (forecast.documents, forecast.slices_stored) == (5, 0)
+    result = build_here(settings)
+    documents = result.totals["documents"]
+    assert [documents[name] for name in ("read", "written", "text_bytes", "skipped")] == [5, 3, 4, {"duplicate": 2}]
+    assert [
+        (one["read"], one["written"], one["text_bytes"], one["token_count"], one["skipped"]) for one in documents["by_source"]
+    ] == [
+        (3, 2, 3, 3, {"duplicate": 1}),
+        (2, 1, 1, 1, {"duplicate": 1}),
+    ]
+    assert "2 skipped: duplicate" in "\n".join(told_summary(result))
+    assert "1 duplicate" in summary(BuildConfig.model_validate(settings), result, "x")
+    assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
+
+
+def test_what_is_sampled_and_traced_is_what_stayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = put(tmp_path / "in/a.jsonl", ["same", "other", "same", "last"])
+    result = build_here(told(tmp_path / "out", path, validation_fraction=0))
+    assert main(["verify", result.path, "--sample", "1/1", "--source", str(tmp_path / "in")]) == 0
+    assert "3 documents tokenized again: 3 the same" in capsys.readouterr().out
+    assert main(["trace", result.path, "--sequence", "2", "--source", str(tmp_path / "in"), "--json"]) == 0
+    traced = json.loads(capsys.readouterr().out)
+    assert (traced["document"]["row"], traced["text"]) == (3, "last")
+
+
+def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.jsonl", ["one\r\n", "one\n", "x", "\u00e9", "e\u0301"])
+    steps = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}]
+    result = build_here(told(tmp_path / "out", path, documents={"duplicates": "drop", "steps": steps}))
+    assert documents_of(result) == [(0, 0, "one\n"), (0, 3, "\u00e9")]
+    assert result.totals["documents"]["skipped"]["duplicate"] == 2
+
+
+def test_kept_columns_are_those_of_the_documents_that_stay(tmp_path: Path) -> None:
+    one, other = planted(40)
+    for name, texts in (("a", one), ("b", other)):
+        rows = (json.dumps({"text": text, "note": f"{name}{i}"}) for i, text in enumerate(texts))
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    settings = told(tmp_path / "out")
+    sources = [{"name": name, "path": str(tmp_path / f"{name}.jsonl"), "keep_columns": ["note"]} for name in "ab"]
+    result = build_here({**settings, "sources": sources})
+    stay, _ = first_ones(one, other)
+    found = []
+    for split in SPLITS:
+        files = sorted(Path(result.path, f"documents/{split}/columns").iterdir())
+        notes = [note for file in files for note in pq.read_table(file)["note"].to_pylist()]
+        found += list(zip(entries(result, split, "file"), entries(result, split, "row"), notes, strict=True))
+    assert sorted(found) == [(file, row, f"{'ab'[file]}{row}") for file, row, _ in stay]
+
+
+def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
+    """Its slices are the same shards; all of the second one's documents are copies."""
+    texts = [f"text {i}" for i in range(40)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"id": f"{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+        )
+    result = build_here(told(tmp_path / "out", tmp_path / "a.jsonl", tmp_path / "b.jsonl"))
+    assert documents_of(result) == [(0, row, text) for row, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("duplicates", ["drop", "keep"])
+def test_pairs_are_equal_where_both_parts_are(tmp_path: Path, duplicates: str) -> None:
+    """A text that has the same bytes as a pair is no copy of it: other tokens of it count."""
+    pairs = [("2+2=", "4"), ("2+2=4", ""), ("2+2=", "4"), ("", "2+2=4")]
+    pq.write_table(pa.table({"q": [q for q, _ in pairs], "a": [a for _, a in pairs]}), tmp_path / "pairs.parquet")
+    masked = {"name": "pairs", "path": str(tmp_path / "pairs.parquet"), "prompt_column": "q", "completion_column": "a"}
+    plain = {"name": "plain", "path": str(put(tmp_path / "plain.jsonl", ["2+2=4", "2+2=\0\0014", "2+2=4"]))}
+    settings = told(tmp_path / "out", validation_fraction=0, documents={"duplicates": duplicates}) | {"sources": [masked, plain]}
+    train = flat_tokens.open(build_here(settings).path).train
+    spelled = [(train.sequence(i).tolist(), train.mask(*train.span(i)).tolist()) for i in range(train.seq_count)]
+    ids = [byte + 1 for byte in b"2+2=4"]
+    pair = (ids, [0, 0, 0, 0, 1])
+    assert spelled[:3] == [pair, (ids, [0] * 5), *([pair] if duplicates == "keep" else [(ids, [1] * 5)])]
+    assert len(spelled) == (5 if duplicates == "drop" else 7)
+    if duplicates == "drop":
+        assert spelled[3] == (ids, [1] * 5)
+
+
+def refreshed(settings: dict[str, Any]) -> RefreshResult:
+    with Threads(2) as runner:
+        return refresh(BuildConfig.model_validate(settings), runner)
+
+
+def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -> RefreshResult:
+    """Refresh. The bytes are those of a build from nothing, and the documents those that a set would leave."""
+    result = refreshed(settings)
+    assert result.build is not None
+    anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
+    assert version_digests(Path(settings["output"]), result.version) == version_digests(Path(anew.path).parents[1], anew.version)
+    assert documents_of(result.build) == first_ones(*files)[0]
+    return result
+
+
+def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None:
+    """Its tokens were kept: none is made again. When they have gone, they are made again."""
+    one, other = planted(50)
+    sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
+    put(sources / "a.jsonl", one)
+    put(sources / "b.jsonl", other)
+    check_as_anew(settings, tmp_path, one, other)
+    (sources / "a.jsonl").unlink()
+    result = check_as_anew(settings, tmp_path, other)
+    assert result.text_bytes_tokenized == 0
+    put(sources / "a.jsonl", other[:5])
+    result = check_as_anew(settings, tmp_path, other[:5], other)
+    assert 0 <= result.text_bytes_tokenized <= sum(len(text.encode()) for text in other[:5])
+    (sources / "a.jsonl").unlink()
+    put(sources / "c.jsonl", one)
+    for name in receipts(tmp_path / "out"):
+        (tmp_path / f"out/_cache/{name}/receipt.json").unlink()
+    check_as_anew(settings, tmp_path, other, one)
+
+
+def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
+    """Shards of a version that was kept stay; those of one that went do not."""
+    sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
+    put(sources / "a.jsonl", ["same", "a"])
+    put(sources / "b.jsonl", ["same", "b"])
+    check_as_anew(settings, tmp_path, ["same", "a"], ["same", "b"])
+    everything = receipts(tmp_path / "out")
+    policy = Policy(keep_versions=1, grace_days=0)
+    assert collect(Store.at(tmp_path / "out"), policy, delete=True).garbage == ()
+    (sources / "a.jsonl").unlink()
+    assert check_as_anew(settings, tmp_path, ["same", "b"]).text_bytes_tokenized == 0
+    kinds = {item.kind for item in collect(Store.at(tmp_path / "out"), policy, delete=True).garbage}
+    assert kinds == {"version", "shard", "record"}
+    assert receipts(tmp_path / "out") < everything
+    put(sources / "c.jsonl", ["b", "c"])
+    check_as_anew(settings, tmp_path, ["same", "b"], ["b", "c"])
+
+
+def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path / "a.jsonl", ["same", "a", "same"])
+    settings = told(tmp_path / "out", path)
+
+    def die(*_: Any) -> Any:
+        raise OSError("stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.finalize.seal.write_index", die)
+        with pytest.raises(OSError, match="stop"):
+            build_here(settings)
+    (left,) = (tmp_path / "out").glob("versions/*/documents/duplicates/*")
+    left.write_bytes(b"damaged")
+    found = collect(Store.at(tmp_path / "out"), Policy(grace_days=0)).garbage
+    assert "unfinished version" in {item.kind for item in found}
+    assert documents_of(build_here(settings)) == [(0, 0, "same"), (0, 1, "a")]
+
+
+def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path: Path) -> None:
+    """The setting is in no key and no manifest unless it is used; tokens of segments are the same with it and without."""
+    path = put(tmp_path / "a.jsonl", [f"text {i}" for i in range(60)])
+    plain = build_here(told(tmp_path / "out", path, documents={}))
+    assert plain.version == build_here(told(tmp_path / "other", path, documents={"duplicates": "keep"})).version
+    assert "duplicates" not in Path(plain.path, "manifest.json").read_text()
+    dropped = build_here(told(tmp_path / "out", path))
+    assert dropped.version != plain.version
+    assert dropped.text_bytes_tokenized == 0
+    assert documents_of(dropped) == documents_of(plain)
+
+
+def test_shards_of_a_build_that_did_not_end_are_used_again(tmp_path: Path) -> None:
+    one, other = planted(30)
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", one), put(tmp_path / "b.jsonl", other))
+    first = version_digests(tmp_path / "out", build_here(settings).version)
+    unpublish(tmp_path / "out")
+    again = build_here(settings)
+    assert (again.text_bytes_tokenized, again.slices_reused) == (0, again.slices)
+    assert version_digests(tmp_path / "out", again.version) == first
+
+
+TEXTS = st.lists(st.sampled_from(["", "a", "b", "cc", "dddd", "e" * 90, "f" * 90]), min_size=1, max_size=8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), TEXTS)), min_size=1, max_size=4))
+@examples(25)
+def test_any_history_of_refreshes_gives_the_bytes_of_a_build_from_nothing(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[int, list[str] | None]]
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("history")
+    sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in", slice_bytes=100)
+    files: dict[int, list[str] | None] = {0: ["a", "b"], 3: ["b", "e" * 90, "a"]}
+    for number, texts in [(3, files[3]), *history]:
+        files[number] = texts
+        for name, now in sorted(files.items()):
+            (sources / f"{name}.jsonl").unlink(missing_ok=True)
+            if now is not None:
+                put(sources / f"{name}.jsonl", now)
+        result = refreshed(settings)
+        anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
+        assert version_digests(tmp_path / "out", result.version) == version_digests(Path(anew.path).parents[1], anew.version)
+        assert documents_of(anew) == first_ones(*(now for _, now in sorted(files.items()) if now is not None))[0]
+
+
+@pytest.mark.slow
+def test_the_corpus_with_three_in_ten_planted_copies(
+    corpus: Path, vocabularies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across two sources; with 1, 2 and 4 workers and through groups. Documents, copies and counts are those of a set."""
+    monkeypatch.undo()
+    draw, files, before = random.Random(0), list[list[str]](), list[str]()
+    for i, path in enumerate(sorted(corpus.glob("*.parquet"))):
+        texts = [
+            draw.choice(before) if before and draw.random() < 0.3 else text for text in pq.read_table(path)["text"].to_pylist()
+        ]
+        target = tmp_path / f"source-{i % 2}" / path.name
+        target.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": [f"{i}-{row}" for row in range(len(texts))], "text": texts}), target, row_group_size=500)
+        before += texts
+        files.append(texts)
+    in_order = [*files[::2], *files[1::2]]
+    stay, copies = first_ones(*in_order)
+    assert len(copies) > 0.25 * len(before)
+    sources = tmp_path / "source-0", tmp_path / "source-1"
+    more = {"tokenizer": "cl100k_base", "slice_bytes": 8_000_000, "validation_fraction": 0.1}
+    found = []
+    for workers in (1, 2, 4, None):
+        config = BuildConfig.model_validate(told(tmp_path / "out", *sources, **more))
+        with Threads(workers) as threads:
+            result = build(config, threads if workers else Elsewhere(config))
+        found.append(version_digests(tmp_path / "out", result.version))
+        assert result.totals["documents"]["skipped"] == {"duplicate": len(copies)}
+        places = [zip(entries(result, split, "file"), entries(result, split, "row"), strict=True) for split in SPLITS]
+        assert sorted(place for split in places for place in split) == [(file, row) for file, row, _ in stay]
+        assert listed(result, capsys) == copies
+        if workers is None:
+            where = [word for source in sources for word in ("--source", str(source))]
+            assert main(["verify", result.path, "--sample", "1/1", "--documents", "500", *where]) == 0
+        shutil.rmtree(tmp_path / "out")
+    assert found == found[:1] * 4

@@ -1,0 +1,64 @@
+"""Which texts were met before, by their digests: against a dictionary."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.split.duplicates import FirstTexts
+from tasks.text.digests import text_digests
+from tests.examples import examples
+
+HALVES = st.integers(0, 3) | st.sampled_from([2**63, 2**64 - 1])
+"""Few, so that digests with the same first half are common, which they are not in life."""
+
+
+@given(st.lists(st.lists(st.tuples(HALVES, HALVES), max_size=30), max_size=12))
+@examples(200)
+def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tuple[int, int]]]) -> None:
+    seen, first = dict[tuple[int, int], tuple[int, int]](), FirstTexts()
+    for file, digests in enumerate(files):
+        expected = []
+        for i, digest in enumerate(digests):
+            of = seen.setdefault(digest, (file, 7 * i))
+            expected += [] if of == (file, 7 * i) else [(i, *of)]
+        rows = np.arange(len(digests), dtype=np.uint64) * np.uint64(7)
+        found = first.add(np.array(digests, np.uint64).reshape(-1, 2), file, rows)
+        assert list(zip(*(array.tolist() for array in found), strict=True)) == expected
+
+
+@given(st.lists(st.text(max_size=4), max_size=20), st.integers(0, 20))
+def test_equal_texts_have_equal_digests_wherever_they_stand(texts: list[str], start: int) -> None:
+    array = pa.array(texts, pa.large_string())
+    whole = [tuple(row) for row in text_digests(array, bytes(32)).tolist()]
+    assert len(set(whole)) == len(set(texts))
+    assert [tuple(row) for row in text_digests(array.slice(start), bytes(32)).tolist()] == whole[start:]
+    other = {tuple(row) for row in text_digests(array, b"k" * 32).tolist()}
+    assert not other & set(whole)
+
+
+@pytest.mark.slow
+def test_ten_million_texts_take_less_than_two_gigabytes() -> None:
+    """In a process of its own, whose peak is all of its memory; each text in ten is a copy."""
+    program = (
+        "import resource\n"
+        "import numpy as np\n"
+        "from tasks.split.duplicates import FirstTexts\n"
+        "first, draw, copies = FirstTexts(), np.random.default_rng(0), 0\n"
+        "for i in range(0, 10_000_000, 50_000):\n"
+        "    digests = draw.integers(0, 2**64, (50_000, 2), np.uint64)\n"
+        "    digests[:5_000] = before if i else digests[5_000:10_000]\n"
+        "    before = digests[-5_000:].copy()\n"
+        "    copies += len(first.add(digests, i, np.arange(50_000, dtype=np.uint64)).copies)\n"
+        "print(copies, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True).stdout
+    copies, kilobytes = map(int, told.split())
+    assert copies == 200 * 5_000
+    assert kilobytes < 2_000_000
