@@ -6,6 +6,7 @@ of a column (null, int64, float64); the manifest says which one fits them all.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -244,24 +245,26 @@ class Columns:
                 table = parquet.read_row_group(int(group[low]), list(names), use_threads=False)
                 begin = int(ends[group[low]]) - len(table)
                 wanted = rows[low:high] - begin
-                some = (
-                    table.select(list(names)) if len(wanted) == len(table) else table.select(list(names)).take(pa.array(wanted))
-                )
+                some = table.select(list(names))
+                if len(wanted) != len(table) or (np.diff(wanted) != 1).any():
+                    some = some.take(pa.array(wanted))
                 yield from some.combine_chunks().to_batches()
 
-    def _opened(self, part: Part) -> Any:
-        """A part that has as many rows as documents. ValueError where it has not."""
+    @contextlib.contextmanager
+    def _opened(self, part: Part) -> Iterator[Any]:
+        """A part that has as many rows as documents. ValueError where it has not, or cannot be read in the block."""
         path = self.store.path(part.key)
         try:
-            parquet = pa.parquet.ParquetFile(
-                pa.PythonFile(_Stored(self.store, part.key), "r"), pre_buffer=True, page_checksum_verification=True
-            )
-        except (pa.ArrowException, *NO_OBJECT) as error:
-            raise ValueError(f"{path}: cannot be read: {error}. Run flat_tokens.verify") from error
-        if parquet.metadata.num_rows != part.stop - part.first:
-            rows = parquet.metadata.num_rows
-            raise ValueError(f"{path} has {rows} rows instead of {part.stop - part.first}")
-        return parquet
+            source = pa.PythonFile(_Stored(self.store, part.key), "r")
+            with pa.parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet:
+                groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+                if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
+                    raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")
+                yield parquet
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_OBJECT):
+                raise  # the disk, not the object
+            raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())}): run flat_tokens.verify") from error
 
     def faults(self) -> Iterator[str]:
         """What is wrong with the parts: rows that are missing or too many, columns of another kind, values that are damaged."""
@@ -272,8 +275,8 @@ class Columns:
                         with_kinds(batch, self.kinds)
                     if parquet.schema_arrow.names != list(self.kinds):
                         yield f"{part.key} has the columns {parquet.schema_arrow.names} instead of {list(self.kinds)}"
-            except (ValueError, OSError, pa.ArrowException) as error:
-                yield f"{part.key}: {error}"
+            except ValueError as error:
+                yield str(error)
 
 
 def columns_of(store: Store, manifest: Mapping[str, Any], split: str) -> Columns:

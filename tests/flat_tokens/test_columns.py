@@ -1,0 +1,167 @@
+"""Kept columns: what is written is read, by any numbers, in any row groups, and kinds that fit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.columns
+from flat_tokens.columns import Columns, ColumnsWriter, Part, as_kind, common, joined, name_of, parts_of
+from flat_tokens.stores.store import Store
+from flat_tokens.text import limits
+from flat_tokens.text.jsonl import JSONL
+from flat_tokens.text.rows import Range, TextFile
+from tests.examples import examples
+
+KINDS = {"n": "int64", "x": "float64", "t": "text", "none": "null"}
+
+
+@pytest.fixture(autouse=True)
+def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 3)
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"n": i, "x": i / 2, "t": None if i % 4 == 3 else f"text {i}", "none": None} for i in range(start, stop)]
+
+
+def batch(start: int, stop: int) -> pa.RecordBatch:
+    schema = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("t", pa.large_string()), ("none", pa.null())])
+    return pa.RecordBatch.from_pylist(rows(start, stop), schema)
+
+
+def write(store: Store, key: str, *edges: int) -> bytes:
+    """Write the rows from one edge to the next, a batch at a time."""
+    with store.create(key) as stored, ColumnsWriter(stored, KINDS) as writer:
+        for start, stop in itertools.pairwise(edges):
+            writer.append(batch(start, stop))
+    return store.read(key)
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 10))
+@examples(40)
+def test_documents_are_taken_by_their_numbers(tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cut: int) -> None:
+    """In any order, more than once, from one object or two."""
+    store = Store.at(tmp_path_factory.mktemp("columns"))
+    edges = [0, *([cut] if 0 < cut < 10 else []), 10]
+    for first, stop in itertools.pairwise(edges):
+        write(store, name_of("train", first), first, stop)
+    columns = Columns(store, KINDS, parts_of([name_of("train", first) for first in edges[:-1]], "train", 10))
+    assert columns.take(np.array(numbers, np.int64), ["t", "n"]).to_pylist() == [
+        {"t": row["t"], "n": row["n"]} for row in (rows(i, i + 1)[0] for i in numbers)
+    ]
+    assert list(columns.faults()) == []
+
+
+def test_bytes_do_not_depend_on_how_rows_came(tmp_path: Path) -> None:
+    store = Store.at(tmp_path)
+    assert write(store, "a", 0, 10) == write(store, "b", 0, 1, 2, 6, 6, 10)
+
+
+def test_objects_of_a_split_are_found_by_their_names() -> None:
+    keys = [
+        "documents/train/columns/20.parquet",
+        name_of("train", 0),
+        name_of("validation", 0),
+        "documents/train/columns/x.parquet",
+    ]
+    assert parts_of([*keys, "documents/train/columns/007.parquet"], "train", 25) == (
+        Part("documents/train/columns/0.parquet", 0, 20),
+        Part("documents/train/columns/20.parquet", 20, 25),
+    )
+    assert parts_of(keys[3:], "train", 0) == ()
+
+
+def test_kinds_fit_or_do_not() -> None:
+    assert [common("null", "text"), common("int64", "float64"), common("bool", "bool")] == ["text", "float64", "bool"]
+    assert [common("int64", "text"), common("bool", "int64"), common("int64", "uint64")] == [None, None, None]
+    whole, parts = (pa.record_batch({"n": values}) for values in ([1, 2], [0.5]))
+    assert joined([whole, parts, pa.record_batch({"n": pa.nulls(1)})]).column(0).to_pylist() == [1.0, 2.0, 0.5, None]
+    with pytest.raises(ValueError, match="column 'n' cannot be float64: Integer value 9007199254740993"):
+        as_kind(pa.array([(1 << 53) + 1]), "float64", "n")
+    assert as_kind(pa.array([1.0, None]), "int64", "n").to_pylist() == [1, None]
+
+
+def test_a_document_that_is_named_twice_is_there_twice(tmp_path: Path) -> None:
+    """Also where as many are wanted as a row group has."""
+    store = Store.at(tmp_path)
+    write(store, name_of("train", 0), 0, 6)
+    columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
+    assert columns.take(np.array([2, 0, 0]), ["n"]).column(0).to_pylist() == [2, 0, 0]
+
+
+def test_damage_is_told_with_the_object(tmp_path: Path) -> None:
+    store = Store.at(tmp_path)
+    data = write(store, name_of("train", 0), 0, 6)
+    columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
+    for damaged in (data[:-20], data[:10] + b"\xff" * 20 + data[30:], b""):
+        store.put(name_of("train", 0), damaged)
+        with pytest.raises(ValueError, match=r"columns/0\.parquet: cannot be read .*: run flat_tokens.verify"):
+            columns.take(np.arange(6), list(KINDS))
+        (fault,) = columns.faults()
+        assert "columns/0.parquet: cannot be read" in fault
+
+
+def test_documents_that_are_not_there_are_told(tmp_path: Path) -> None:
+    store = Store.at(tmp_path)
+    write(store, name_of("train", 0), 0, 5)
+    columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
+    with pytest.raises(ValueError, match=r"0\.parquet has 5 rows instead of 6"):
+        columns.take(np.array([1]), ["n"])
+    with pytest.raises(ValueError, match="has no columns of document 9"):
+        columns.take(np.array([9]), ["n"])
+    assert list(Columns(store, {"n": "text"}, (Part(name_of("train", 0), 0, 5),)).faults()) == [
+        "documents/train/columns/0.parquet has the columns ['n', 'x', 't', 'none'] instead of ['n']"
+    ]
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(-(1 << 53), 1 << 53), st.floats(-1e6, 1e6), st.text(max_size=4))
+same = st.sampled_from([st.booleans(), st.integers(-(1 << 60), 1 << 60), st.floats(-1e6, 1e6), st.text(max_size=4)])
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> list[dict[str, Any]]:
+    kind = st.one_of(st.none(), draw(same))
+    return draw(st.lists(st.fixed_dictionaries({"text": st.just("a")}, optional={"v": kind}), min_size=1, max_size=12))
+
+
+def read(path: Path) -> Iterator[pa.RecordBatch]:
+    file = TextFile(str(path), path.name, path.stat().st_size, "text", kept_columns=("v",))
+    for found in JSONL.read(file, Range(0, file.size, None, file.size)):
+        assert found.columns is not None
+        yield found.columns
+
+
+@given(lines())
+@examples(60)
+def test_json_lines_have_the_values_that_they_say(tmp_path_factory: pytest.TempPathFactory, told: list[dict[str, Any]]) -> None:
+    """However many lines are read at a time, by Arrow's parser and by Python's."""
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    wanted = [line.get("v") for line in told]
+    for blank, size in (("", 1 << 20), ("", 30), ("\n", 1 << 20), ("\n", 30)):  # Arrow's parser takes no blank lines
+        path.write_text("".join(json.dumps(line) + "\n" + blank for line in told))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "BATCH_BYTES", size)
+            assert joined(list(read(path))).column("v").to_pylist() == wanted
+
+
+@given(st.lists(values, min_size=1, max_size=8))
+@examples(40)
+def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory: pytest.TempPathFactory, told: list[Any]) -> None:
+    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": "a", "v": value}) + "\n" for value in told))
+    kinds = {type(value) for value in told if value is not None}
+    if len(kinds) <= 1 or kinds == {int, float}:
+        assert joined(list(read(path))).column("v").to_pylist() == told
+    else:
+        with pytest.raises(ValueError, match=r"x.jsonl: column 'v' holds values of type .* and "):
+            joined(list(read(path)))
