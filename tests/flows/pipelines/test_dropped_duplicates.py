@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,29 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> Non
     for name in receipts(tmp_path / "out"):
         (tmp_path / f"out/_cache/{name}/receipt.json").unlink()
     check_as_anew(settings, tmp_path, other, one)
+
+
+def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
+    """Refreshes, too, which take all tokens from there when the first copies leave."""
+    one, other = planted(40)
+    put(tmp_path / "in/a.jsonl", one)
+    put(tmp_path / "in/b.jsonl", other)
+    root = f"memory://{uuid.uuid4().hex}"
+    settings = {**told(tmp_path, tmp_path / "in", layout="compact"), "output": root, "scratch": str(tmp_path / "scratch")}
+    results = [refreshed(settings)]
+    (tmp_path / "in/a.jsonl").unlink()
+    results.append(refreshed(settings))
+    assert results[1].text_bytes_tokenized == 0
+    for result, files in zip(results, ([one, other], [other]), strict=True):
+        store = Store.at(root) / "versions" / result.version
+        shutil.rmtree(tmp_path / "in")
+        for name, texts in zip("ab"[-len(files) :], files, strict=True):
+            put(tmp_path / f"in/{name}.jsonl", texts)
+        here = build_here({**settings, "output": str(tmp_path / result.version)})
+        assert {key: store.digest(key).sha256 for key, _ in store.listing()} == version_digests(
+            Path(here.path).parents[1], here.version
+        )
+        flat_tokens.verify(store.url, "full")
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
