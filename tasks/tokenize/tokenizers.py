@@ -6,10 +6,12 @@ per document. Text that looks like a special token is ordinary text in every eng
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -83,14 +85,27 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
     def make_fast() -> Encode:
         import gigatoken  # slow to import, and not of use to every build
 
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory, "ranks.tiktoken")
-            path.write_bytes(definition.file)
+        with _path_of(definition.file) as path:
             # No special tokens: text that looks like one is text.
             return gigatoken_encode(gigatoken.Tokenizer.from_tiktoken(path, FAST_SCHEMES[pattern], special_tokens={}))
 
     fast = make_fast if pattern in FAST_SCHEMES and highest == len(definition.ranks) - 1 else None
     return Tokenizer(definition.name, definition.digest or "", highest, encode, fast, encoding.decode)
+
+
+@contextlib.contextmanager
+def _path_of(data: bytes) -> Iterator[Path]:
+    """A path at which *data* can be read meanwhile: of memory, where the system has that, as no kill leaves a file there."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("ranks"), "wb") as memory:
+            memory.write(data)
+            memory.flush()
+            yield Path(f"/proc/self/fd/{memory.fileno()}")
+    else:
+        with tempfile.NamedTemporaryFile(prefix="ranks-") as file:
+            file.write(data)
+            file.flush()
+            yield Path(file.name)
 
 
 def json_tokenizer(of: TokenizerJson) -> Tokenizer:
