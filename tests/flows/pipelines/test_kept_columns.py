@@ -524,3 +524,17 @@ def test_exports_have_the_columns(tmp_path: Path, kind: str, capsys: pytest.Capt
     capsys.readouterr()
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "no"), "--to", kind, "--column", "url"]) == 2
     assert "the dataset keeps a column 'url'. Give the tokens' column another name" in capsys.readouterr().err
+
+
+def test_of_equal_texts_the_first_one_has_its_columns(tmp_path: Path) -> None:
+    """Where duplicates are dropped; the others' columns go with them, from shards of this build and of one before."""
+    rows = [{**row, "text": f"text {i % 25}"} for i, row in enumerate(some_rows(40))]
+    source = write(tmp_path / "in" / "x.jsonl", rows)
+    told = settings(tmp_path / "out", source, documents={"duplicates": "drop"})
+    build_here(told)
+    found = kept(tmp_path / "out")
+    assert sorted(one["row"] for split in SPLITS for one in found[split]) == list(range(25))
+    assert found == of_source(rows, found)
+    now = build_here({**told, "split_seed": 4})
+    found = kept(tmp_path / "out")
+    assert (now.text_bytes_tokenized, found) == (0, of_source(rows, found))
