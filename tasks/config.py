@@ -281,7 +281,7 @@ class GroupPolicy(Model):
 
     threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
     slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
-    at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run")
+    at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run, at most")
     fetch_bytes: Size = Field(
         32_000_000_000,
         gt=0,

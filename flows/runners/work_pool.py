@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +48,9 @@ IDLE = 120.0
 RUNS_AT_ONCE = 200
 """Runs that the API tells of in one answer."""
 
+WAITING = 4
+"""Groups that wait for a worker, at least. Beyond these as many wait as run."""
+
 STARTING = 5
 """A machine or an image may have to come first: how many times as long a run may take to begin as to give a sign of life."""
 
@@ -74,6 +77,14 @@ class _Run:
     heard: float = 0.0
     counted: Done = field(default_factory=Done)
     results: tuple[Any, ...] | None = None
+
+
+def has_room(states: Sequence[StateType], at_once: int) -> bool:
+    """Whether one more group is handed out beside runs in these *states*, up to *at_once*. No more wait than run, so none waits
+    much longer than one takes: if all were handed out at once, the last ones would be Late in a healthy build.
+    """
+    waiting = sum(state is StateType.SCHEDULED for state in states)
+    return len(states) < at_once and waiting < max(WAITING, len(states) - waiting)
 
 
 @dataclass
@@ -206,7 +217,7 @@ class Groups:
         self.check()
         try:
             while run.results is None:
-                if queue.waiting and not self._queued and len(self._out) < self._policy.at_once:
+                if queue.waiting and not self._queued and self._has_room:
                     self.settle(queue)  # no more comes to it while this waits, and there is room
                 self._look()
                 if run.results is None:
@@ -215,6 +226,10 @@ class Groups:
             self._failure = error
             raise
         return run.results
+
+    @property
+    def _has_room(self) -> bool:
+        return has_room([run.state for run in self._out], self._policy.at_once)
 
     @property
     def _interval(self) -> float:
@@ -298,7 +313,7 @@ class Groups:
         run.counted = done
 
     def _begin_runs(self) -> None:
-        while self._queued and len(self._out) < self._policy.at_once:
+        while self._queued and self._has_room:
             run = self._queued.popleft()
             self._begin(run)
             if run.results is None:
