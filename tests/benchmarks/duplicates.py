@@ -1,0 +1,32 @@
+"""Duplicates.
+
+`documents.duplicates: drop`: a process that meets the digests of so many texts, each text in ten a copy, in portions of 50,000.
+Peak memory is with the interpreter and numpy; a build does this beside its other work.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
+
+PACKAGES = ("numpy", "blake3")
+MEET = """
+import sys, numpy as np
+from tasks.split.duplicates import FirstTexts
+rng, seen, copies = np.random.default_rng(0), FirstTexts(), 0
+for start in range(0, int(sys.argv[1]), 50_000):
+    digests = rng.integers(0, 1 << 63, (50_000, 2)).astype(np.uint64)
+    digests[::10] = digests[1]
+    copies += len(seen.add(digests, 0, np.arange(start, start + 50_000, dtype=np.uint64)).copies)
+print(copies)
+"""
+
+
+def measure(bench: Bench) -> list[Grid]:
+    rows = []
+    for count in bench.size((1_000_000, 10_000_000), (100_000,)):
+        runs = [run_whole(python("-c", MEET, count), {"PYTHONPATH": str(ROOT)}) for _ in range(bench.times)]
+        seconds, peak = statistics.median(run.seconds for run in runs), max(run.peak for run in runs)
+        rows.append([f"{count:,}", f"{int(runs[0].out):,}", f"{seconds:.1f}", f"{peak / 1e6:,.0f}"])
+    return [Grid(["texts", "copies", "s", "peak memory, MB"], rows)]
