@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import Later
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,14 +107,14 @@ def merged(kinds: Kinds, others: Kinds) -> dict[str, str]:
 
 
 class ColumnsWriter:
-    """Writes rows of columns into one Parquet object, a row group at a time. *sink* has ``write``."""
+    """Writes rows of columns into one Parquet object, a row group at a time."""
 
-    def __init__(self, sink: Any, kinds: Kinds) -> None:
+    def __init__(self, sink: ObjectWriter, kinds: Kinds) -> None:
         self.kinds, self._held, self.row_count = dict(kinds), list[Any](), 0
         self._held_rows = 0
         schema = pa.schema([(name, type_of(kind)) for name, kind in kinds.items()])
         settings = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True, "store_schema": False}
-        self._writer = pa.parquet.ParquetWriter(pa.PythonFile(_Sink(sink), "w"), schema, **settings)
+        self._writer = pa.parquet.ParquetWriter(pa.PythonFile(Sink(sink), "w"), schema, **settings)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append rows. A column that they have not is null."""
@@ -144,23 +144,23 @@ class ColumnsWriter:
         self._writer.close()
 
 
-class _Sink(io.RawIOBase):
-    """What Arrow writes to, in front of anything that has ``write``."""
+class Sink(io.RawIOBase):
+    """An object as a file that pyarrow can write to. The ``with`` block that began the object ends it, not ``close``."""
 
-    def __init__(self, sink: Any) -> None:
-        self._sink, self._size = sink, 0
+    def __init__(self, writer: ObjectWriter) -> None:
+        self._writer, self._size = writer, 0
 
     def writable(self) -> bool:
         return True
 
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._writer.write(data)
+        self._size += size
+        return size
+
     def tell(self) -> int:
         return self._size
-
-    def write(self, data: Any) -> int:
-        count = memoryview(data).nbytes
-        self._sink.write(bytes(data))
-        self._size += count
-        return count
 
 
 class _Stored(io.RawIOBase):

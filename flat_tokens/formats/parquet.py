@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import posixpath
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +19,14 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.columns import type_of
+from flat_tokens.columns import Sink, type_of
 from flat_tokens.extras import Later
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.rows.facts import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.limits import LARGEST_PAGE
 from flat_tokens.text.pages import pages_of
 from flat_tokens.text.parquet import Footer, first_page, sound_metadata
@@ -126,7 +125,7 @@ def _write(
     masked, kept = splits[file.split].loss_mask is not None, kept_columns(splits[file.split])
     beside = [] if kept is None else [(name, type_of(kind)) for name, kind in kept.kinds.items()]
     schema, at = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else []), *beside]), file.start
-    with store.create(file.key) as writing, opened(_Sink(writing), schema) as writer:
+    with store.create(file.key) as writing, opened(Sink(writing), schema) as writer:
         for batch in splits[file.split].batches(file.start, file.stop, max_tokens=max_tokens):
             tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
             values = [tokens, *([] if batch.loss_mask is None else [np.where(batch.loss_mask, tokens, np.int32(IGNORED_LABEL))])]
@@ -159,25 +158,6 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
         objects.append(store.put(f"{name}/state.json", to_json(state)))
     objects.append(store.put("dataset_dict.json", to_json({"splits": names})))
     return objects
-
-
-class _Sink(io.RawIOBase):
-    """An object as a file that pyarrow can write to. The ``with`` block that began the object ends it, not ``close``."""
-
-    def __init__(self, writer: ObjectWriter) -> None:
-        self._writer, self._size = writer, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self._writer.write(data)
-        self._size += size
-        return size
-
-    def tell(self) -> int:
-        return self._size
 
 
 # Reading
