@@ -1,4 +1,5 @@
-"""The build: text in, a published version out, in five stages.
+"""The build: text in, a published version out, in five stages; a sixth where
+duplicates are dropped.
 
 source -> files -> slices -> token shards -> spans of the final arrays -> version. The functions of the stages are in
 ``tasks``, a folder a stage; ``stages`` says how each is handed out, ``publish`` what every publication has in common.
@@ -16,7 +17,19 @@ from typing import Any, NamedTuple
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
-from flows.pipelines.stages import DOWNLOAD, FINALIZE, SHARD_WRITE, SPLIT, TOKENIZE, Runner, Started, in_order, settled
+from flows.pipelines.stages import (
+    DOWNLOAD,
+    DUPLICATES,
+    FINALIZE,
+    SHARD_WRITE,
+    SPLIT,
+    TOKENIZE,
+    Runner,
+    Started,
+    in_order,
+    in_turn,
+    settled,
+)
 from tasks.config import BuildConfig
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
 from tasks.download.sources import naming, resolve_source
@@ -100,7 +113,7 @@ def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: 
 
 
 def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, output: OpenOutput) -> BuildResult:
-    """The other four stages: slices -> the version that they give, published."""
+    """The other stages: slices -> the version that they give, published."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     made_of, layout = provenance(config, text.pinned, text.files, tokenizer, chats), layout_of(config, output.root)
     remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
@@ -130,10 +143,11 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                     SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
                 )
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
+                dropping = Dropping(place, version.name) if config.documents.duplicates == "drop" else None
                 kinds = Kinds(config.kept_columns, [file.name for file in text.files])
                 placed = kinds.of_places(place_shards(text, recipe, shards))
-                if config.documents.duplicates == "drop":
-                    placed = map(Dropping(place, version.name), placed)
+                if dropping:
+                    placed = in_turn(runner, placed, DUPLICATES.given(dropping))  # -> without texts of earlier ones
                 places = count_in_order(placed, counted, rule, place.root, version.name)
                 spans: list[Span] = []
                 writing: list[Started] = []
@@ -144,6 +158,9 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                             runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
                         )
 
+            if dropping:
+                meter.begin("duplicates", sum(at.shard.text_bytes for at, _ in counted))
+                output.seconds["duplicates"] = round(dropping.seconds, 3)
             with timed("split", output.seconds), settled(writing):
                 meter.begin("split", 4 * sum(at.kept.token_count for at, _ in counted))
                 written = [span_under_way.result() for span_under_way in writing]

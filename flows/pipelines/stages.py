@@ -21,11 +21,15 @@ from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.seal import finalize
 from tasks.progress import Done
 from tasks.shards.index import held_at
+from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
+from tasks.split.duplicates import leave_out
 from tasks.split.write import names_below_output, write_span
 
 SPANS_IN_A_GROUP = 8
 """Each is a quarter of a gigabyte of tokens."""
+SHOWN_STEPS = 4
+"""In the name of a task; the summary has all."""
 
 
 class Pool(NamedTuple):
@@ -60,6 +64,8 @@ class Stage(NamedTuple):
     function: Callable[..., Any]
     label: Callable[[Any], str] = attrgetter("label")
     """The item, as people see it in the name of a task."""
+    ways: Callable[..., str] = lambda *shared: ""
+    """What becomes of items on the way, by what they share, as people see it behind the item."""
     retries: bool = True
     """Prefect runs the task again when the network or a store failed, never when the input is bad."""
     cache_key: Callable[..., str] | None = None
@@ -100,6 +106,13 @@ def later(path: str) -> Callable[..., Any]:
     return function
 
 
+def steps_of(recipe: Recipe, *_: Any) -> str:
+    """The steps that documents take before they are tokenized, by name: such as `` (length, pattern)``."""
+    names = [str(step["name"]) for step in recipe.steps]
+    more = [f"{len(names) - SHOWN_STEPS} more"] if len(names) > SHOWN_STEPS else []
+    return f" ({', '.join(names[:SHOWN_STEPS] + more)})" if names else ""
+
+
 DOWNLOAD = Stage(
     "download",
     cut_file,
@@ -119,6 +132,7 @@ DOWNLOAD = Stage(
 TOKENIZE = Stage(
     "tokenize",
     tokenize_or_load,
+    ways=steps_of,
     cache_key=lambda slice_, recipe, *_: recipe.key(slice_),
     size=attrgetter("text_bytes"),
     pack_bytes=8_000_000,
@@ -135,6 +149,16 @@ TOKENIZE = Stage(
 
 SHARD_WRITE = Stage("shard-write", store_shard)
 """Staged token shard -> stored under its key, the receipt last. It happens where the shard was tokenized."""
+
+DUPLICATES = Stage(
+    "duplicates",
+    leave_out,
+    lambda at: f"of file {at.file + 1} from row {at.first_row:,}",
+    retries=False,  # a text that was met would be taken for its own copy
+    size=attrgetter("shard.text_bytes"),
+    pack_bytes=256_000_000,
+)
+"""Token shard -> the same, without documents whose texts stand in earlier ones. Its items go in turn."""
 
 SPLIT = Stage(
     "split",
@@ -195,6 +219,10 @@ class Runner(Protocol):
         """Begin to take an item through steps, one after the other on the same worker."""
         ...
 
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        """Take items through a step in this thread, one after the other."""
+        ...
+
 
 def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Generator[Any, None, None]:
     """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error."""
@@ -207,6 +235,18 @@ def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Generator[An
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
+
+
+def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, None, None]:
+    """Take items through a step in which what becomes of one depends on those before it: in this thread, some at a time."""
+    stage, pack = step.stage, list[Any]()
+    for item in items:
+        if pack and sum(map(stage.size, pack)) + stage.size(item) > stage.pack_bytes:
+            yield from runner.here(pack, step)
+            pack = []
+        pack.append(item)
+    if pack:
+        yield from runner.here(pack, step)
 
 
 @contextlib.contextmanager

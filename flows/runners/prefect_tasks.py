@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -38,7 +39,7 @@ UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 def task_of(stage: Stage) -> Task[..., Any]:
     """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first."""
 
-    def work(items: list[Any], steps: tuple[Step, ...], label: str) -> list[Any]:
+    def work(items: list[Any], steps: tuple[Step, ...], label: str, ways: str = "") -> list[Any]:
         first, *rest = steps
         results: list[Any] = []
         try:
@@ -57,7 +58,15 @@ def task_of(stage: Stage) -> Task[..., Any]:
     if stage.cache_key:
         settings = {"cache_key_fn": key, "persist_result": True, "result_serializer": "json", "cache_result_in_memory": False}
     work.__qualname__ = stage.function.__qualname__  # Prefect tells tasks apart by it
-    return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}", **settings)
+    return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}{{ways}}", **settings)
+
+
+def told_to(items: Sequence[Any], steps: tuple[Step, ...]) -> dict[str, Any]:
+    """The parameters of the task that takes items through steps."""
+    stage, shared = steps[0]
+    label = stage.label(items[0]) + (f" and {len(items) - 1} more" if len(items) > 1 else "")
+    # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
+    return {"items": opaque(items), "steps": opaque(steps), "label": label, "ways": stage.ways(*shared)}
 
 
 @dataclass
@@ -133,10 +142,12 @@ class PrefectTasks:
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
-        stage, more = pack.steps[0].stage, f" and {len(pack.items) - 1} more" if len(pack.items) > 1 else ""
-        # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
-        told = {"items": opaque(pack.items), "steps": opaque(pack.steps), "label": stage.label(pack.items[0]) + more}
-        return self._runner.submit(task_of(stage), told)
+        return self._runner.submit(task_of(pack.steps[0].stage), told_to(pack.items, pack.steps))
+
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        task: Any = task_of(step.stage)
+        done: list[Any] = task(**told_to(items, (step,)))
+        return done
 
     def __enter__(self) -> Self:
         self._runner.__enter__()

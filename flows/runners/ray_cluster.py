@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,6 +88,9 @@ class RayTasks:
         group = group_of(self._config, [item], steps)
         there = work_there.with_options(name=stage.name, task_run_name=f"{stage.name} {{label}}")
         return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), item, stage)
+
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return self._tasks.here(items, step)
 
     def __enter__(self) -> Self:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,9 @@ class Threads:
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
         return self._pool.submit(through, item, steps)
+
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return [step(item) for item in items]
 
     def __enter__(self) -> Self:
         return self

@@ -190,6 +190,9 @@ class Groups:
         self._here.append(self._tasks.start(item, *steps))
         return self._here[-1]
 
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return self._tasks.here(items, step)
+
     def settle(self, queue: _Queue) -> None:
         """Hand out what waits to be grouped, or do it here: no more of it will come soon."""
         waiting = queue.take()

@@ -157,6 +157,9 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         _splits(result.totals),
         table("source | #documents read | #written | #skipped | #tokens | #text | #bytes per token", map(_source_row, rows)),
         [f"- {source.name}: {_link_to(source)}" for source in config.sources],
+        _steps(config, result.totals["documents"]),
+        _duplicates(config, documents),
+        f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
         f"Mended: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
         "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
@@ -168,6 +171,27 @@ def _source_row(row: dict[str, Any]) -> Sequence[str | int]:
     counts = row["read"], row["written"], _counts(row["skipped"]) or 0, row["token_count"]
     rate = f"{row['text_bytes'] / row['token_count']:.2f}" if row["token_count"] else "–"
     return (row["name"], *counts, size(row["text_bytes"]), rate)
+
+
+def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
+    """What each step of a build left out, and of how many texts it made others; nothing where there are no steps."""
+    rows: list[Sequence[str | int]] = []
+    for step in config.documents.opened().described:
+        name = step["name"]
+        skipped, replaced = (_reasons_of(name, documents[counts]) for counts in ("skipped", "replaced"))
+        rows.append((code(name), sum(skipped.values()), _counts(as_markdown(skipped)), sum(replaced.values())))
+    return table("step | #left out | why | #changed", rows) if rows else []
+
+
+def _reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """``step.reason`` -> reason"""
+    return {reason.removeprefix(f"{step}."): count for reason, count in counts.items() if reason.startswith(f"{step}.")}
+
+
+def _duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> str:
+    if config.documents.duplicates == "keep":
+        return ""
+    return f"Duplicates: {documents['skipped'].get('duplicate', 0):,} documents have the text of an earlier one and are left out."
 
 
 def derived(made_of: dict[str, Any], result: DerivedResult) -> str:

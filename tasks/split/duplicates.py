@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from flat_tokens.manifest import DUPLICATE
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.staging import Place
+from tasks.progress import meter
 from tasks.shards.contents import open_contents
 from tasks.shards.read import open_digests
 from tasks.split.spans import Copies, ShardPlace
@@ -100,36 +102,47 @@ def _scattered(values: npt.NDArray[np.generic], order: Int64s) -> npt.NDArray[np
 
 @dataclass
 class Dropping:
-    """Leaves out duplicates of a version, place by place. The list of those of a place is an object of the version."""
+    """Texts of a version that were met, and where its lists of copies go. ``shards``: that were looked at. ``seconds``: that it
+    took.
+    """
 
     place: Place
     version: str
-    _seen: FirstTexts = field(default_factory=FirstTexts)
-    _number: int = 0
+    seen: FirstTexts = field(default_factory=FirstTexts)
+    shards: int = 0
+    seconds: float = 0.0
 
-    def __call__(self, at: ShardPlace) -> ShardPlace:
-        """The place, and what it lacks."""
-        number, self._number = self._number, self._number + 1
-        if not at.shard.written:
-            return at
-        root = self.place.root
-        contents, arrays = open_contents(root, at.shard, f"{DOCUMENTS}/row"), open_digests(root, at.shard)
-        rows = contents.rows() + np.uint64(at.first_row)
-        digests = arrays.digest.read(0, 2 * at.shard.written).reshape(-1, 2)
-        found = self._seen.add(digests, at.file, rows)
-        if not len(found.copies):
-            return at
-        listed = np.empty(len(found.copies), DUPLICATE)
-        listed["document"], listed["key"], listed["row"] = found.copies, contents.keys[found.copies], rows[found.copies]
-        listed["file"], listed["of_file"], listed["of_row"] = at.file, found.file, found.row
-        name = Copies.name_of(number)
-        stored = version_store(root, self.version).put(name, listed.tobytes())
-        copies = Copies(
-            number=number,
-            size=stored.size,
-            sha256=stored.sha256,
-            documents=len(found.copies),
-            token_count=int(contents.lengths[found.copies].sum()),
-            text_bytes=int(arrays.text_bytes.take(found.copies).sum()),
-        )
-        return at.model_copy(update={"copies": copies})
+
+def leave_out(at: ShardPlace, dropping: Dropping) -> ShardPlace:
+    """Stage duplicates: a place, and what it lacks: documents whose texts were met before. Places come in the order of the
+    sources. The list of the copies of a place is an object of the version.
+    """
+    begun = time.monotonic()
+    number, dropping.shards = dropping.shards, dropping.shards + 1
+    if at.shard.written:
+        at = at.model_copy(update={"copies": _copies_of(at, number, dropping)})
+    meter.add("duplicates", at.shard.text_bytes, at.shard.written)
+    dropping.seconds += time.monotonic() - begun
+    return at
+
+
+def _copies_of(at: ShardPlace, number: int, dropping: Dropping) -> Copies | None:
+    root = dropping.place.root
+    contents, arrays = open_contents(root, at.shard, f"{DOCUMENTS}/row"), open_digests(root, at.shard)
+    rows = contents.rows() + np.uint64(at.first_row)
+    digests = arrays.digest.read(0, 2 * at.shard.written).reshape(-1, 2)
+    found = dropping.seen.add(digests, at.file, rows)
+    if not len(found.copies):
+        return None
+    listed = np.empty(len(found.copies), DUPLICATE)
+    listed["document"], listed["key"], listed["row"] = found.copies, contents.keys[found.copies], rows[found.copies]
+    listed["file"], listed["of_file"], listed["of_row"] = at.file, found.file, found.row
+    stored = version_store(root, dropping.version).put(Copies.name_of(number), listed.tobytes())
+    return Copies(
+        number=number,
+        size=stored.size,
+        sha256=stored.sha256,
+        documents=len(found.copies),
+        token_count=int(contents.lengths[found.copies].sum()),
+        text_bytes=int(arrays.text_bytes.take(found.copies).sum()),
+    )

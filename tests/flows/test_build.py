@@ -23,6 +23,7 @@ from flows.pipelines.stages import Stage, in_order
 from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
+from tasks.progress import meter
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 
@@ -66,6 +67,33 @@ def test_five_stages_are_seen_with_names_that_a_person_recognises(tmp_path: Path
     assert any(name.startswith("shard-write ") for name in seen)
     assert any(name.startswith("split train tokens 0 to ") for name in seen)
     assert seen[f"finalize {result.version}"] == "Completed"
+
+
+def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
+    steps = [{"use": "length", "min_bytes": 1}, {"use": "pattern", "name": "boilerplate", "drop": "lorem ipsum"}]
+    sources = [{"name": name, "path": str(DEMO / "stories.parquet"), "id_column": "id"} for name in ("stories", "again")]
+    settings = {"documents": {"steps": steps, "duplicates": "drop"}, "sources": sources, "slice_bytes": 20_000}
+    result = build_dataset(config(tmp_path / "out", name="stepped", **settings))
+
+    seen = task_runs("build stepped with bytes")
+    tokenized = [name for name in seen if name.startswith("tokenize ")]
+    assert tokenized
+    assert all(name.endswith(" (length, boilerplate)") for name in tokenized)
+    searches = [name for name in seen if name.startswith("duplicates ")]
+    assert searches == [f"duplicates of file 1 from row 0 and {result.slices - 1} more"]
+    assert list(result.seconds) == ["download", "tokenize", "duplicates", "split", "finalize"]
+    (searched,) = (one for one in meter.stages() if one.stage == "duplicates")
+    assert searched.done.bytes == searched.total > 0
+    assert searched.done.documents == result.totals["documents"]["read"]
+    assert result.totals["documents"]["skipped"] == {"duplicate": result.totals["documents"]["written"]}
+
+
+def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path: Path) -> None:
+    steps = [{"use": "length", "name": name, "min_bytes": 1} for name in "abcdef"]
+    build_dataset(config(tmp_path / "out", name="many-steps", documents={"steps": steps}))
+    seen = task_runs("build many-steps with bytes")
+    assert [name for name in seen if name.startswith("tokenize ")] == ["tokenize stories.parquet[0:3] (a, b, c, d, 2 more)"]
+    assert not [name for name in seen if name.startswith("duplicates ")]
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
     assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 mended: normalize.changed" in "\n".join(told_summary(result))
     page = summary(BuildConfig.model_validate(told), result, "dataset").replace("\\", "")
     assert "2 length.min_bytes" in page
+    for line in ("| `length` | 2 | 2 min_bytes | 0 |", "| `normalize` | 0 | | 2 |", "| `pattern` | 1 | 1 drop | 0 |"):
+        assert line in page.splitlines()
     card = (Path(result.path) / "README.md").read_text().replace("\\", "")
     assert "Steps: length (version 1, min_bytes 2); normalize (version 1); pattern (version 1, drop lorem)." in card
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,9 @@ class Elsewhere:
         (place,) = (one for one in steps[0].shared if isinstance(one, Place))
         return self._pool.submit(self._through, group, place)
 
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return [step(item) for item in items]
+
     def _through(self, group: Group, place: Place) -> Any:
         (item,), steps = work_of(group, place)
         return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
@@ -174,7 +178,9 @@ def test_counts_are_told_by_source(tmp_path: Path) -> None:
         (2, 1, 1, 1, {"duplicate": 1}),
     ]
     assert "2 skipped: duplicate" in "\n".join(told_summary(result))
-    assert "1 duplicate" in summary(BuildConfig.model_validate(settings), result, "x")
+    shown = summary(BuildConfig.model_validate(settings), result, "x")
+    assert "1 duplicate" in shown
+    assert "Duplicates: 2 documents have the text of an earlier one and are left out." in shown.splitlines()
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
 
