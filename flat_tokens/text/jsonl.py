@@ -33,7 +33,10 @@ from flat_tokens.text.rows import (
 )
 
 MAX_BRACKETS = 1000
-"""Lines with more brackets go through the parser that survives deep nesting."""
+"""Lines with more brackets outside of strings go through the parser that survives deep nesting."""
+
+_BEFORE_BRACKETS = np.isin(np.arange(256), list(b"[{:, \t\r\n"))
+"""By its value, whether JSON allows a byte before a bracket that opens, outside of strings."""
 
 LINES_LOOKED_AT = 100
 JSON_TYPES = {bool: "bool_", int: "int64", float: "float64", str: "string"}
@@ -98,7 +101,7 @@ def _parse_fast(
         file.has_messages
         or (ends - starts).max() > limit
         or not _one_object_a_line(block, data, starts, ends)
-        or _deeply_nested(data, starts)
+        or _deeply_nested(block, data, starts, ends)
     ):
         return None, id_type
     has_own_id = file.id_column not in (None, *file.text_columns)
@@ -155,12 +158,26 @@ def _one_object_a_line(
     return bool(whole) and not (b"null" in block and NULL_BESIDE_OBJECT.search(block))
 
 
-def _deeply_nested(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> bool:
-    """Whether a line has so many brackets that it could exhaust the stack of Arrow's parser."""
+def _deeply_nested(block: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bool:
+    """Whether a line has so many brackets outside of its strings that it could be nested too deep. Texts have many, too."""
     brackets = (data | 0x20) == ord("{")  # '[' and '{' differ in this bit
     if np.count_nonzero(brackets) <= MAX_BRACKETS:
         return False
-    return bool(np.add.reduceat(brackets, starts, dtype=np.int64).max() > MAX_BRACKETS)
+    places = np.flatnonzero(brackets)
+    places = places[_BEFORE_BRACKETS[data[places - 1]]]  # what stands behind anything else ends the parsing
+    counts = np.diff(np.searchsorted(places, starts), append=len(places))
+    lines = (block[starts[i] : ends[i]] for i in np.flatnonzero(counts > MAX_BRACKETS))
+    return any(_brackets_outside_strings(line) > MAX_BRACKETS for line in lines)
+
+
+def _brackets_outside_strings(line: bytes) -> int:
+    data = np.frombuffer(line, np.uint8)
+    quotes, backslash = np.flatnonzero(data == ord('"')), ord("\\")
+    escaped = data[quotes - 1] == backslash
+    if (data[quotes[escaped] - 2] == backslash).any():  # an escaped backslash may stand before the quote
+        return _brackets_outside_strings(line.replace(rb"\\", b""))
+    places = np.flatnonzero((data | 0x20) == ord("{"))
+    return int(np.count_nonzero(np.searchsorted(quotes[~escaped], places) % 2 == 0))
 
 
 def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:

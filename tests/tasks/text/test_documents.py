@@ -188,6 +188,29 @@ def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.Mo
     assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == ["a", "} or null", "\n"]
 
 
+def test_brackets_within_texts_are_no_nesting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of source code take the fast parser, with as many brackets as they have."""
+    monkeypatch.setattr(jsonl, "_parse_lines", None)
+    texts = ['"' + "[" * 5000, "\\" + " {" * 5000, '\\"\\\\"' + "[[" * 5000, "{[" * 500]
+    data = b"".join(as_line({"text": text}, True, True) + b"\n" for text in texts)
+    assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == texts
+
+
+@given(
+    value=st.recursive(
+        st.text(st.sampled_from('\\"[]{}: n')),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.sampled_from('\\"[{')), inner, max_size=3),
+    ).map(lambda value: {"x": value}),
+    spaces=st.booleans(),
+)
+def test_brackets_are_counted_outside_of_strings(value: Any, spaces: bool) -> None:
+    def containers(one: Any) -> int:
+        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else None
+        return 0 if inner is None else 1 + sum(map(containers, inner))
+
+    assert jsonl._brackets_outside_strings(as_line(value, True, spaces)) == containers(value)
+
+
 HOSTILE_LINES = {
     "null": b'null\n{"text":"a"}\n',
     "null behind a byte order mark": b"\xef\xbb\xbfnull\n",
