@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tests.faults import store_bench
 from tests.faults.commands import CASES, ORDINARY_USER, Bench, Flaw
 from tests.faults.corpus import CorpusKills
+from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
 from tests.faults.known import KNOWN, MENDED
 from tests.faults.power_loss import Disk, State, write_tree
@@ -22,6 +23,7 @@ BUILD = "build, mmap"
 LASTING_POINTS = 60
 """At so many moments of a command a fault begins that stays."""
 CORPUS_KILLS = 500
+HISTORIES = 200
 VERSIONS = 200
 KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 10
 """So many requests of a command on a store are its last one; at so many a fault of each kind happens, or begins."""
@@ -165,6 +167,18 @@ def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
         yield Trial("killed at a random time", "build of the corpus, cl100k_base", str(number), lambda: Done(killing.kill()))
 
 
+def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """Sources change, refreshes are killed and run again; each version is that of a build from nothing."""
+    playing = Histories(bench.scratch / "histories")
+    for seed in range(0, HISTORIES, every):
+        if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
+
+            def do(seed: int = seed, variant: str = variant) -> Done:
+                return Done(at_most_one_of_each(playing.play(seed, variant)))
+
+            yield Trial("a random history of edits, with kills in between", variant, str(seed), do)
+
+
 def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """On an object store: death behind a request, a request fails in every way, and from some request on all fail."""
     for protocol in store_bench.protocols():
@@ -243,6 +257,7 @@ CAMPAIGNS: dict[str, Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]] =
     "power": power,
     "readers": readers,
     "corpus": corpus,
+    "histories": histories,
     "stores": stores,
     "together": together,
     "known": known,

@@ -1,0 +1,211 @@
+"""Histories of edits: sources change, refreshes are killed and run again, and each version is that of a build from nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+import tasks.split.spans
+import tasks.tokenize.segments
+from tests.faults.commands import HANGS_AFTER, Flaw, Words, command, differences, import_all, seen
+from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Watch
+from tests.faults.support import Settings, version_digests
+
+VARIANTS = {
+    "refresh": (False, False),
+    "refresh, columns kept": (True, False),
+    "refresh, duplicates dropped": (False, True),
+    "refresh, columns kept and duplicates dropped": (True, True),
+}
+"""Whether a history has kept columns, and whether it drops duplicates."""
+
+CHANGES = 5
+"""Of the sources in a history, with a version behind each."""
+MOST_KILLS = 3
+"""In a row, before a refresh comes to its end."""
+
+
+class Document(NamedTuple):
+    """A row of a source, with its columns."""
+
+    id: str
+    text: str
+    url: str | None
+    score: float | None
+
+
+class History:
+    """The sources below a directory, and what becomes of them. All of it follows from the seed."""
+
+    def __init__(self, here: Path, seed: int, variant: str) -> None:
+        self.here, self.chance = here, random.Random(seed)
+        self.columns, self.drops = VARIANTS[variant]
+        self.ending = self.chance.choice(["jsonl", "jsonl.zst", "parquet"])  # a source is of one format
+        self._count = 0
+        self._files = {name: self._documents(self.chance.randrange(1, 40)) for name in "abc"}
+        steps = [{"use": "length", "max_characters": 150}, {"use": "normalize"}] if self.chance.random() < 0.4 else []
+        self._of_this_refresh: Settings = {}
+        kept = {"keep_columns": ["url", "score"]} if self.columns else {}
+        self._told: Settings = {
+            "name": "history",
+            "source": {"path": str(here / "in"), "id_column": "id", **kept},
+            "tokenizer": "bytes",
+            "documents": {"steps": steps, **({"duplicates": "drop"} if self.drops else {})},
+            "validation_fraction": 0.3,
+            "layout": self.chance.choice(["mmap", "compact"]),
+            "workers": 1,
+        }
+
+    def _documents(self, count: int) -> list[Document]:
+        """New ones, of which some have the text of others."""
+        found = []
+        for _ in range(count):
+            self._count += 1
+            text = f"text {self._count}: " + "salt wind " * self.chance.randrange(20)
+            if self.chance.random() < 0.3:
+                text = f"text {self.chance.randrange(9)}\r\n"
+            score = None if self.chance.random() < 0.3 else self.chance.choice([1.0, 2.5])
+            found.append(Document(str(self._count), text, self.chance.choice([None, "x", "y" * 30]), score))
+        return found
+
+    def change(self) -> None:
+        """Edit some files, and write all."""
+        for _ in range(self.chance.randrange(1, 5)):
+            name = self.chance.choice(sorted(self._files))
+            rows = self._files[name]
+            match self.chance.choice(["add", "drop", "edit", "column", "move", "clear", "new", "gone", "join"]):
+                case "add":
+                    rows[self.chance.randrange(len(rows) + 1) : 0] = self._documents(self.chance.randrange(6))
+                case "drop" if len(rows) > 1:
+                    del rows[self.chance.randrange(len(rows))]
+                case "edit":
+                    i = self.chance.randrange(len(rows))
+                    rows[i] = rows[i]._replace(text=f"edited {self.chance.randrange(4)}")
+                case "column":
+                    i = self.chance.randrange(len(rows))
+                    rows[i] = rows[i]._replace(score=self.chance.choice([None, 3.0, 4.5]))
+                case "move":
+                    other = self.chance.choice(sorted(self._files))
+                    self._files[name], self._files[other] = self._files[other], self._files[name]
+                case "clear":
+                    del rows[1:]
+                case "new" if len(self._files) < 5:
+                    self._files[f"new{self._count}"] = self._documents(self.chance.randrange(1, 12))
+                case "gone" if len(self._files) > 2:
+                    del self._files[name]
+                case "join" if len(self._files) > 2:
+                    del self._files[name]
+                    self._files[self.chance.choice(sorted(self._files))].extend(rows)
+        shutil.rmtree(self.here / "in", ignore_errors=True)
+        (self.here / "in").mkdir(parents=True)
+        for name, documents in self._files.items():
+            self._put(self.here / "in" / f"{name}.{self.ending}", documents)
+
+    def _put(self, path: Path, documents: list[Document]) -> None:
+        rows = [one._asdict() for one in documents]
+        if self.ending == "parquet":
+            kinds = [(name, pa.float64() if name == "score" else pa.string()) for name in Document._fields]
+            size, codec = self.chance.choice([7, 50]), self.chance.choice(["snappy", "zstd"])
+            pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds)), path, row_group_size=size, compression=codec)
+            return
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(zstandard.compress(data) if self.ending.endswith("zst") else data)
+
+    def settings(self, output: str) -> str:
+        """The configuration of a refresh into *output*, in a file."""
+        path = self.here / f"{output}.json"
+        path.write_text(json.dumps({"output": str(self.here / output), **self._told, **self._of_this_refresh}))
+        return str(path)
+
+    def turn(self) -> None:
+        """Choose the settings that differ from refresh to refresh."""
+        slice_bytes, seed = self.chance.choice([900, 6000]), self.chance.choice([0, 0, 1])
+        self._of_this_refresh = {"slice_bytes": slice_bytes, "split_seed": seed}
+
+    def fault(self, counts: Counter[str]) -> Fault:
+        """A death at one of as many operations as the last command had."""
+        kind, way = self.chance.choice([("change", KILL), ("change", KILL), ("write", KILL_WITHIN)])
+        return Fault(kind, self.chance.randrange(1, max(counts[kind], 60) + 1), way)
+
+
+class Histories:
+    """Plays histories below *scratch*, in forks of this process, which must not have threads."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._here, self._log, self._is_warm = scratch / "here", scratch / "log", False
+
+    def play(self, seed: int, variant: str) -> list[Flaw]:
+        """Play a history; what did not hold."""
+        shutil.rmtree(self._here, ignore_errors=True)
+        history = History(self._here, seed, variant)
+        counts, flaws = Counter[str](), list[Flaw]()
+        for number in range(CHANGES):
+            history.change()
+            history.turn()
+            for _ in range(history.chance.randrange(MOST_KILLS + 1)):
+                self._run(self._words(history), history.fault(counts))
+                flaws += self._looked(f"killed in {number}")
+                if history.chance.random() < 0.3:  # the next refresh meets other sources
+                    history.change()
+            ended = self._run(self._words(history), None)
+            if ended.value is None or ended.value.status:
+                return [*flaws, Flaw("message", f"{number}: it failed: {ended.output}{ended.error}")]
+            counts = ended.value.counts
+            flaws += [*self._looked(f"behind {number}"), *self._differences(history, number)]
+            if history.chance.random() < 0.4:
+                collect = ["gc", str(self._here / "out"), "--keep", "1", "--days", "0", "--delete"]
+                self._run(collect, history.fault(Counter()) if history.chance.random() < 0.5 else None)
+                flaws += self._looked(f"collected behind {number}")
+        return flaws
+
+    def _words(self, history: History) -> Words:
+        return ["refresh", history.settings("out"), "--no-server"]
+
+    def _differences(self, history: History, number: int) -> Iterator[Flaw]:
+        """What differs from a build from nothing."""
+        shutil.rmtree(self._here / "anew", ignore_errors=True)
+        ended = self._run(["refresh", history.settings("anew"), "--no-server"], None)
+        if ended.value is None or ended.value.status:
+            yield Flaw("message", f"{number}: from nothing, it failed: {ended.output}{ended.error}")
+            return
+        out, anew = (json.loads((self._here / name / "latest.json").read_bytes())["version"] for name in ("out", "anew"))
+        if out != anew:
+            yield Flaw("pointer", f"{number}: {out}, not {anew}")
+            return
+        now, calm = (version_digests(self._here / name, out) for name in ("out", "anew"))
+        yield from (flaw._replace(told=f"{number}: {flaw.told}") for flaw in differences(now, calm))
+        left = sorted(path.name for path in (self._here / "out").glob("_staging/*"))
+        if left:
+            yield Flaw("leftovers", f"{number}: _staging has {left}")
+
+    def _looked(self, when: str) -> list[Flaw]:
+        """What readers find that is wrong."""
+        ended = self._child(lambda: seen(self._here))
+        return [] if ended.error is None and not ended.hung else [Flaw("readers", f"{when}: {ended.error or 'it did not end'}")]
+
+    def _run(self, words: Words, fault: Fault | None) -> Ended:
+        if not self._is_warm:
+            modules = self._child(lambda: (command(words, None), list(sys.modules))[1]).value
+            import_all(modules or ())
+            self._is_warm = True
+            shutil.rmtree(self._here / "out", ignore_errors=True)
+        return self._child(lambda: command(words, Watch(self._here, fault)))
+
+    def _child(self, work: Any) -> Ended:
+        def small() -> Any:
+            tasks.tokenize.segments.MEAN_BYTES = 400
+            tasks.tokenize.segments.MOST_BYTES = 2000
+            tasks.split.spans.SPAN_TOKENS = tasks.split.spans.SPAN_DOCUMENTS = 1
+            return work()
+
+        return Child(small, self._log).ended(HANGS_AFTER)
