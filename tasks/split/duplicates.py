@@ -66,7 +66,9 @@ class FirstTexts:
     def add(self, digests: UInt64s, file: int, rows: UInt64s) -> Originals:
         """Meet texts of a file, in their order: digests uint64[n, 2], rows uint64[n]. Return those that were met before."""
         high, low = digests[:, 0], digests[:, 1]
-        order = np.lexsort((low, high))  # equal ones stay in their order
+        order = np.argsort(high, kind="stable")  # equal ones stay in their order
+        if (np.diff(high[order]) == 0)[np.diff(low[order]) != 0].any():  # two digests have the same half
+            order = np.lexsort((low, high))
         high, low = high[order], low[order]
         is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
         group = np.cumsum(is_first) - 1

@@ -153,8 +153,11 @@ def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, versi
 
 def _columns_of(span: Span, at: ShardPlace, contents: Contents, documents: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     """The kept columns of a shard's documents, some rows at a time. A source that keeps none has nulls."""
-    for start in range(0, len(documents) if span.columns else 0, GROUP_ROWS):
-        some = documents[start : start + GROUP_ROWS]
+    if not span.columns:
+        return
+    # Where a row group of the shard ends, or each would be read twice.
+    ends = np.flatnonzero(np.diff(documents // GROUP_ROWS)) + 1
+    for some in np.split(documents, ends) if len(documents) else ():
         nothing = {name: pa.nulls(len(some)) for name in span.columns}
         yield contents.columns(some) if at.shard.columns else batch_of(nothing)
 
