@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from time import perf_counter
@@ -20,8 +21,9 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
-from flat_tokens.arrays.threads import Recent, share
+from flat_tokens.arrays.threads import Recent
 from flat_tokens.stores.cached import CachedStore, Unit
 from flat_tokens.stores.store import Store
 
@@ -409,17 +411,10 @@ class StoredArray:
         is_new = np.diff(chunks, prepend=-1) != 0
         wanted = [divmod(chunk, self._spec.chunks_per_object) for chunk in chunks[is_new].tolist()]
         begin = perf_counter()
-        compressed = self._compressed(wanted)
-        rows = np.column_stack([np.cumsum(is_new) - 1, within, parts[:, 1:]]).tolist()
-
-        def work(part: range) -> None:
-            decoded: tuple[int, int] | None = None
-            for slot, n, first, last, place in rows[part.start : part.stop]:
-                if decoded != (slot, n):
-                    items, decoded = self._decode_block(wanted[slot], n, compressed[slot]), (slot, n)
-                out[place : place + last - first] = items[first:last]
-
-        share(work, len(rows))
+        stored = self._compressed(wanted)
+        rows = np.column_stack([np.cumsum(is_new) - 1, within, parts[:, 1:]])
+        assert self._in_blocks is not None
+        copy_parts(self._in_blocks, stored, rows, out, lambda slot, n: self._decode_block(wanted[slot], n, stored[slot]))
         self._note(perf_counter() - begin, len(rows) * self._block_length, len(rows))
 
     def _decode_block(self, where: tuple[int, int], n: int, stored: memoryview) -> npt.NDArray[Any]:
@@ -433,7 +428,8 @@ class StoredArray:
     def _compressed(self, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The stored bytes of each (object, chunk)."""
         if self.store.is_local:
-            return [self._mapped_chunk(i, c) for i, c in wanted]
+            of_files = itertools.groupby(wanted, key=operator.itemgetter(0))
+            return [chunk for i, chunks in of_files for chunk in self._mapped_chunks(i, [c for _, c in chunks])]
         found = {where: self._fetched.find(where) for where in wanted}
         for (i, c), data in self._stored_chunks(missing := [where for where in wanted if found[where] is None]):
             if data is None:
@@ -443,24 +439,25 @@ class StoredArray:
                 self._fetched.keep((i, c), memoryview(bytes(data)))
         return [found[where] for where in wanted]
 
-    def _mapped_chunk(self, i: int, c: int) -> memoryview:
-        """The stored bytes of a chunk in a local file."""
+    def _mapped_chunks(self, i: int, chunks: list[int]) -> Iterator[memoryview]:
+        """The stored bytes of some chunks of a local file."""
         data: memoryview = self._files.find(i) or self._files.keep(i, memoryview(self._open_map(i)))
-        offset, size = 0, len(data)
+        ranges = [[0, len(data)]] * len(chunks)
         if self._spec.index is not None:
             if (index := self._indexes.find(i)) is None:
                 index = self._fetch_indexes([i])[i]
-            offset, size = index[c].tolist()
+            ranges = index[chunks].tolist()
+        for c, (offset, size) in zip(chunks, ranges, strict=True):
             if offset == ABSENT:
                 raise self._damaged(i, f"inner chunk {c} is not stored")
-        if size > 2 * self._chunk_bytes + 4096:
-            raise self._damaged(i, "is far larger than its chunks")
-        if offset + size > len(data):
-            raise self._damaged(i, "is cut off")
-        if self._ask_first:
-            self._ask_first -= 1
-            _advise(data.obj, offset, offset + size)
-        return data[offset : offset + size]
+            if size > 2 * self._chunk_bytes + 4096:
+                raise self._damaged(i, "is far larger than its chunks")
+            if offset + size > len(data):
+                raise self._damaged(i, "is cut off")
+            if self._ask_first:
+                self._ask_first -= 1
+                _advise(data.obj, offset, offset + size)
+            yield data[offset : offset + size]
 
     # Encoded chunks
 

@@ -1,0 +1,115 @@
+"""Many blocks at once give what each gives alone, and whichever is damaged is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+from numcodecs.zstd import Zstd
+
+from flat_tokens.arrays import blocks, codecs
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import ArrayWriter
+
+SPEC = replace(LAYOUTS["compact"].encoded_tokens, object_length=1024, chunk_length=256, block_length=64)
+COUNT = 20_000
+SPECS = {
+    "blocks": SPEC,
+    "blocks of bytes": replace(SPEC, dtype="uint8"),
+    "a chunk an object": replace(LAYOUTS["zarr2"].encoded_tokens, object_length=256, chunk_length=256, block_length=64),
+    "frames": replace(LAYOUTS["compact"].seq_starts, object_length=1024, chunk_length=256),
+}
+
+
+def mixed_items(spec: ArraySpec) -> np.ndarray:
+    """Items that compress, with some that do not, and with frames of every size from one to the other."""
+    rng = np.random.default_rng(0)
+    items = rng.integers(0, spec.fill_value, COUNT, spec.numpy_dtype, endpoint=True)
+    items[::3] = 7
+    items[: COUNT // 2] = 7
+    for zeros in range(60):
+        items[COUNT // 2 + 64 * zeros :][:zeros] = 0
+    return items
+
+
+def write(root: Path, spec: ArraySpec, items: np.ndarray) -> StoredArray:
+    with ArrayWriter(Store.at(root), "array", spec) as writer:
+        writer.append(items)
+    return open_array(Store.at(root) / "array", spec.dtype)
+
+
+def gathered(array: StoredArray, starts: np.ndarray, length: int) -> Any:
+    out = np.empty(len(starts) * length, array.numpy_dtype)
+    array.gather(starts, np.full(len(starts), length), out, np.arange(len(starts)) * length)
+    return out.reshape(-1, length)
+
+
+@pytest.mark.parametrize("length", [1, 32, 64, 200])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_many_ranges_equal_the_array(tmp_path: Path, spec: ArraySpec, length: int) -> None:
+    items = mixed_items(spec)
+    starts = np.random.default_rng(1).integers(0, COUNT - length, 500)
+    assert np.array_equal(gathered(write(tmp_path, spec, items), starts, length), items[starts[:, None] + np.arange(length)])
+
+
+def test_nothing_is_read_of_no_ranges(tmp_path: Path) -> None:
+    assert gathered(write(tmp_path, SPEC, mixed_items(SPEC)), np.empty(0, np.int64), 5).size == 0
+
+
+def test_blocks_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this library writes needs no call a block."""
+    array = write(tmp_path, SPEC, np.arange(COUNT, dtype=np.uint32) // 10)
+    monkeypatch.setattr(codecs, "decode_frame", None)
+    starts = np.arange(0, COUNT - 32, 32)
+    assert np.array_equal(gathered(array, starts, 32), (starts[:, None] + np.arange(32)) // 10)
+
+
+def test_without_a_call_for_many_each_block_is_decoded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zstandard's backend for PyPy has no such call."""
+    monkeypatch.setattr(blocks, "CAN_DECODE_MANY", False)
+    items = mixed_items(SPEC)
+    starts = np.arange(0, COUNT - 32, 32)
+    assert np.array_equal(gathered(write(tmp_path, SPEC, items), starts, 32), items[starts[:, None] + np.arange(32)])
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 16_384, 65_791, 65_792, 1 << 17])
+def test_the_head_of_a_frame_is_what_zstd_writes(size: int) -> None:
+    for level in (1, 3, 5, 19):
+        head = blocks.frame_head(size)
+        assert Zstd(level=level, checksum=True).encode(bytes(size))[: len(head)] == head
+
+
+@pytest.mark.parametrize("where", ["header", "offsets", "length", "frame", "checksum"])
+def test_a_damaged_block_among_many_is_named(tmp_path: Path, where: str) -> None:
+    """Its shard and chunk, as if it had been read alone; ranges without it are read."""
+    items = np.arange(COUNT, dtype=np.uint32) // 10
+    array = write(tmp_path, SPEC, items)
+    path = tmp_path / "array" / SPEC.object_key(3)
+    stored = bytearray(path.read_bytes())
+    chunk = stored.index(bytes(codecs.BEGINS), 1)  # inner chunk 1
+    begin, end = np.frombuffer(stored, "<i4", 2, chunk + 16).tolist()  # of its first block
+    place = {"header": 4, "offsets": 17, "length": begin, "frame": begin + 14, "checksum": end - 1}[where]
+    stored[chunk + place] ^= 0x10
+    path.write_bytes(stored)
+    starts = np.arange(0, COUNT - 64, 64)
+    with pytest.raises(ValueError, match=r"array/c/3: inner chunk 1 .*damaged: remove it"):
+        gathered(array, starts, 64)
+    elsewhere = starts[(starts < 3 * 1024) | (starts >= 4 * 1024)]
+    assert np.array_equal(gathered(array, elsewhere, 64), items[elsewhere[:, None] + np.arange(64)])
+
+
+def test_blocks_that_blosc_wrote_itself_are_read(tmp_path: Path) -> None:
+    """In another order, and without checksums."""
+    spec, items = LAYOUTS["zarr2"].encoded_tokens, np.arange(1 << 18, dtype=np.uint32) // 10
+    array = write(tmp_path, spec, items)
+    own = numcodecs.Blosc("zstd", 3, numcodecs.Blosc.NOSHUFFLE, (spec.block_length or 0) * 4).encode(items)
+    (tmp_path / "array" / spec.object_key(0)).write_bytes(own)
+    starts = np.arange(0, (1 << 18) - 64, 64)
+    assert np.array_equal(gathered(array, starts, 64), items[starts[:, None] + np.arange(64)])
