@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tasks.garbage import Policy
 
 KEEP, DAYS = 3, 7.0
+NEAR = 0.02
+"""What is off by such a share at most is told as one number, else as two between which it lies."""
 
 
 def add_commands(commands: Any) -> None:
@@ -307,7 +309,7 @@ def plan_text(made: Plan) -> list[str]:
         *([f"  steps      {_losses_text(made)}"] if made.losses else []),
         f"  tokens     {_tokens_text(made)} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
         f"  text       {about}{size(made.text_bytes)} in {about}{made.slices:,} slices, {made.slices_stored:,} of them stored",
-        f"  output     about {size(made.dataset_bytes)} as {made.layout}",
+        f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {made.workers} workers",
     ]
@@ -324,9 +326,16 @@ def _losses_text(made: Plan) -> str:
 
 def _tokens_text(made: Plan) -> str:
     """The number of tokens: about, where it is off by 2 % at most, else between which."""
-    if made.tokens_high - made.tokens <= 0.02 * made.tokens:
+    if made.tokens_high - made.tokens <= NEAR * made.tokens:
         return f"about {made.tokens:,}"
     return f"{made.tokens_low:,} to {made.tokens_high:,}, perhaps {made.tokens:,}"
+
+
+def _size_text(made: Plan) -> str:
+    """The size of the dataset, in the same way."""
+    if made.dataset_bytes_high - made.dataset_bytes <= NEAR * made.dataset_bytes:
+        return f"about {size(made.dataset_bytes)}"
+    return f"{size(made.dataset_bytes_low)} to {size(made.dataset_bytes_high)}, perhaps {size(made.dataset_bytes)}"
 
 
 def seconds_line(seconds: dict[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import flows.pipelines.plan
+import flows.pipelines.sample
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import Plan, plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, HubDataset, Source
+from tasks.text.documents import read_documents
+from tasks.tokenize.engines import Engine
 from tests.examples import first_fast
 from tests.flat_tokens.demo import TOKENIZER
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
@@ -90,7 +94,7 @@ def test_what_is_not_text_is_not_reckoned_as_text(tmp_path: Path, name: str, sli
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
 def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_BYTES", 1000)
+    monkeypatch.setattr(flows.pipelines.sample, "SAMPLED_BYTES", 1000)
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 2000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
     check_estimate(plan(config), built(config), 0.1)
@@ -159,31 +163,32 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
 
 
 @pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"]))
-@pytest.mark.parametrize("slice_bytes", [1 << 27, 300_000])
-def test_the_number_of_tokens_of_a_mixed_corpus_lies_where_a_twentieth_of_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int
+@pytest.mark.parametrize(("slice_bytes", "layout"), [(1 << 27, "compact"), (300_000, "mmap")])
+def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int, layout: str
 ) -> None:
     """Long and short documents, of few and of many tokens a byte, in files that differ."""
-    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(flows.pipelines.plan, "LEAST_BATCH", 500)
+    monkeypatch.setattr(flows.pipelines.sample, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(flows.pipelines.sample, "LEAST_BATCH", 500)
     draw, read = random.Random(7), 0
     kinds = ["the children walked along the river ", "\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17 ", "xq#7 zv@9 "]
     for i in range(4):
         rows = [draw.choices(kinds, [6, 1 + i, 1])[0] * int(draw.lognormvariate(2, 1)) + str(k) for k in range(3000)]
         write(tmp_path / "in" / f"{i}{name}", rows)
-    config = configured(tmp_path / "out", tmp_path / "in", slice_bytes=slice_bytes, tokenizer=TOKENIZER)
-    counted = flows.pipelines.plan.TimedEngine.__call__
+    config = configured(tmp_path / "out", tmp_path / "in", slice_bytes=slice_bytes, tokenizer=TOKENIZER, layout=layout)
 
-    def count(engine: Any, texts: Any) -> Any:
+    def count(*arguments: Any) -> Any:
         nonlocal read
-        read += sum(len(text.encode()) for text in texts.to_pylist())
-        return counted(engine, texts)
+        for documents in read_documents(*arguments):
+            read += sum(len(text.encode()) for text in documents.texts.to_pylist())
+            yield documents
 
-    monkeypatch.setattr(flows.pipelines.plan.TimedEngine, "__call__", count)
+    monkeypatch.setattr(flows.pipelines.sample, "read_documents", count)
     made, result = plan(config), built(config)
     tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
     assert read <= 0.05 * result.totals["documents"]["text_bytes"]
     assert made.tokens_low <= tokens <= made.tokens_high
+    assert made.dataset_bytes_low <= result.byte_count <= made.dataset_bytes_high
     near = 0.3 if name == "a.csv" else 0.12  # CSV is not cut: a piece a file, from its beginning
     assert made.tokens == pytest.approx(tokens, rel=near)
     assert made.text_bytes == pytest.approx(result.totals["documents"]["text_bytes"], rel=near)
@@ -194,3 +199,63 @@ def test_little_text_is_read_as_a_whole_so_that_nothing_is_estimated(tmp_path: P
     made, result = plan(config), built(config)
     tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
     assert (made.tokens_low, made.tokens, made.tokens_high) == (tokens, tokens, tokens)
+
+
+@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
+def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path: Path, layout: str) -> None:
+    draw = random.Random(3)
+    rows = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 60))) for _ in range(9000)]
+    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", rows), layout=layout)
+    made, result = plan(config), built(config)
+    assert made.dataset_bytes == pytest.approx(result.byte_count, rel=0.02)
+
+
+def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.pipelines.sample, "READ_AS_A_WHOLE", 1000)
+    path = tmp_path / "a.txt"
+    path.write_text("word " * 4000)
+    made = plan(configured(tmp_path / "out", path))
+    assert (made.documents, made.tokens_low, made.tokens, made.tokens_high) == (1, 20_000, 20_000, 20_000)
+
+
+def test_few_documents_that_are_long_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.pipelines.sample, "READ_AS_A_WHOLE", 1000)
+    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(64, 20_000)))
+    made = plan(config)
+    assert made.sampled_documents == 8
+    assert made.tokens == pytest.approx(64 * 20_001, rel=0.001)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Here reading takes a microsecond a byte, the tokenizer three, whose first texts take it a hundred times as long."""
+    times, encode = threading.local(), Engine.__call__
+    monkeypatch.setattr(flows.pipelines.sample, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(flows.pipelines.sample, "LEAST_BATCH", 500)
+
+    def passing(seconds: float) -> None:
+        times.now = clock() + seconds
+
+    def clock() -> float:
+        return float(getattr(times, "now", 0))
+
+    def read(*arguments: Any) -> Any:
+        passing(5)  # opening a piece takes long
+        for documents in read_documents(*arguments):
+            passing(1e-6 * documents.texts.nbytes)
+            yield documents
+
+    def tokenize(engine: Any, found: Any) -> Any:
+        is_first, times.seen = not getattr(times, "seen", False), len(found) > 1
+        passing(3e-6 * found.nbytes * (100 if is_first else 1))
+        return encode(engine, found)
+
+    for module in (flows.pipelines.sample, flows.pipelines.plan):
+        monkeypatch.setattr(module, "clock", clock)
+    monkeypatch.setattr(flows.pipelines.sample, "read_documents", read)
+    monkeypatch.setattr(Engine, "__call__", tokenize)
+    path = write(tmp_path / "in" / "a.parquet", texts(20_000, 300))
+    made = plan(configured(tmp_path / "out", path, workers=workers))
+    assert made.seconds == pytest.approx(4e-6 * 20_000 * 301 / workers, rel=0.1)
