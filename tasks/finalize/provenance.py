@@ -54,7 +54,11 @@ def provenance(
             # It changes nothing, unless documents that it does not take are left out: then it may decide which.
             **({"engine": "reference"} if without_fast_engine and config.documents.on_bad != "error" else {}),
         },
-        documents=config.documents.told(),
+        documents={
+            **config.documents.told(),
+            # A version has the list of the copies of each slice.
+            **({"slice_bytes": config.slice_bytes} if config.documents.duplicates == "drop" else {}),
+        },
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
 

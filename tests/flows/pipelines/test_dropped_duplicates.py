@@ -306,6 +306,20 @@ def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Pa
         flat_tokens.verify(store.url, "full")
 
 
+def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Path) -> None:
+    """The lists of copies are by slice: a version has those of its own build."""
+    one, other = planted(50)
+    put(tmp_path / "in/a.jsonl", one)
+    put(tmp_path / "in/b.jsonl", other)
+    settings = told(tmp_path / "out", tmp_path / "in")
+    first = check_as_anew(settings, tmp_path, one, other)
+    second = check_as_anew({**settings, "slice_bytes": 900}, tmp_path, one, other)
+    assert first.version != second.version
+    assert second.build is not None
+    assert second.build.totals["train"] == first.build.totals["train"]
+    assert refreshed(settings).version == first.version
+
+
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
     """Shards of a version that was kept stay; those of one that went do not."""
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
