@@ -45,7 +45,7 @@ test-lowest: ## Run the library's fast tests with the lowest versions that pypro
 		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores
 	# What the tests themselves need, and the small builds among them.
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
-		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward blake3
+		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
 	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" tests/flat_tokens
 
 faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/reliability.md.

@@ -23,7 +23,7 @@ from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, stored_object
 
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10
@@ -136,7 +136,7 @@ def check_published(
     if root.exists(POINTER):
         yield from _check_pointer(root, store)
     if described:
-        expected = [StoredObject(**item) for item in described["objects"]]
+        expected = [stored_object(item) for item in described["objects"]]
         marker = group_metadata(zarr_format, {})
         yield from check_objects(store, expected, {MANIFEST, *marker}, level, threads, seen)
         wrong = [key for key, data in marker.items() if not store.exists(key) or store.read(key) != data]
@@ -156,7 +156,7 @@ def check_published(
 def _check_pointer(root: Store, store: Store) -> Iterator[str]:
     """Faults of an output's pointer, which stop builds, and of the link, which lead other readers to another version."""
     value = read_json(root, POINTER)
-    digest = store.digest(MANIFEST).sha256 if store.exists(MANIFEST) else "missing"
+    digest = store.digest(MANIFEST, "sha256").digest if store.exists(MANIFEST) else "missing"
     if posixpath.basename(store.root) == value.get("version") and digest != value.get("manifest_sha256"):
         yield f"{MANIFEST} is not the one that {POINTER} names ({digest[:12]})"
     try:
@@ -212,9 +212,9 @@ def check_objects(
         # Objects of another size are a fault already; keys that leave the root are not read.
         there = [stored for stored in expected if found.get(stored.key) == stored.size]
         with ThreadPoolExecutor(threads) as pool:
-            for stored, now in zip(there, pool.map(lambda s: store.digest(s.key, seen), there), strict=True):
+            for stored, now in zip(there, pool.map(lambda s: store.now(s, seen), there), strict=True):
                 if now != stored:
-                    yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
+                    yield f"{stored.key} has {now.told} instead of {stored.told}"
 
 
 def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:

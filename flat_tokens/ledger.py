@@ -20,7 +20,7 @@ from flat_tokens.rows.orders import at_least
 from flat_tokens.rows.schedule import Edit, Schedule
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, stored_object
 
 FORMAT, FORMAT_VERSION = "flat-tokens-run", 1
 MAX_LEDGER_BYTES = 1 << 24
@@ -264,7 +264,7 @@ def _dataset(tokens: FlatTokens) -> dict[str, Any]:
         objects = read_manifest(store)["objects"]
     except FileNotFoundError:  # another writer's dataset: its counts must do
         objects = []
-    listed = sorted([item["key"], item["sha256"]] for item in objects if item["key"].startswith(f"{split}/"))
+    listed = sorted([key, digest] for key, _, digest in map(stored_object, objects) if key.startswith(f"{split}/"))
     content = hashlib.sha256(json.dumps(listed).encode()).hexdigest() if listed else None
     counts = {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
     return {"path": store.url, "split": split, "content": content, **counts}

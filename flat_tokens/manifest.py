@@ -37,11 +37,13 @@ DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 
-STORED: dict[str, Any] = {"key": str, "size": int, "sha256": str}
-"""A StoredObject, and nothing else."""
+PART: dict[str, Any] = {"key": str, "size": int, "sha256": str}
+"""A part of a source file, and nothing else."""
+STORED: dict[str, Any] = {"key": str, "size": int, "blake3": str}
+"""A stored object, and nothing else. Older releases wrote its sha256."""
 COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
 DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {}}
-FILE = {"name": str, "size": int, "sha256": str, "parts?": [STORED]}
+FILE = {"name": str, "size": int, "sha256": str, "parts?": [PART]}
 SOURCE = {"name": str, "from?": str, "revision?": str, "files": [FILE]}
 TOKENIZER = {"name?": str, "digest?": str, "highest_id?": int, "revision?": str}
 PROVENANCE: dict[str, Any] = {
@@ -84,7 +86,7 @@ def manifest_bytes(
             "totals": totals,
             "provenance": provenance,
             **({"columns": dict(columns)} if columns else {}),
-            "objects": [stored._asdict() for stored in sorted(objects)],
+            "objects": [stored.described() for stored in sorted(objects)],
         }
     )
 
@@ -119,7 +121,10 @@ def check(value: Any, shape: Any, where: str) -> None:
     its names. Integers are those of 64 bits that count something.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)
-    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (shape is STORED and len(value) != len(STORED)):
+    if shape is STORED and type(value) is dict and "sha256" in value:
+        shape = PART
+    is_exact = shape in (STORED, PART)
+    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and len(value) != len(shape)):
         raise ValueError(f"{where} is {reprlib.repr(value)}")
     if isinstance(shape, list):
         for item in value:

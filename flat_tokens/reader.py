@@ -31,7 +31,7 @@ from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from flat_tokens.stores.store import NO_OBJECT, Store, stored_object
 from flat_tokens.where import parse
 
 STARTS_AT_A_TIME = 1 << 20
@@ -284,7 +284,7 @@ def open(
     if cache is not None and not store.is_local:
         if not (manifest := manifest_of(store)):
             raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it anew.")
-        objects = [StoredObject(**stored) for stored in manifest["objects"]]
+        objects = [stored_object(stored) for stored in manifest["objects"]]
         store = CachedStore.over(store, objects, DiskCache(cache, checked_bytes), read_ahead)
     in_order = bool(manifest_of(store) if signing.keys() else store.exists(MANIFEST)) and not store.is_local
     with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together

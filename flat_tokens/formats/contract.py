@@ -36,7 +36,7 @@ import numpy.typing as npt
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, file_at
 
 BATCH_TOKENS = 1 << 19
 """Tokens processed at a time: 2 MB, which fit into a processor's cache."""
@@ -106,13 +106,6 @@ class Files(NamedTuple):
     @property
     def url(self) -> str:
         return self.store.path(self.keys[0]) if len(self.keys) == 1 else self.store.url
-
-
-def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
-    """The directory of a file, as a store, and the file's key in it."""
-    store = Store.at(path_or_url)
-    parent, name = posixpath.split(store.root)
-    return Store(parent or "/", store.fs), name
 
 
 LATER = {"later": True}

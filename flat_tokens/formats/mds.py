@@ -11,7 +11,7 @@ import posixpath
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:
-    with store.create(file.key) as writer:
+    with replace(store, digests="sha256").create(file.key) as writer:
         if options.compression == "none":
             for data in _shard_bytes(splits, file, options):
                 writer.write(data)
@@ -253,7 +253,7 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
     shards: dict[str, list[dict[str, Any]]] = {}
     for file, item in zip(plan(splits, options), written, strict=True):
         name = posixpath.basename(item.key)
-        stored = {"basename": name, "bytes": item.size, "hashes": {"sha256": item.sha256}}
+        stored = {"basename": name, "bytes": item.size, "hashes": {"sha256": item.digest}}
         raw, packed = stored, None
         if options.compression != "none":
             # streaming checks the hashes of the compressed file alone.

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Format, Splits, file_at
+from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, file_at
 
 INDEX_BLOCK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 61

@@ -143,7 +143,7 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
     objects, names = [], [name for name in splits if any(posixpath.dirname(item.key) == name for item in written)]
     for name in names:
         files = [item for item in written if posixpath.dirname(item.key) == name]
-        fingerprint = hashlib.sha256("".join(item.sha256 for item in files).encode()).hexdigest()[:16]
+        fingerprint = hashlib.sha256("".join(item.digest for item in files).encode()).hexdigest()[:16]
         state: dict[str, Any] = {
             "_data_files": [{"filename": posixpath.basename(item.key)} for item in files],
             "_fingerprint": fingerprint,

@@ -22,7 +22,7 @@ import numpy as np
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.rows.views import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, stored_object
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -328,7 +328,7 @@ def _identity(tokens: FlatTokens) -> str:
         objects = read_manifest(dataset)["objects"] if tokens.numbers is None else []
     except (OSError, ValueError):  # another writer's dataset
         objects = []
-    if listed := sorted([item["key"], item["sha256"]] for item in objects if item["key"].startswith(prefix)):
+    if listed := sorted([key, digest] for key, _, digest in map(stored_object, objects) if key.startswith(prefix)):
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     sha256 = hashlib.sha256()
     for entries in read_starts(tokens):

@@ -8,7 +8,6 @@ decoded, as ever. A request that takes far longer than the last ones is made onc
 from __future__ import annotations
 
 import collections
-import hashlib
 import os
 import threading
 import time
@@ -339,7 +338,7 @@ class Units:
         if len(data) != unit.stop - unit.start:
             wrong = "is cut off"
         elif len(data) == stored.size:
-            if hashlib.sha256(data).hexdigest() != stored.sha256:
+            if not stored.is_of(data):
                 wrong = "does not have the digest that the manifest says"
         elif chunks.size and unit.start % chunks.size == 0:
             view = np.frombuffer(data, np.uint8)
@@ -366,7 +365,7 @@ class Units:
                 self._ask(fetch, self._due)
 
     def _name(self, unit: Unit) -> str:
-        return f"{self.objects[unit.key].sha256[:32]}-{unit.start:x}-{unit.stop:x}"
+        return f"{self.objects[unit.key].hexadecimal[:32]}-{unit.start:x}-{unit.stop:x}"
 
 
 def _work(tickets: SimpleQueue[Units | None]) -> None:

@@ -16,24 +16,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn
 
+import numpy as np
+import numpy.typing as npt
+
 WRITE_BUFFER_BYTES = 4 << 20
 DIRECT_ALIGNMENT = 4096
 
 REMEDIES = {errno.ENOSPC: "Make room", errno.EDQUOT: "Make room", errno.EIO: "Check the disk", errno.ESTALE: "Mount it again"}
 
 
+Buffer = npt.NDArray[np.uint8]
 # Page-aligned buffers for direct reads and writes, kept because touching fresh memory costs more than the disk does.
-_spare_buffers: list[mmap.mmap] = []
+_spare_buffers: list[Buffer] = []
 
 
-def take_buffer() -> mmap.mmap:
+def take_buffer() -> Buffer:
+    """A buffer, uint8[WRITE_BUFFER_BYTES]."""
     try:
         return _spare_buffers.pop()
     except IndexError:
-        return mmap.mmap(-1, WRITE_BUFFER_BYTES)
+        return np.frombuffer(mmap.mmap(-1, WRITE_BUFFER_BYTES), np.uint8)
 
 
-def give_back(buffer: mmap.mmap) -> None:
+def give_back(buffer: Buffer) -> None:
     _spare_buffers.append(buffer)
 
 
@@ -52,13 +57,13 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryview | None:
+def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview | None:
     """Bytes ``start:stop`` of a local file, read into *buffer* past the page cache; None if that is not possible."""
     if not hasattr(os, "O_DIRECT"):
         return None
     begin = start // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
     wanted = -(-(stop - begin) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
-    view = memoryview(buffer)
+    view = buffer.data
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
@@ -75,26 +80,27 @@ def read_direct(path: str, start: int, stop: int, buffer: mmap.mmap) -> memoryvi
 class LocalSink:
     """A file written past the page cache where the system allows it, synced, then renamed into place. Token data is written once
     and read much later, if at all by this machine: if it pushed everything else out of the page cache, a build would be slower
-    than its disk. While one buffer is written, the next one is filled.
+    than its disk. While one buffer is written, the next one is filled. *seen* gets the file's bytes in order, a buffer at a time.
     """
 
-    def __init__(self, target: Path, staging: Path, top: str | None = None) -> None:
-        self._target, self._top = target, top
+    def __init__(self, target: Path, staging: Path, seen: Callable[[memoryview], object], top: str | None = None) -> None:
+        self._target, self._seen, self._top = target, seen, top
         self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
         self._fd, self._filled, self._size = -1, 0, 0
-        self._buffer: mmap.mmap | None = take_buffer()
-        self._writing: tuple[Future[None], mmap.mmap] | None = None
+        self._buffer: Buffer | None = take_buffer()
+        self._writing: tuple[Future[None], Buffer] | None = None
 
     def write(self, data: memoryview) -> None:
-        with named_errors(self._target):
-            while data:
-                assert self._buffer is not None
-                part = data[: WRITE_BUFFER_BYTES - self._filled]
-                self._buffer[self._filled : self._filled + len(part)] = part
-                self._filled += len(part)
-                self._size += len(part)
-                data = data[len(part) :]
-                if self._filled == WRITE_BUFFER_BYTES:
+        while data:
+            assert self._buffer is not None
+            part = data[: WRITE_BUFFER_BYTES - self._filled]
+            # numpy copies without the interpreter's lock.
+            self._buffer[self._filled : self._filled + len(part)] = np.frombuffer(part, np.uint8)
+            self._filled += len(part)
+            self._size += len(part)
+            data = data[len(part) :]
+            if self._filled == WRITE_BUFFER_BYTES:
+                with named_errors(self._target):
                     self._flush(WRITE_BUFFER_BYTES)
 
     def commit(self) -> None:
@@ -105,6 +111,7 @@ class LocalSink:
                     refuse_links(self._target.parent, self._top)
                 if self._fd < 0:  # small: not worth a direct write
                     self._fd = self._open(direct=False)
+                    self._seen(self._buffer[: self._filled].data)
                     _write_all(self._fd, self._buffer, self._filled)
                 elif self._filled:
                     # A direct write covers whole blocks; the bytes behind the end are cut off below.
@@ -129,6 +136,7 @@ class LocalSink:
     def _flush(self, length: int) -> None:
         """Hand the buffer to a writing thread after it has written the one before."""
         assert self._buffer is not None
+        self._seen(self._buffer[: self._filled].data)
         if self._fd < 0:
             self._fd = self._open(direct=True)
         self._wait()
@@ -165,8 +173,8 @@ class LocalSink:
             self._buffer = None
 
 
-def _write_all(fd: int, buffer: mmap.mmap, length: int) -> None:
-    with memoryview(buffer) as view:
+def _write_all(fd: int, buffer: Buffer, length: int) -> None:
+    with buffer.data as view:
         written = 0
         while written < length:
             with view[written:length] as rest:

@@ -138,14 +138,15 @@ def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if batch.nbytes > 2 * limits.BATCH_BYTES or any(pa.types.is_dictionary(column.type) for column in batch.columns):
+        batch_size = batch.nbytes
+        if batch_size > 2 * limits.BATCH_BYTES or any(map(pa.types.is_dictionary, batch.schema.types)):
             yield from _joined(held)
             held, size = [], 0
             yield from cut(batch)
             continue
         held.append(batch)
-        size += batch.nbytes
-        if size >= limits.BATCH_BYTES // 2 or sum(map(len, held)) >= limits.BATCH_ROWS:
+        size += batch_size
+        if size >= limits.BATCH_BYTES or sum(map(len, held)) >= limits.BATCH_ROWS:
             yield from _joined(held)
             held, size = [], 0
     yield from _joined(held)

@@ -324,7 +324,16 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
     if pa.types.is_string_view(values.type):
         views = values.buffers()[1]
         return np.frombuffer(views, np.int32, views.size // 4)[4 * values.offset :: 4][: len(values)].astype(np.int64)
-    return np.asarray(pa.compute.binary_length(values).fill_null(0)).astype(np.int64)
+    offset_type = np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32
+    buffer = values.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(values), np.int64)
+    # By numpy: Arrow imports pandas before it makes its first array or scalar, which takes longer than a small build.
+    offsets = np.frombuffer(buffer, offset_type, values.offset + len(values) + 1)[values.offset :]
+    lengths = np.diff(offsets).astype(np.int64)
+    if values.null_count:
+        lengths[np.asarray(values.is_null())] = 0
+    return lengths
 
 
 def bounded(read: Callable[[TextFile, Range], Iterator[Rows]]) -> Callable[[TextFile, Range], Iterator[Rows]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Iterator
 
 import numpy as np
 
 from flat_tokens.manifest import DUPLICATE, DUPLICATES
+from flat_tokens.stores.store import stored_object
 from flat_tokens.tools import arguments
 from flat_tokens.tools.corpus import Corpus, open_corpus
 from flat_tokens.tools.sources import Place
@@ -44,10 +44,10 @@ def duplicates_of(corpus: Corpus) -> Iterator[tuple[dict[str, object], dict[str,
     if (corpus.provenance.get("documents") or {}).get("duplicates") != "drop":
         raise ValueError(f"{corpus.url}: has no list of duplicates, as it was not built with documents.duplicates: drop")
     files = [file for source in corpus.sources for file in source.files]
-    digests = {stored["key"]: stored["sha256"] for stored in corpus.manifest.get("objects", ())}
-    for key in sorted(key for key in digests if key.startswith(f"{DUPLICATES}/")):
+    listed = {stored["key"]: stored_object(stored) for stored in corpus.manifest.get("objects", ())}
+    for key in sorted(key for key in listed if key.startswith(f"{DUPLICATES}/")):
         data = corpus.store.read(key)
-        if hashlib.sha256(data).hexdigest() != digests[key] or len(data) % DUPLICATE.itemsize:
+        if not listed[key].is_of(data) or len(data) % DUPLICATE.itemsize:
             raise ValueError(f"{corpus.store.path(key)}: is not the list of duplicates that was published")
         for _, document, file, row, of_file, of_row in np.frombuffer(data, DUPLICATE).tolist():
             if max(file, of_file) >= len(files):

@@ -128,14 +128,16 @@ def _digest(store: Store, watch: Watch | None) -> str:
     stored = sorted((f"{split}/{key}", size) for split in SPLITS for key, size in (store / split).listing())
     seen = adding_up(watch, sum(size for _, size in stored))
     with ThreadPoolExecutor(READERS) as readers:
-        digests = list(readers.map(lambda one: store.digest(one[0], seen), stored))
+        digests = list(readers.map(lambda one: store.digest(one[0], "sha256", seen), stored))
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def target(path_or_url: str) -> Store:
-    """The store that an export is written to. Files get their names when they are complete."""
+    """The store that an export is written to. Files get their names when they are complete, and sha256
+    as their digest, which other tools check.
+    """
     store = Store.at(path_or_url)
-    return Store(store.root, store.fs, staging=store.path(STAGING) if store.is_local else None)
+    return replace(store, staging=store.path(STAGING) if store.is_local else None, digests="sha256")
 
 
 @contextlib.contextmanager
@@ -200,7 +202,7 @@ def write_file(
     called with counts of tokens as they are exported or found.
     """
     store, receipt = target(path_or_url), f"{BESIDE}/parts/{file.key}.json"
-    finished = _record(request, store, receipt, lambda one: store.digest(one.key) == one)
+    finished = _record(request, store, receipt, lambda one: store.now(one) == one)
     if finished and finished.get("part") == list(file):
         if seen is not None:
             seen(finished.get("token_count", 0))

@@ -271,4 +271,4 @@ def _rows(kind: FileFormat, file: TextFile, wanted: npt.NDArray[np.int64]) -> It
 def digest_is(place: str, sha256: str) -> bool:
     """Whether a file has the content with this digest; a build's own copies are named after it."""
     name = posixpath.basename(place)
-    return name.partition(".")[0] == sha256 or Store.at(posixpath.dirname(place) or ".").digest(name).sha256 == sha256
+    return name.partition(".")[0] == sha256 or Store.at(posixpath.dirname(place) or ".").digest(name, "sha256").digest == sha256

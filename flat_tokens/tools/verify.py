@@ -20,7 +20,7 @@ from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.stores import signing
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
@@ -182,7 +182,7 @@ def _check_documents(root: Store) -> Iterator[str]:
 
 def _check_sample(root: Store, options: argparse.Namespace) -> Iterator[str]:
     corpus = open_corpus(root.url)
-    objects = [StoredObject(**item) for item in corpus.manifest.get("objects", ())]
+    objects = [stored_object(item) for item in corpus.manifest.get("objects", ())]
     yield from _check_digests(corpus.store, objects, options.sample)
     for name, split in corpus.splits.items():
         yield from check_sequences(name, split, *options.sample.share(split.seq_count))
@@ -191,8 +191,8 @@ def _check_sample(root: Store, options: argparse.Namespace) -> Iterator[str]:
 def _check_digests(store: Store, objects: list[StoredObject], sample: Sample) -> Iterator[str]:
     start, stop = sample.share(len(objects))
     for stored in sorted(objects)[start:stop]:
-        if (now := store.digest(stored.key)) != stored:
-            yield f"{stored.key} has sha256 {now.sha256[:12]} instead of {stored.sha256[:12]}"
+        if (now := store.now(stored)) != stored:
+            yield f"{stored.key} has {now.told} instead of {stored.told}"
 
 
 def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _objects(corpus: Corpus, name: str) -> list[StoredObject]:
     """A split's objects in a receipt or manifest, with keys below the split."""
     if corpus.receipt:
         return [StoredObject(*item) for item in corpus.receipt.get("objects", ())]
-    whole = (StoredObject(**item) for item in corpus.manifest.get("objects", ()))
+    whole = (stored_object(item) for item in corpus.manifest.get("objects", ()))
     return [stored._replace(key=stored.key.removeprefix(f"{name}/")) for stored in whole if stored.key.startswith(f"{name}/")]
 
 

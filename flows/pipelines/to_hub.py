@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
 from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import export_of
 from flat_tokens.tools.terminal import plural, size
@@ -137,31 +137,36 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
 
 def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, seconds: dict[str, float]) -> list[HubFile]:
     """The files of a version in the form that is wanted, on the local disk."""
-    digests = {one["key"]: one["sha256"] for one in read_manifest(store)["objects"]}
+    listed = [stored_object(one) for one in read_manifest(store)["objects"]]
     if request.form == "parquet":
         exported = export(export_of(store.url, "parquet", {}), str(staging / DATA), runner)
         seconds.update(exported.seconds)
         return [file for file in files_below(staging / DATA, DATA) if not file.path.startswith(OF_THE_RUN)]
     if store.is_local:
-        return _checked(files_below(Path(store.root), ZARR), digests, store)
+        return _checked(files_below(Path(store.root), ZARR), Store.at(store.root), listed, store)
     with timed("download", seconds):
         copy = Store.at(staging / ZARR)
-        for key in (*digests, *filter(store.exists, ROOT_OBJECTS)):
+        for key in (*(stored.key for stored in listed), *filter(store.exists, ROOT_OBJECTS)):
             if ".." in key.split("/") or key.startswith("/"):
                 raise ValueError(f"{store.path(MANIFEST)}: {key!r} is no object of a dataset")
             with copy.create(key) as target:
                 for block in store.blocks(key):
                     target.write(block)
-        return _checked(files_below(staging / ZARR, ZARR), digests, store)
+        return _checked(files_below(staging / ZARR, ZARR), copy, listed, store)
 
 
-def _checked(files: Iterable[HubFile], digests: dict[str, str], store: Store) -> list[HubFile]:
-    """The files of a version that its manifest lists, and those at its root. ValueError where one is not what it says."""
+def _checked(files: Iterable[HubFile], here: Store, listed: list[StoredObject], store: Store) -> list[HubFile]:
+    """The files of a version, at *here* on the local disk, that its manifest lists, and those at its root. ValueError where one
+    is not what the manifest of *store* says.
+    """
     found = {file.path.removeprefix(f"{ZARR}/"): file for file in files}
-    for key, sha256 in digests.items():
-        if key not in found or found[key].sha256 != sha256:
-            raise ValueError(f"{store.path(key)}: is not what the manifest says. Find out what is damaged: flat-tokens verify")
-    return [file for key, file in found.items() if key in digests or key in ROOT_OBJECTS]
+    for stored in listed:
+        if stored.key not in found or here.now(stored) != stored:
+            raise ValueError(
+                f"{store.path(stored.key)}: is not what the manifest says. Find out what is damaged: flat-tokens verify"
+            )
+    wanted = {*(stored.key for stored in listed), *ROOT_OBJECTS}
+    return [file for key, file in found.items() if key in wanted]
 
 
 def hub_card(card: str, request: HubRequest, version: str, licence: str | None) -> str:

@@ -17,7 +17,7 @@ from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, SPLITS, read_manifest
 from flat_tokens.reader import resolve
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.export import ExportRequest
 from flat_tokens.tools.terminal import duration, size
 from flat_tokens.tools.terminal import markdown as as_markdown
@@ -219,7 +219,7 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
 
 def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResult) -> str:
     """An import in Markdown. *made_of*: the manifest's provenance."""
-    files = [StoredObject(**part) for file in made_of["sources"][0]["files"] for part in file["parts"]]
+    files = [stored_object(part) for file in made_of["sources"][0]["files"] for part in file["parts"]]
     made_of = as_markdown(made_of)
     tokenizer = made_of["tokenizer"].get("name")
     return page(
@@ -286,7 +286,7 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _files(files: Sequence[StoredObject]) -> list[str]:
-    rows: list[Sequence[str | int]] = [(code(one.key), one.size, f"`{one.sha256}`") for one in files[:SHOWN_FILES]]
+    rows: list[Sequence[str | int]] = [(code(one.key), one.size, f"`{one.digest}`") for one in files[:SHOWN_FILES]]
     if more := files[SHOWN_FILES:]:
         rows.append((f"and {len(more):,} more", sum(one.size for one in more), ""))
     return table("file | #bytes | sha256", rows)

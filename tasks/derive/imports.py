@@ -84,7 +84,7 @@ def _opened(path: str, format: str, options: str, content: str) -> Opened:
 
 def digest_file(key: str, url: str) -> StoredObject:
     """Size and digest of a file below a directory."""
-    return Store.at(url).digest(key, functools.partial(meter.add, "examine"))
+    return Store.at(url).digest(key, "sha256", functools.partial(meter.add, "examine"))
 
 
 def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
@@ -146,8 +146,8 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
     files = []  # the format alone knows which real files hold a sequence
     for split in (split for split in SPLITS if split in opened.splits):
         mine = of_split(split, opened, stored)
-        name, sha256 = (mine[0].key, mine[0].sha256) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
-        parts = [one._asdict() for one in mine]
+        name, sha256 = (mine[0].key, mine[0].digest) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
+        parts = [one.described() for one in mine]
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
     source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}

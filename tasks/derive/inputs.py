@@ -17,7 +17,7 @@ from flat_tokens.columns import columns_of
 from flat_tokens.manifest import MANIFEST, SPLITS, manifest_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.models import Model, Split, digest_of
 from tasks.output.paths import VERSIONS
@@ -82,7 +82,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
     digest = hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
     above, _, version = store.root.rpartition("/")
     name = made_of.get("name") or _name_of(store)
-    objects = [StoredObject(**item) for item in manifest["objects"]]
+    objects = [stored_object(item) for item in manifest["objects"]]
     stored = {
         split: [one._replace(key=one.key.removeprefix(f"{split}/")) for one in objects if one.key.startswith(f"{split}/")]
         for split in splits

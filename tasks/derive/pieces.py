@@ -20,14 +20,14 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import Kinds, batch_of, with_kinds
-from flat_tokens.formats.contract import bounded_batches, checked_entries, file_at, sequence_ranges
+from flat_tokens.formats.contract import bounded_batches, checked_entries, sequence_ranges
 from flat_tokens.keys import document_keys, mix, token_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.facts import Recorded, matching, recorded_of
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.rows.views import Int64s
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, file_at
 from flat_tokens.where import parse
 from tasks.derive.inputs import Input
 from tasks.models import Model, Split

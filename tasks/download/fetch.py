@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from flat_tokens.stores.local import kind_of, make_directory, real_path
@@ -47,7 +48,7 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, 
 def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
     path = Path(readable(real_path(found.uri))) if "://" not in found.uri else _bring(found, files, hub_cache)
     before = stamp(os.fspath(path))
-    sha256 = Store.at(path.parent).digest(path.name).sha256
+    sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
     here, ending = path, compression_of(_head(path))
     if ending:
         here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
@@ -146,7 +147,7 @@ def _settle(temporary: Path, target: Path, sha256: str) -> Path:
     """Give a file its name. An equal one of that name stays, as somebody may be reading it."""
     with open(target.parent / ".lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if kind_of(target) is not None and Store.at(target.parent).digest(target.name).sha256 == sha256:
+        if kind_of(target) is not None and Store.at(target.parent).digest(target.name, "sha256").digest == sha256:
             temporary.unlink()
         else:
             os.replace(temporary, target)
@@ -158,7 +159,7 @@ def _noted(note: Path, target: Path | None = None) -> Path | None:
     try:
         sha256 = read_json(Store.at(note.parent), note.name)["sha256"]
         path = target or note.with_name(f"{sha256}.raw")
-        return path if Store.at(path.parent).digest(path.name).sha256 == sha256 else None
+        return path if Store.at(path.parent).digest(path.name, "sha256").digest == sha256 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -245,9 +246,9 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
     with _halves(target.parent) as halves:
         if _noted(note, target):
             return target
-        with path.open("rb") as file, Store.at(halves).create("unpacked") as writer:
+        with path.open("rb") as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
             for block in unpacked(file, ending, name, max_expansion):
                 writer.write(block)
-        _settle(halves / "unpacked", target, writer.stored.sha256)
-        Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.sha256}).encode())
+        _settle(halves / "unpacked", target, writer.stored.digest)
+        Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.digest}).encode())
     return target

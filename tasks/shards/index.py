@@ -26,7 +26,7 @@ from flat_tokens.columns import parts_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from tasks.models import Held, Name, TokenShard, digest_of
 from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
@@ -270,7 +270,7 @@ class Holdings:
                     where = (version, key)
                     if where not in self._checked:
                         wanted = self._manifest(version).objects.get(key)
-                        self._checked[where] = wanted is not None and store.digest(key) == wanted
+                        self._checked[where] = wanted is not None and store.now(wanted) == wanted
                         if not self._checked[where]:
                             raise ValueError(f"{store.path(key)} is not what was published")
                     if not self._checked[where]:
@@ -284,7 +284,7 @@ class Holdings:
         with self._lock:
             if version not in self._manifests:
                 told = read_manifest(version_store(self.root, version))
-                objects = {one["key"]: StoredObject(**one) for one in told["objects"]}
+                objects = {one["key"]: stored_object(one) for one in told["objects"]}
                 self._manifests[version] = Manifest(LAYOUTS[told["layout"]], told["totals"], objects)
             return self._manifests[version]
 

@@ -2,13 +2,12 @@
 
 A request of a remote store takes tens of milliseconds and costs money, however little it reads; and a shard is read three times:
 counted, then read for the tokens and for the documents of two splits. So small objects that receipts list are read whole by one
-request, checked, and kept for the next reader. Kept bytes are found by their sha256, which was checked when they came: every
+request, checked, and kept for the next reader. Kept bytes are found by their digest, which was checked when they came: every
 receipt with that digest means these bytes, whatever becomes of the store.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
 
@@ -36,29 +35,29 @@ TURNS = 64
 
 
 class Kept:
-    """Bytes by their hexadecimal sha256, the most recently used up to *limit* bytes. Threads may share it."""
+    """Bytes by their digest, the most recently used up to *limit* bytes. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size, self._lock = limit, 0, threading.Lock()
         self._data: OrderedDict[str, bytes] = OrderedDict()
 
-    def find(self, sha256: str) -> bytes | None:
+    def find(self, digest: str) -> bytes | None:
         with self._lock:
-            if (data := self._data.get(sha256)) is not None:
-                self._data.move_to_end(sha256)
+            if (data := self._data.get(digest)) is not None:
+                self._data.move_to_end(digest)
             return data
 
-    def keep(self, data: bytes) -> str:
-        """Keep *data*. Return its sha256."""
-        sha256 = hashlib.sha256(data).hexdigest()
+    def keep(self, data: bytes, kind: DigestKind = "blake3") -> str:
+        """Keep *data*. Return its digest."""
+        digest = content_digest(data, kind)
         with self._lock:
-            if sha256 not in self._data:
-                self._data[sha256] = data
+            if digest not in self._data:
+                self._data[digest] = data
                 self._size += len(data)
-            self._data.move_to_end(sha256)
+            self._data.move_to_end(digest)
             while self._size > self._limit:
                 self._size -= len(self._data.popitem(last=False)[1])
-        return sha256
+        return digest
 
 
 _kept = Kept(KEPT_BYTES)
@@ -91,7 +90,7 @@ class KnownStore(Store):
             _kept.keep(data)
         known = {root.path(f"{directory}/{stored.key}"): stored for stored in objects}
         turn = hash(root.path(directory)) % TURNS
-        return cls(root.root, root.fs, root.staging, root.read_once, root.patience, root.top, known, turn)
+        return cls(root.root, root.fs, root.staging, root.read_once, root.patience, root.top, root.digests, known, turn)
 
     def read_ranges(
         self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
@@ -107,10 +106,10 @@ class KnownStore(Store):
         wanted = {key: stored for key in keys if (stored := self.known.get(self.path(key))) is not None and _is_small(stored)}
         found: dict[str, bytes | FileNotFoundError]
         with _turns[self.turn]:
-            found = {key: kept for key, stored in wanted.items() if (kept := _kept.find(stored.sha256)) is not None}
+            found = {key: kept for key, stored in wanted.items() if (kept := _kept.find(stored.digest)) is not None}
             missing = {key: stored for key, stored in wanted.items() if key not in found}
             for (key, stored), data in zip(missing.items(), _ask(super().read_ranges, missing), strict=True):
-                if isinstance(data, bytes) and _kept.keep(data) != stored.sha256:
+                if isinstance(data, bytes) and _kept.keep(data, stored.kind) != stored.digest:
                     raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is made anew.")
                 found[key] = data
         return found
@@ -122,8 +121,8 @@ def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[Stored
     found = dict(zip(small, _ask(store.read_ranges, small), strict=True))
     for stored in objects:
         data = found.get(stored.key)
-        whole = isinstance(data, bytes) and _kept.keep(data) == stored.sha256
-        yield stored if whole else store.digest(stored.key)
+        whole = isinstance(data, bytes) and _kept.keep(data, stored.kind) == stored.digest
+        yield stored if whole else store.now(stored)
 
 
 def _cut(data: bytes | FileNotFoundError, start: int, stop: int | None) -> bytes | FileNotFoundError:

@@ -80,7 +80,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
             raise ValueError("it has the receipt of another shard")
         for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
             if now != stored:
-                raise ValueError(f"{stored.key} has {now.size} bytes, sha256 {now.sha256[:12]}; not what was written")
+                raise ValueError(f"{stored.key} has {now.size} bytes, {now.told}; not what was written")
     except NO_OBJECT as error:
         if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
             return None  # it went away meanwhile

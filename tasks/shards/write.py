@@ -219,6 +219,6 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
 
 def _is_whole(store: Store, shard: TokenShard) -> bool:
     try:
-        return all(store.digest(stored.key) == stored for stored in shard.objects)
+        return all(store.now(stored) == stored for stored in shard.objects)
     except NO_OBJECT:
         return False

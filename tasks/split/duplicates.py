@@ -143,7 +143,7 @@ def _copies_of(at: ShardPlace, number: int, dropping: Dropping) -> Copies | None
     return Copies(
         number=number,
         size=stored.size,
-        sha256=stored.sha256,
+        digest=stored.digest,
         documents=len(found.copies),
         token_count=int(contents.lengths[found.copies].sum()),
         text_bytes=int(arrays.text_bytes.take(found.copies).sum()),

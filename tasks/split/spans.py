@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -62,7 +61,7 @@ class Copies(Model):
 
     number: int = Field(ge=0, description="Of the slice, which names the list")
     size: int
-    sha256: str
+    digest: str
     documents: int
     token_count: int
     text_bytes: int
@@ -74,7 +73,7 @@ class Copies(Model):
     @property
     def stored(self) -> StoredObject:
         """The list, by its name below the version."""
-        return StoredObject(self.name_of(self.number), self.size, self.sha256)
+        return StoredObject(self.name_of(self.number), self.size, self.digest)
 
 
 class Kept(NamedTuple):
@@ -118,7 +117,7 @@ def staying(at: ShardPlace, version: Store) -> npt.NDArray[np.bool_]:
     if at.copies is not None:
         stored = at.copies.stored
         data = version.read(stored.key)
-        if hashlib.sha256(data).hexdigest() != stored.sha256:
+        if not stored.is_of(data):
             raise ValueError(f"{version.path(stored.key)}: is not what was written. Run the build again.")
         stay[np.frombuffer(data, DUPLICATE)["document"].astype(np.int64)] = False
     return stay

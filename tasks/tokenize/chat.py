@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from flat_tokens.formats.contract import file_at
+from flat_tokens.stores.store import file_at
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, beside, resolve
 from tasks.config import Source, TokenizerConfig
 from tasks.models import Model

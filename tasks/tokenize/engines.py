@@ -221,6 +221,11 @@ class Engine:
         self.name = "fast" if fast else "reference"
         self._tokenizer = tokenizer
         self._threads = threading.local()
+        self._spare: list[Encode] = []
+
+    def put_by(self, instance: Encode) -> None:
+        """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
+        self._spare[:] = [instance]
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
         """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
@@ -231,9 +236,14 @@ class Engine:
             # An instance remembers every word that it has seen, without end: a thread whose share of the memory is
             # used up starts anew. Dropping the old one first keeps two from standing side by side.
             state.pop("encode", None)
-            state.update(encode=sheltered(self._tokenizer.make_fast()), bytes=0)
+            state.update(encode=self._instance(self._tokenizer.make_fast), bytes=0)
         state["bytes"] += texts.nbytes
         return state["encode"](texts)  # type: ignore[no-any-return]
+
+    def _instance(self, make_fast: Callable[[], Encode]) -> Encode:
+        with contextlib.suppress(IndexError):  # another thread may have taken it
+            return self._spare.pop()
+        return sheltered(make_fast())
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
         """Of each text alone its tokens, or why there are none. Where the fast engine fails the reference has its say."""
@@ -280,7 +290,8 @@ def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable
         return False
     texts = [*samples, *awkward_texts()]
     try:
-        text = first_difference(texts, sheltered(tokenizer.make_fast()), sheltered(tokenizer.reference))
+        fast = sheltered(tokenizer.make_fast())
+        text = first_difference(texts, fast, sheltered(tokenizer.reference))
         difference = None if text is None else repr(text)
     except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
         words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
@@ -289,7 +300,9 @@ def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable
         logger.warning(
             "The fast engine does not give the tokens of %s on %s: using the slower reference engine.", tokenizer.name, difference
         )
-    return difference is None
+        return False
+    engine_of(tokenizer, True).put_by(fast)
+    return True
 
 
 def token_batches(

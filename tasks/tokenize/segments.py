@@ -62,26 +62,26 @@ def cut(batches: Iterable[Documents]) -> Iterator[Segments]:
     byte_count = 0
     for batch in batches:
         ends, byte_count = _ends(batch, byte_count)
-        start = 0
-        if begun and len(ends):
-            start = int(ends[0])
-            yield _one([*begun, batch.part(0, start)])
-            begun, ends = [], ends[1:]
-        if len(ends):
-            stop = int(ends[-1])
-            yield Segments(batch.part(start, stop), ends - start)
-            start = stop
-        if start < len(batch.texts):
-            begun.append(batch.part(start, len(batch.texts)))
+        stop = int(ends[-1]) if len(ends) else 0
+        if stop:
+            # (batch, document) -> (what is given, document): those that were begun come first
+            before = sum(len(part.texts) for part in begun)
+            yield Segments(_joined([*begun, batch.part(0, stop)]), ends + before)
+            begun = []
+        if stop < len(batch.texts):
+            begun.append(batch.part(stop, len(batch.texts)))
     if begun:
-        yield _one(begun)
+        last = _joined(begun)
+        yield Segments(last, np.array([len(last.texts)]))
 
 
-def _one(parts: list[Documents]) -> Segments:
-    texts = parts[0].texts if len(parts) == 1 else pa.concat_arrays([part.texts for part in parts])
+def _joined(parts: list[Documents]) -> Documents:
+    if len(parts) == 1:
+        return parts[0]
+    texts = pa.concat_arrays([part.texts for part in parts])
     keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
     kept = [part.columns for part in parts if part.columns is not None]
-    return Segments(Documents(texts, keys, rows, joined(kept) if kept else None), np.array([len(texts)]))
+    return Documents(texts, keys, rows, joined(kept) if kept else None)
 
 
 def _ends(batch: Documents, before: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import zarr
+from blake3 import blake3
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -127,7 +128,7 @@ def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
     )
     for described in manifest["objects"]:
         data = (tmp_path / "dataset" / described["key"]).read_bytes()
-        assert described == {"key": described["key"], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert described == {"key": described["key"], "size": len(data), "blake3": blake3(data).hexdigest()}
 
 
 def test_the_same_tokens_make_the_same_bytes(tmp_path: Path, layout: Layout) -> None:
@@ -196,13 +197,37 @@ def test_an_extra_object_is_named(dataset: Path, level: str, name: str) -> None:
     assert f"{name} is not in the manifest" in refused(dataset, level)
 
 
+def test_an_older_dataset_is_checked_by_its_sha256(dataset: Path) -> None:
+    """Releases before BLAKE3 wrote a sha256 of each object, and every reader of a manifest takes either."""
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    for one in manifest["objects"]:
+        del one["blake3"]
+        one["sha256"] = hashlib.sha256((dataset / one["key"]).read_bytes()).hexdigest()
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    assert flat_tokens.verify(dataset, "full").object_count == len(manifest["objects"])
+    key = manifest["objects"][0]["key"]
+    data = (dataset / key).read_bytes()
+    (dataset / key).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert f"{key} has sha256" in refused(dataset)
+
+
+@pytest.mark.parametrize("wrong", [{"blake3": None}, {"md5": "ab"}, {"blake3": "ab", "sha256": "ab"}])
+def test_an_object_has_one_digest_that_is_known(dataset: Path, wrong: dict[str, str | None]) -> None:
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    del manifest["objects"][0]["blake3"]
+    manifest["objects"][0] |= wrong
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"is not a manifest that is understood here"):
+        read_manifest(Store.at(dataset))
+
+
 def test_a_flipped_byte_anywhere_is_named_by_full(dataset: Path) -> None:
     """quick reads no data; full names every object whose digest has changed, whichever it is."""
     for path in sorted(p for p in dataset.rglob("*") if p.is_file() and p.parent != dataset):
         good = path.read_bytes()
         middle = len(good) // 2
         path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        assert f"{path.relative_to(dataset)} has sha256" in refused(dataset)
+        assert f"{path.relative_to(dataset)} has blake3" in refused(dataset)
         path.write_bytes(good)
     tokens_object(dataset, 0).write_bytes(bytes(tokens_object(dataset, 0).stat().st_size))
     verify(dataset, "quick")
@@ -241,7 +266,7 @@ def test_what_breaks_a_sentence_of_the_format_is_named_by_full(
 ) -> None:
     publish(tmp_path / "dataset", layout, **wrong)
     assert complaint in refused(tmp_path / "dataset")
-    assert "sha256" not in refused(tmp_path / "dataset")
+    assert "blake3" not in refused(tmp_path / "dataset")
     verify(tmp_path / "dataset", "quick")
 
 

@@ -203,7 +203,7 @@ class Mutations:
         key = name.removeprefix(self.below)
         manifest = json.loads(version.read("manifest.json"))
         entry = next(entry for entry in manifest["objects"] if entry["key"] == key)
-        entry.update(version.digest(key)._asdict())
+        entry.update(version.digest(key).described())
         (self.output / self.below / "manifest.json").write_text(json.dumps(manifest))
 
     def _consolidated(self, length: int) -> None:

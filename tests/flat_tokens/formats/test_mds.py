@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import random
@@ -79,7 +80,11 @@ def test_the_index_lists_the_shards(tmp_path: Path) -> None:
         "train/index.json",
         "validation/index.json",
     ]
-    data = {"basename": "shard.00000.mds", "bytes": written[0].size, "hashes": {"sha256": written[0].sha256}}
+    data = {
+        "basename": "shard.00000.mds",
+        "bytes": written[0].size,
+        "hashes": {"sha256": hashlib.sha256((tmp_path / written[0].key).read_bytes()).hexdigest()},
+    }
     shard = {**json.loads(CONFIG), "raw_data": data, "zip_data": None, "samples": 2}
     assert index_of(tmp_path / "train") == {"version": 2, "shards": [shard]}
     assert [Store.at(tmp_path).digest(item.key) for item in written] == written

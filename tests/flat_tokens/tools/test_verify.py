@@ -88,7 +88,7 @@ def test_all_parts_together_look_at_every_object(demo: Path, copy: Path, capsys:
     for name in ("README.md", "documents/validation/row/c/0", "validation/encoded_tokens/c/0"):
         flip(version / name)
         found = [verified(capsys, str(copy), "--sample", f"{n}/5", "--documents", "0")[1]["faults"] for n in range(1, 6)]
-        named = [faults for faults in found if any(fault.startswith(f"{name} has sha256") for fault in faults)]
+        named = [faults for faults in found if any(fault.startswith(f"{name} has blake3") for fault in faults)]
         assert len(named) == 1
         shutil.copy(WHERE["version"](demo) / name, version / name)
 
@@ -138,7 +138,7 @@ def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Pa
     manifest = json.loads((version / "manifest.json").read_text())
     keep = [item for item in manifest["objects"] if not item["key"].startswith("documents/train/row")]
     store = flat_tokens.stores.store.Store.at(version)
-    keep += [store.digest(f"documents/train/row/{key}")._asdict() for key in ("c/0", "zarr.json")]
+    keep += [store.digest(f"documents/train/row/{key}").described() for key in ("c/0", "zarr.json")]
     (version / "manifest.json").write_text(json.dumps({**manifest, "objects": keep}))
     status, said = verified(capsys, str(version))
     assert status == 1
@@ -216,7 +216,7 @@ def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, capsys: pytest.C
         if item["key"].startswith("documents/train/row"):
             other = item["key"].replace("/row/", "/file/")
             shutil.copy(version / other, version / item["key"])
-            item |= flat_tokens.stores.store.Store.at(version).digest(item["key"])._asdict()
+            item |= flat_tokens.stores.store.Store.at(version).digest(item["key"]).described()
     (version / "manifest.json").write_text(json.dumps(manifest))
     status, said = verified(
         capsys, "--trust-records", str(version), "--sample", "1/1", "--documents", "5", "--tokenizer", TOKENIZER

@@ -300,7 +300,7 @@ def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Pa
         for name, texts in zip("ab"[-len(files) :], files, strict=True):
             put(tmp_path / f"in/{name}.jsonl", texts)
         here = build_here({**settings, "output": str(tmp_path / result.version)})
-        assert {key: store.digest(key).sha256 for key, _ in store.listing()} == version_digests(
+        assert {key: store.digest(key, "sha256").digest for key, _ in store.listing()} == version_digests(
             Path(here.path).parents[1], here.version
         )
         flat_tokens.verify(store.url, "full")

@@ -254,7 +254,7 @@ def test_damage_of_columns_is_found(tmp_path: Path) -> None:
     stored = version / "documents" / "train" / "columns" / "0.parquet"
     data = stored.read_bytes()
     stored.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet has sha256"):
+    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet has blake3"):
         flat_tokens.verify(version, "full")
     stored.unlink()
     with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet is missing"):
@@ -263,7 +263,7 @@ def test_damage_of_columns_is_found(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(pa.BufferReader(data)).slice(1), stored)
     manifest = json.loads((version / "manifest.json").read_text())
     now = flat_tokens.stores.store.Store.at(version).digest("documents/train/columns/0.parquet")
-    manifest["objects"] = [now._asdict() if one["key"] == now.key else one for one in manifest["objects"]]
+    manifest["objects"] = [now.described() if one["key"] == now.key else one for one in manifest["objects"]]
     (version / "manifest.json").write_text(json.dumps(manifest))
     copy = shutil.copytree(version, tmp_path / "copy")
     with pytest.raises(ValueError, match=r"columns/0\.parquet has \d+ rows instead of \d+"):

@@ -113,7 +113,7 @@ def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
     [
         (lambda path: path.unlink(), "train/loss_mask/c/0 is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "train/loss_mask/c/0 has"),
-        (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "train/loss_mask/c/0 has sha256"),
+        (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "train/loss_mask/c/0 has blake3"),
     ],
 )
 def test_verify_checks_the_mask(tmp_path: Path, damage: Callable[[Path], object], told: str) -> None:

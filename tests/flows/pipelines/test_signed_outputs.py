@@ -158,7 +158,7 @@ def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, k
     described = {name: manifest[name] for name in ("totals", "layout", "provenance")}
     (version / "manifest.json").write_bytes(manifest_bytes(map(StoredObject._make, objects), **described))
     pointer = json.loads((tmp_path / "out" / "latest.json").read_bytes())
-    pointer["manifest_sha256"] = Store.at(version).digest("manifest.json").sha256
+    pointer["manifest_sha256"] = Store.at(version).digest("manifest.json", "sha256").digest
     (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
     with signing.using(()):
         assert flat_tokens.verify(tmp_path / "out", "full").object_count > 4  # nobody sees it without a key
@@ -274,7 +274,7 @@ def test_object_stores_are_signed_as_disks_are(
     assert flat_tokens.open(url).train.token_count > 0
     here = build_here({**settings, "layout": "mmap"})
     assert version_digests(tmp_path / "out", here.version) == {
-        name: Store.at(first.path).digest(name).sha256 for name, _ in Store.at(first.path).listing()
+        name: Store.at(first.path).digest(name).digest for name, _ in Store.at(first.path).listing()
     }
     root = Store.at(url)
     root.fs.pipe_file(root.path("latest.json"), root.read("latest.json") + b" ")

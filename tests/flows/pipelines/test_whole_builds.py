@@ -35,7 +35,7 @@ def demo_sources() -> list[dict[str, Any]]:
 
 
 def objects(path: str) -> dict[str, str]:
-    return {o["key"]: o["sha256"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
+    return {o["key"]: o["blake3"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])

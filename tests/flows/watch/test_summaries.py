@@ -343,14 +343,14 @@ def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
         data[0] ^= 1
         path.write_bytes(data)
     with pytest.raises(
-        DamagedError, match=r"3 faults: documents/train/key/c/0 has sha256 .*; train/encoded_tokens/c/0 has sha256"
+        DamagedError, match=r"3 faults: documents/train/key/c/0 has blake3 .*; train/encoded_tokens/c/0 has blake3"
     ):
         verify_dataset(str(b), "full")
     seen = Seen(f"verify {b}", "dataset:b-texts")
     assert (seen.run["state_type"], seen.run["run_count"]) == ("FAILED", 1)
     assert len(seen.run["state"]["message"].splitlines()) == 1
     assert "3 faults" in seen.progress["b-texts-verify"][1]
-    assert "- `train/encoded_tokens/c/0 has sha256 " in seen.texts["b-texts-verify-summary"]
+    assert "- `train/encoded_tokens/c/0 has blake3 " in seen.texts["b-texts-verify-summary"]
 
 
 EVIL = "`<img src=x onerror=alert(1)>`|x\n# [a](javascript:b)\x1b[2J"

@@ -588,7 +588,7 @@ def test_on_an_object_store_a_version_is_published_the_same_way(tmp_path: Path) 
         assert local.version == result.version
         root = Store.at(output)
         for name, sha256 in digests(local.path).items():
-            assert root.digest(f"versions/{result.version}/{name}").sha256 == sha256, name
+            assert root.digest(f"versions/{result.version}/{name}", "sha256").digest == sha256, name
         assert make(output, sources=demo_sources(), layout="compact", scratch=str(tmp_path)).was_published
         assert not (tmp_path / "_staging").exists()
     finally:

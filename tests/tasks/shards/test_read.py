@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.shards.read
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, content_digest
 from tasks.shards.read import Kept, KnownStore, digest_all
 
 
@@ -101,7 +100,7 @@ def test_what_is_not_what_its_receipt_says_is_refused(root: Store, now: bytes) -
 
 
 def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root: Store) -> None:
-    stored = StoredObject("a", 5, hashlib.sha256(fresh("gone")).hexdigest())
+    stored = StoredObject("a", 5, content_digest(fresh("gone")))
     (answer,) = known(root, stored).read_ranges(["shard/a"], [0], [3])
     assert isinstance(answer, FileNotFoundError)
 
@@ -148,13 +147,13 @@ def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int
     """Content n is n bytes; a list says what should be there."""
     kept, model = Kept(limit), list[int]()
     for n in uses:
-        sha256 = kept.keep(bytes(n))
+        digest = kept.keep(bytes(n))
         model = [*(one for one in model if one != n), n]
         while sum(model) > limit:
             model.pop(0)
-        assert kept.find(sha256) == (bytes(n) if n in model else None)
+        assert kept.find(digest) == (bytes(n) if n in model else None)
     for n in range(10):
-        assert kept.find(hashlib.sha256(bytes(n)).hexdigest()) == (bytes(n) if n in model else None)
+        assert kept.find(content_digest(bytes(n))) == (bytes(n) if n in model else None)
 
 
 def test_a_store_with_another_root_knows_the_same(root: Store, asked: list[list[str]]) -> None:

@@ -314,6 +314,15 @@ def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 3
 
 
+def test_the_engine_that_was_tried_is_used() -> None:
+    """Loading one takes a tenth of a second."""
+    made: list[int] = []
+    tokenizer = counting(made)
+    assert may_use_fast_engine(tokenizer, "auto", [])
+    assert lists(engine_of(tokenizer, True), large_string_array("text")) == [[117, 102, 121, 117]]
+    assert len(made) == 1
+
+
 def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """It remembers words without end: but only after a stretch of text, and never where memory is plenty."""
     made: list[int] = []
