@@ -17,7 +17,7 @@ import fsspec
 import pytest
 import zstandard
 
-from flat_tokens.stores.store import ObjectWriter, Store
+from flat_tokens.stores.store import DigestKind, ObjectWriter, Store
 from tasks.config import Source
 from tasks.download.fetch import bytes_to_cut, fetch_file
 from tasks.download.sources import ATTEMPTS, resolve_source
@@ -446,9 +446,9 @@ def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Pat
     path.write_bytes(BODY)
     digest = Store.digest
 
-    def meddle(store: Store, key: str) -> Any:
+    def meddle(store: Store, key: str, kind: DigestKind) -> Any:
         path.write_bytes(BODY.upper())
-        return digest(store, key)
+        return digest(store, key, kind)
 
     monkeypatch.setattr(Store, "digest", meddle)
     with pytest.raises(ValueError, match=r"data.jsonl changed while the build read it"):
