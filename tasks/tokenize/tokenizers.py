@@ -24,7 +24,7 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import CL100K, O200K, PATTERNS, R50K, ByteValues, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, watched
+from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, of_nfc, watched
 from tasks.tokenize.trial import is_from_a_file, try_out
 
 FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}
@@ -126,10 +126,15 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
         "added_tokens": [token for token in definition.get("added_tokens") or [] if not token.get("special")],
     }
 
+    is_nfc = definition.get("normalizer") == {"type": "NFC"}
+
     def make_fast() -> Encode:
         import gigatoken  # slow to import, and not of use to every build
 
-        return gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps(plain)))
+        if not is_nfc:
+            return gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps(plain)))
+        # The fast engine does not put several accents in order.
+        return of_nfc(gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps({**plain, "normalizer": None}))), encode)
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False))
