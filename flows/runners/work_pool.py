@@ -163,6 +163,7 @@ class Groups:
         self._moved = time.monotonic()
         self._failure: BaseException | None = None
         self._warned: set[str] = set()
+        self._spread: set[str] = set()
 
     def window(self, stage: Stage) -> int:
         return max(self._tasks.window(stage), self._policy.threshold, self._policy.slices * self._policy.at_once)
@@ -207,6 +208,9 @@ class Groups:
         run = _Run(group, queue.steps, put_group(self._root, group))
         for number, mine in enumerate(items):
             mine.run, mine.number = run, number
+        if group.stage not in self._spread:
+            self._spread.add(group.stage)
+            logger.info("%s: in groups, each a run of its own, by the workers of the pool flat-tokens-groups", group.stage)
         self._queued.append(run)
         self._begin_runs()
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
+from uuid import UUID
 
 from prefect import get_client
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
@@ -29,8 +32,9 @@ RUNS = 12
 ASKED = 100
 """Runs that the server is asked for: groups of slices have the dataset's tag, too."""
 FAILED = ("FAILED", "CRASHED")
-VERSION_COLUMNS = "version | made (UTC) | #documents | #tokens | tokenizer | layout | size | state"
-RUN_COLUMNS = "run | began (UTC) | took | ended"
+VERSION_COLUMNS = "version | state | made (UTC) | #documents | #tokens | tokenizer | layout | size"
+RUN_COLUMNS = "run (UTC) | took | ended"
+"""What matters most stands first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
 
 
 class Run(NamedTuple):
@@ -45,11 +49,12 @@ class Run(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The deployment that refreshes a dataset. ``at``: when it runs next; None where no run is planned."""
+    """The deployment that refreshes a dataset. ``at``: when it runs next; None where no run is planned. ``when``: how often."""
 
     path: str
     at: datetime | None
     is_paused: bool
+    when: str = ""
 
 
 @contextlib.contextmanager
@@ -70,11 +75,11 @@ def _bring_up_to_date(name: str, output: str, tags: Sequence[str], error: Except
         began = this.start_time or now
         run = Run(this.name, _path(this), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
         runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
-        create_markdown_artifact(
-            key=page_key(name),
-            markdown=dataset_page(name, found, runs, _schedule(client, name)),
-            description=_headline(found, run),
-        )
+        text, headline = dataset_page(name, found, runs, _schedule(client, name)), _headline(found, run)
+        made = create_markdown_artifact(key=page_key(name), markdown=text, description=headline)
+        # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
+        link = f"[Open the page](/artifacts/artifact/{made})"
+        client.update_artifact(cast("UUID", made), ArtifactUpdate(description=f"{headline}. {link}"))
 
 
 def page_key(name: str) -> str:
@@ -98,7 +103,7 @@ def dataset_page(name: str, found: Status, runs: Sequence[Run], schedule: Schedu
             f"- Output: {link(found.output)}",
             f"- Schedule: {_told(schedule)}",
             f"- Sources last looked up: {_time(found.last_refresh)}",
-            f"- Last failure: {_failure(failed)}",
+            f"- Last failure: {_failure(failed, is_told=newest is failed)}",
             f"- Stored: {size(in_versions)} in versions, {size(found.cache_bytes)} in `_cache`",
         ],
         ["```python", f"dataset = flat_tokens.open({found.output!r})", "```"] if found.latest else "",
@@ -107,8 +112,10 @@ def dataset_page(name: str, found: Status, runs: Sequence[Run], schedule: Schedu
     )
 
 
-def _failure(run: Run | None) -> str:
-    return f"{_link_to(run)}, {_time(run.at)}: {as_markdown(run.says)}" if run else "none is known"
+def _failure(run: Run | None, is_told: bool) -> str:
+    if run is None:
+        return "none is known"
+    return f"{_link_to(run)}, {_time(run.at)}{'' if is_told else f': {as_markdown(run.says)}'}"
 
 
 def _latest(found: Status) -> str:
@@ -123,12 +130,14 @@ def _version(one: Version) -> Sequence[str | int]:
     until = f" until {one.until:%Y-%m-%d %H:%M}" if one.until else ""
     state = ", ".join(filter(None, ("" if one.state == "other" else f"{one.state}{until}", pinned)))
     made = f"{one.at:%Y-%m-%d %H:%M}" if one.at else ""
-    return (code(one.version), made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count), state)
+    return (code(one.version), state, made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count))
 
 
 def _run(run: Run) -> Sequence[str]:
-    says = f": {as_markdown(run.says)}" if run.says else ""
-    return (_link_to(run), f"{run.at:%Y-%m-%d %H:%M}", duration(run.seconds), f"{run.state.capitalize()}{says}")
+    what = run.name.partition(" ")[0]  # the rest of it is the same in all of them
+    says = [as_markdown(run.says)] if run.says else []
+    state = [] if run.state.upper() == "COMPLETED" and says else [run.state.capitalize()]
+    return (f"[{run.at:%Y-%m-%d %H:%M} {as_markdown(what)}]({run.path})", duration(run.seconds), ": ".join([*state, *says]))
 
 
 def _link_to(run: Run) -> str:
@@ -138,9 +147,10 @@ def _link_to(run: Run) -> str:
 def _told(schedule: Schedule | None) -> str:
     if schedule is None:
         return "none. `make serve` with a configuration file makes one."
+    when = f"{as_markdown(schedule.when)}, " if schedule.when else ""
     if schedule.is_paused:
-        return f"[paused]({schedule.path})"
-    return f"[next run {_time(schedule.at)}]({schedule.path})" if schedule.at else f"[no run is planned]({schedule.path})"
+        return f"{when}[paused]({schedule.path})"
+    return f"{when}[{f'next run {_time(schedule.at)}' if schedule.at else 'no run is planned'}]({schedule.path})"
 
 
 def _time(at: datetime | None) -> str:
@@ -179,4 +189,18 @@ def _schedule(client: SyncPrefectClient, name: str) -> Schedule | None:
     )
     runs = client.read_flow_runs(flow_run_filter=planned, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
     is_paused = deployment.paused or not any(one.active for one in deployment.schedules)
-    return Schedule(f"/deployments/deployment/{deployment.id}", runs[0].expected_start_time if runs else None, is_paused)
+    when = " and ".join(_when(one.schedule) for one in deployment.schedules)
+    return Schedule(f"/deployments/deployment/{deployment.id}", runs[0].expected_start_time if runs else None, is_paused, when)
+
+
+def _when(schedule: SCHEDULE_TYPES) -> str:
+    """Such as ``0 3 * * * Europe/Paris`` or ``every 0:10``."""
+    match schedule:
+        case CronSchedule():
+            return " ".join(filter(None, (schedule.cron, schedule.timezone)))
+        case IntervalSchedule():
+            return f"every {duration(schedule.interval.total_seconds())}"
+        case RRuleSchedule():
+            return schedule.rrule
+        case _:
+            return ""

@@ -185,6 +185,8 @@ class _Shown:
         self._end(ended)
         if self._is_known(now) if over else now.stage not in WITHOUT_PROGRESS:
             self._put(now, percent(now), describe(now, over))
+            if over:
+                logger.info("%s, %s: %s", self._name, now.stage, describe(now, over).replace("**", ""))
 
     def finish(self) -> None:
         self._end(self._stages())
@@ -228,7 +230,7 @@ def describe(now: Progress, over: str | None = None) -> str:
     """
     left = f", {duration(now.left)} left" if now.left is not None and not over else ""
     at = f"{over} at " if over else ""
-    return f"{at}**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or 'begun'}"
+    return f"{at}**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or ('nothing is done' if over else 'begun')}"
 
 
 def what_was_done(now: Progress, *, of_all: bool = False) -> str:

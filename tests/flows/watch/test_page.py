@@ -39,19 +39,21 @@ STATUS = Status(
 
 def test_the_page_tells_state_schedule_failure_and_history() -> None:
     runs = [run("Completed", "nothing changed", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
-    lines = dataset_page("web", STATUS, runs, Schedule("/deployments/deployment/7", AT + timedelta(days=9), False)).splitlines()
+    schedule = Schedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
+    lines = dataset_page("web", STATUS, runs, schedule).splitlines()
     for line in (
         "# web",
         "Latest version: `b2`, made 2026-03-01 04:05 UTC: 1,200 documents, 3,400,000 tokens of `gpt2`, as mmap.",
-        "- Schedule: [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)",
+        "- Schedule: 0 3 * * * Europe/Paris, [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)",
         "- Sources last looked up: 2026-03-01 06:05 UTC",
         "- Last failure: [refresh web 2](/runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
         "- Stored: 13.8 MB in versions, 52.0 kB in `_cache`",
         "dataset = flat_tokens.open('gs://bucket/web')",
-        "| `b2` | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB | latest |",
-        "| `a1` | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB |"
-        " former until 2026-03-01 04:05, pinned: the run of May |",
-        "| [refresh web 3](/runs/flow-run/3) | 2026-03-04 04:05 | 1:15 | Completed: nothing changed |",
+        "| `b2` | latest | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB |",
+        "| `a1` | former until 2026-03-01 04:05, pinned: the run of May | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap |"
+        " 6.9 MB |",
+        "| [2026-03-04 04:05 refresh](/runs/flow-run/3) | 1:15 | nothing changed |",
+        "| [2026-03-03 04:05 refresh](/runs/flow-run/2) | 1:15 | Crashed: the worker is gone |",
     ):
         assert line in lines
     assert not any("last run failed" in line for line in lines)
@@ -60,6 +62,7 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
 def test_a_failure_of_the_last_run_comes_first() -> None:
     lines = dataset_page("web", STATUS, [run("Failed", "no space left")], None).splitlines()
     assert lines[2] == "**The last run failed**: no space left"
+    assert "- Last failure: [refresh web 1](/runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
     assert "- Schedule: none. `make serve` with a configuration file makes one." in lines
 
 
@@ -108,8 +111,8 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     assert "notes.jsonl, row 0" in text
     assert f"| `{first.version}` |" in text
     assert "pinned: of the test" in text
-    assert text.count("| [refresh Page") == 2
-    assert text.count("| [build Page") == 1
-    assert page["description"].endswith("the last run failed")
+    assert text.count(" refresh](/runs/flow-run/") == 2
+    assert text.count(" build](/runs/flow-run/") == 1
+    assert "; the last run failed. [Open the page](/artifacts/artifact/" in page["description"]
     summary = asyncio.run(artifact("page-of-summary"))
     assert link_to_page("Page_Of") in summary["data"]
