@@ -30,7 +30,7 @@ from flows.pipelines.stages import (
     in_turn,
     settled,
 )
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
 from tasks.download.sources import naming, resolve_source
 from tasks.finalize.provenance import Provenance, card, provenance
@@ -212,7 +212,9 @@ def make_recipe(
     config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice], chats: tuple[Chat | None, ...]
 ) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, sample_texts(config, place, slices))
+    samples, text_bytes = sample_texts(config, place, slices), sum(slice_.text_bytes for slice_ in slices)
+    processors = min(config.workers or available_cores(), available_cores())
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors)
     may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
     return Recipe(
         sources=config.sources,

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -81,6 +82,8 @@ class Tokenizer:
     decode: Callable[[list[int]], str]
     revision: str | None = None
     limits: tuple[bool, int] | None = None
+    why_slow: str | None = None
+    """Why there is no fast engine, where the reference is slow."""
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:
@@ -317,27 +320,53 @@ def engine_of(tokenizer: Tokenizer, fast: bool) -> Engine:
         return _engines.setdefault((tokenizer.digest, tokenizer.limits, fast), Engine(tokenizer, fast))
 
 
-def may_use_fast_engine(tokenizer: Tokenizer, preference: str, samples: Iterable[str]) -> bool:
+def may_use_fast_engine(
+    tokenizer: Tokenizer, preference: str, samples: Sequence[str], text_bytes: int = 0, processors: int = 1
+) -> bool:
     """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts. A difference is a
-    warning that shows the text: the build goes on, slower and right.
+    warning that shows the text, and what the reference engine will cost: the build goes on, slower and right.
     """
-    if preference != "auto" or tokenizer.make_fast is None:
+    if preference != "auto" or (tokenizer.make_fast is None and tokenizer.why_slow is None):
         return False
-    texts = [*samples, *awkward_texts()]
-    try:
-        fast = sheltered(tokenizer.make_fast())
-        text = first_difference(texts, fast, sheltered(tokenizer.reference))
-        difference = None if text is None else repr(text)
-    except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
-        words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
-        difference = f"some texts ({' '.join(words.split())[:200]})"
-    if difference is not None:
-        logger.warning(
-            "The fast engine does not give the tokens of %s on %s: using the slower reference engine.", tokenizer.name, difference
-        )
-        return False
-    engine_of(tokenizer, True).put_by(fast)
-    return True
+    fault = f"does not know {tokenizer.name}: {tokenizer.why_slow}"
+    if tokenizer.make_fast is not None:
+        try:
+            fast = sheltered(tokenizer.make_fast())
+            text = first_difference([*samples, *awkward_texts()], fast, sheltered(tokenizer.reference))
+            if text is None:
+                engine_of(tokenizer, True).put_by(fast)
+                return True
+            difference = repr(text)
+        except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
+            words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
+            difference = f"some texts ({' '.join(words.split())[:200]})"
+        fault = f"does not give the tokens of {tokenizer.name} on {difference}"
+    cost = cost_of_reference(tokenizer, samples, text_bytes, processors)
+    logger.warning("The fast engine %s. Using the slower reference engine%s.", fault, cost)
+    return False
+
+
+def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: int, processors: int) -> str:
+    """What the reference engine costs, as it takes *samples*: the end of a sentence, which is empty where they tell nothing."""
+    texts = large_string_array(*samples)
+    begun = time.process_time()  # some engines have threads of their own
+    with contextlib.suppress(UnencodableError):
+        sheltered(tokenizer.reference)(texts)
+        if (spent := time.process_time() - begun) and texts.nbytes > LEAST_TIMED:
+            speed = texts.nbytes / spent
+            low, high = (f"{of_fast / speed:.0f}" for of_fast in FAST_SPEEDS)
+            minutes = text_bytes / speed / processors / 60
+            return (
+                f": about {speed / 1e6:.1f} MB of text a second and processor, by the first documents. That is {low} to {high} "
+                f"times slower, about {minutes:,.1f} minutes for {text_bytes / 1e6:,.1f} MB with {processors} processors"
+            )
+    return ""
+
+
+FAST_SPEEDS = (25e6, 90e6)
+"""Bytes of text that the fast engine takes a second and thread, by the tokenizer: docs/benchmarks.md, its first pass."""
+LEAST_TIMED = 10_000
+"""Bytes of text, at least, of which the time says anything."""
 
 
 def token_batches(

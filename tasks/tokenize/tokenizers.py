@@ -89,8 +89,13 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
             # No special tokens: text that looks like one is text.
             return gigatoken_encode(gigatoken.Tokenizer.from_tiktoken(path, FAST_SCHEMES[pattern], special_tokens={}))
 
-    fast = make_fast if pattern in FAST_SCHEMES and highest == len(definition.ranks) - 1 else None
-    return Tokenizer(definition.name, definition.digest or "", highest, encode, fast, encoding.decode)
+    why_slow = None
+    if pattern not in FAST_SCHEMES:
+        why_slow = "its pattern is none of r50k_base, cl100k_base and o200k_base"
+    elif highest != len(definition.ranks) - 1:
+        why_slow = "its ids have gaps"
+    fast = make_fast if why_slow is None else None
+    return Tokenizer(definition.name, definition.digest or "", highest, encode, fast, encoding.decode, why_slow=why_slow)
 
 
 @contextlib.contextmanager

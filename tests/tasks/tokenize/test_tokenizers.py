@@ -260,8 +260,44 @@ def test_a_fast_engine_that_differs_is_not_used_and_a_warning_says_so(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "does not give the tokens of broken on " in record.message
-    assert "using the slower reference engine" in record.message
+    assert "Using the slower reference engine" in record.message
     assert ("RuntimeError: out of luck" in record.message) == (spoil is fails)
+
+
+SAMPLE = "a sample, long enough that the time that it takes says something " * 2000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "gap", "why"),
+    [
+        (r"\w+|\W", 0, "its pattern is none of r50k_base, cl100k_base and o200k_base"),
+        (CL100K, 7, "its ids have gaps"),
+    ],
+)
+def test_a_build_without_a_fast_engine_is_told_what_that_costs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, gap: int, why: str
+) -> None:
+    path = write_ranks(tmp_path / "own.tiktoken", ranks(new=261 + gap))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(path), pattern=pattern))
+    assert not may_use_fast_engine(tokenizer, "auto", [SAMPLE], text_bytes=60_000_000, processors=2)
+    (record,) = caplog.records
+    assert f"The fast engine does not know own.tiktoken: {why}. Using the slower reference engine: about " in record.message
+    assert re.search(r"[\d.]+ MB of text a second and processor, .* minutes for 60.0 MB with 2 processors\.$", record.message)
+
+
+def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """No text, little of it, or text that the engine does not take."""
+    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), why_slow="why")
+    refusing = dataclasses.replace(tokenizer, reference=lambda texts: fails(tokenizer.reference(texts)))
+    for one, samples in ((tokenizer, []), (tokenizer, ["a"]), (refusing, [SAMPLE])):
+        assert not may_use_fast_engine(one, "auto", samples, text_bytes=1, processors=1)
+    assert [record.message[-33:] for record in caplog.records] == ["Using the slower reference engine."[-33:]] * 3
+
+
+def test_nothing_is_told_of_an_engine_that_somebody_chose(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), why_slow="why")
+    assert not may_use_fast_engine(tokenizer, "reference", [SAMPLE])
+    assert caplog.records == []
 
 
 def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
