@@ -1,7 +1,7 @@
 """Source formats.
 
 The text of the first table's smallest size in every source format, one file on one thread, beside a floor that reads the same
-file with the same library and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, `split` for plain text; `gzip` and
+file with the same library and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, `split` for plain text; `isal` and
 `zstandard` unpack to a file first, as a build does. `documents` is what a build's tokenizer gets: checked Unicode, a key for
 every document, the faults of single rows. `tokens` tokenizes these, too. cl100k_base by the fast engine, which has seen the text;
 warm page cache, in turn, the best of the rounds. Processor time says the same where other processes share the machine.
@@ -23,6 +23,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 import zstandard
+from isal import igzip
 
 from flat_tokens.text.formats import FORMATS, FileFormat, unpacked
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
@@ -34,11 +35,11 @@ from tests.benchmarks.bench import Bench, Grid, warm
 from tests.benchmarks.build import SHARES
 from tests.benchmarks.corpus import as_json_lines
 
-PACKAGES = ("pyarrow",)
+PACKAGES = ("pyarrow", "isal", "zstandard")
 SLICE_BYTES = 128_000_000
 
 
-OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".zst": zstandard.open}
+OPENERS: dict[str, Callable[[Path], Any]] = {".gz": igzip.open, ".zst": zstandard.open}
 
 
 def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]]:
