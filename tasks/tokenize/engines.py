@@ -125,41 +125,6 @@ def gigatoken_encode(tokenizer: Any) -> Encode:
     return encode
 
 
-def of_nfc(encode: Encode, others: Encode) -> Encode:
-    """An engine of texts in NFC as one of any texts: *others* takes those that NFC would change."""
-
-    def encode_each(texts: pa.LargeStringArray) -> Tokens:
-        changed = np.zeros(len(texts), bool)
-        changed[_with_accents(texts)] = True
-        if changed.any():
-            from pyarrow import compute  # slow to import, and not of use to every build
-
-            some = texts.filter(pa.array(changed))
-            # What a later Unicode leaves as it is, an earlier one does, too: characters that it does not know combine with none.
-            changed[changed] = compute.not_equal(compute.utf8_normalize(some, "NFC"), some).to_numpy(zero_copy_only=False)
-        if not changed.any():
-            return encode(texts)
-        parts = encode(texts.filter(pa.array(~changed))), others(texts.filter(pa.array(changed)))
-        lengths = np.empty(len(texts), np.int64)
-        lengths[~changed], lengths[changed] = (np.diff(part.offsets) for part in parts)
-        ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(changed, lengths)
-        ids[~is_other], ids[is_other] = (part.ids for part in parts)
-        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths)]))
-
-    return encode_each
-
-
-def _with_accents(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
-    """Indices of texts that NFC might change: int64[n], with repetitions. It changes none without characters from U+0300 on."""
-    data, offsets = text_buffers(texts)
-    places = np.flatnonzero(data[offsets[0] : offsets[-1]] >= FIRST_OF_ACCENTS)
-    return np.searchsorted(offsets - offsets[0], places, side="right") - 1
-
-
-FIRST_OF_ACCENTS = 0xCC
-"""The first byte of U+0300 in UTF-8."""
-
-
 def awkward_texts() -> Iterator[str]:
     """Texts on which tokenizers have been seen to differ."""
     yield from ("", " ", "\ufeff", "\0", "a\0b", "\r\n", "a\r\nb\r\n\r\nc", "\t's")

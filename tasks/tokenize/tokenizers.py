@@ -24,7 +24,8 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import CL100K, O200K, PATTERNS, R50K, ByteValues, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, of_nfc, watched
+from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, watched
+from tasks.tokenize.nfc import of_nfc
 from tasks.tokenize.trial import is_from_a_file, try_out
 
 FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}

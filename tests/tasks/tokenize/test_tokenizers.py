@@ -35,7 +35,6 @@ from tasks.tokenize.engines import (
     first_difference,
     large_string_array,
     may_use_fast_engine,
-    of_nfc,
 )
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -321,49 +320,6 @@ def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog: p
     assert not may_use_fast_engine(tokenizer, "reference", [])
     assert not may_use_fast_engine(load_tokenizer(TokenizerConfig(name="bytes")), "auto", [])  # it has none
     assert caplog.records == []
-
-
-def nfc_tokenizer(path: Path) -> Tokenizer:
-    """The demo's tokenizer behind NFC, as Qwen's are."""
-    path.write_text(json.dumps({**json.loads(DEMO.read_text()), "normalizer": {"type": "NFC"}}))
-    return load_tokenizer(TokenizerConfig(name=str(path)))
-
-
-def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert may_use_fast_engine(nfc_tokenizer(tmp_path / "tokenizer.json"), "auto", ["e\u0301", "\u0958", "a\u0308\u0323"])
-    assert caplog.records == []
-
-
-@given(
-    texts=st.lists(
-        st.text(
-            st.sampled_from("ae A\u0300\u0301\u0323\u0327\u0345\u0958\u212b\u1100\u1161\u11a8\uac00é中\u0897\U00016121 <>=\u0338")
-        )
-        | st.text(st.characters(codec="utf-8")),
-        max_size=6,
-    ),
-    first=st.integers(0, 3),
-)
-def test_texts_that_nfc_changes_have_the_reference_engines_tokens(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], first: int
-) -> None:
-    tokenizer = nfc_tokenizer(tmp_path_factory.getbasetemp() / "nfc.json")
-    array = large_string_array(*texts)[first:]
-    assert lists(fast(tokenizer), array) == lists(tokenizer.reference, array)
-
-
-def test_texts_in_nfc_are_left_to_the_fast_engine() -> None:
-    """All but those that NFC changes, in one call, in their places."""
-    tokenizer, calls = load_tokenizer(TokenizerConfig(name="bytes")), list[list[str]]()
-
-    def others(texts: pa.LargeStringArray) -> Tokens:
-        calls.append(texts.to_pylist())
-        return tokenizer.reference(texts)
-
-    texts = ["é", "e\u0301", "", "中", "\u0958", "plain"]
-    array = large_string_array(*texts)
-    assert lists(of_nfc(tokenizer.reference, others), array) == lists(tokenizer.reference, array)
-    assert calls == [["e\u0301", "\u0958"]]
 
 
 def counting(made: list[int]) -> Tokenizer:
