@@ -18,7 +18,7 @@ CHANGES = [
     *[(0xF900, 0xFE00), (0xFE10, 0xFE30), (0x10000, 0x1F000), (0x1FB00, 0x110000)],
 ]
 """Ranges ``[first, last)`` with all characters that NFC changes, combines with what is before them, or puts in order: so wide
-that there are few of them. Quotes, dashes, emojis, Cyrillic, most of Greek and nearly all of Chinese, Japanese and Korean are in none.
+that there are few of them. Quotes, dashes, emojis, Cyrillic, most of Greek and nearly all of Chinese and Japanese are in none.
 """
 _BOUNDS = np.array(CHANGES).ravel()
 
