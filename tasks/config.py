@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from decimal import Decimal
@@ -424,6 +426,18 @@ def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, int(_share(cgroup))))
+
+
+@functools.cache
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process may use: the machine's, or what its container has (cgroup v2 ``memory.max``, v1
+    ``memory.limit_in_bytes``).
+    """
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int((cgroup / name).read_text()))
+    return found
 
 
 def _share(cgroup: Path) -> float:

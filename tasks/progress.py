@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WINDOW_SECONDS = 60.0
 """The rate of late is that of so many seconds."""
@@ -17,10 +16,6 @@ SETTLING_SECONDS = 4.0
 """No rate is told before work was under way for so long."""
 STEADY = 2.0
 """Nor before the rates of the earlier and the later half of the time differ by less than this factor."""
-
-
-STANDING_SECONDS, LONGER = 10.0, 3.0
-"""Work stands still where nothing came for so many seconds, and for so many times as long as it ever took until more came."""
 
 
 class Done(NamedTuple):
@@ -67,33 +62,22 @@ class Progress(NamedTuple):
 
 
 class Pace:
-    """How fast the work of a stage goes, from its first result on: what came before that was waiting. So it is where the work
-    stood still, for a server or a store.
-    """
+    """How fast the work of a stage goes, from its first result on: what came before that was waiting."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()
         self._is_known = False
-        self._done, self._last, self._gap = 0, math.inf, 0.0
 
     def mark(self, at: float, work: int) -> None:
         """Take note of the bytes that have been done."""
-        if self._stands_still(at):
-            self._marks.clear()
-            self._is_known = False
-        if work > self._done:
-            self._done, self._last, self._gap = work, at, max(self._gap, at - self._last)
         if work > 0 and (not self._marks or at >= self._marks[-1][0] + MARK_SECONDS):
             self._marks.append((at, work))
             while len(self._marks) > 2 and at - self._marks[1][0] >= WINDOW_SECONDS:
                 self._marks.popleft()
 
-    def _stands_still(self, now: float) -> bool:
-        return now - self._last > max(STANDING_SECONDS, LONGER * self._gap)
-
     def rate(self, now: float, work: int) -> float | None:
-        """Bytes a second of late. None until work is under way, and steady, and while it stands still."""
-        if not self._marks or self._stands_still(now) or now - self._marks[0][0] < SETTLING_SECONDS:
+        """Bytes a second of late. None until work is under way, and steady."""
+        if not self._marks or now - self._marks[0][0] < SETTLING_SECONDS:
             return None
         began, first = self._marks[0]
         middle, half = min(self._marks, key=lambda mark: abs(mark[0] - (began + now) / 2))
@@ -119,7 +103,12 @@ class Meter:
         self._lock = threading.Lock()
         self._counts: dict[str, Done] = {}
         self._begun: dict[str, _Begun] = {}
+        self._told: Callable[[tuple[Any, ...]], object] | None = None
         self.begin("start")
+
+    def forward(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
+        """From now on give what is added to *tell*, as arguments of ``add``: another process counts."""
+        self._told = tell
 
     def begin(self, stage: str, total: int = 0, stored: int = 0) -> None:
         """Begin a stage. Work that was counted for it during the stage before counts. *stored*: bytes of the total for which
@@ -137,6 +126,9 @@ class Meter:
             self._begun[now.stage] = now._replace(total=now.total + more)
 
     def add(self, stage: str, done: int, documents: int = 0, tokens: int = 0, faults: int = 0, stored: int = 0) -> None:
+        if self._told is not None:
+            self._told((stage, done, documents, tokens, faults, stored))
+            return
         with self._lock:
             before = self._counts.get(stage, Done())
             self._count(stage, Done(*map(sum, zip(before, (done, documents, tokens, faults, stored), strict=True))))

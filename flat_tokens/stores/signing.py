@@ -54,6 +54,12 @@ def using(these: tuple[bytes, ...]) -> Iterator[None]:
         _used = before
 
 
+def use(these: tuple[bytes, ...]) -> None:
+    """Use these keys in this process from now on, whatever the environment says."""
+    global _used
+    _used = these
+
+
 def place_of(path: str) -> str | None:
     """The place below its output of the record at *path*, if a key is set and such records are signed."""
     found = SIGNED.fullmatch(path)

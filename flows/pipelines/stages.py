@@ -82,13 +82,14 @@ class Stage(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A stage with what all its items share."""
+    """A stage with what all its items share. ``by(step, item)`` does the work of an item elsewhere; None: it is done here."""
 
     stage: Stage
     shared: tuple[Any, ...]
+    by: Callable[[Step, Any], Any] | None = None
 
     def __call__(self, item: Any) -> Any:
-        return self.stage.function(item, *self.shared)
+        return self.stage.function(item, *self.shared) if self.by is None else self.by(self, item)
 
 
 def through(item: Any, steps: Sequence[Step]) -> Any:

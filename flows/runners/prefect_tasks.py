@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED
@@ -18,6 +19,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
 from flows.pipelines.stages import Stage, Step
+from flows.runners.processes import Processes, hands_of
 from flows.runners.receipts import KEY_SEPARATOR
 from tasks.config import available_cores
 
@@ -28,7 +30,7 @@ PACK_ITEMS = 28
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     """Retry what the network or a store did, never what bad input did."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | ChildProcessError)
 
 
 RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [1, 5, 20], "retry_condition_fn": storage_may_be_back}
@@ -63,7 +65,7 @@ def task_of(stage: Stage) -> Task[..., Any]:
 
 def told_to(items: Sequence[Any], steps: tuple[Step, ...]) -> dict[str, Any]:
     """The parameters of the task that takes items through steps."""
-    stage, shared = steps[0]
+    stage, shared = steps[0].stage, steps[0].shared
     label = stage.label(items[0]) + (f" and {len(items) - 1} more" if len(items) > 1 else "")
     # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
     return {"items": opaque(items), "steps": opaque(steps), "label": label, "ways": stage.ways(*shared)}
@@ -105,7 +107,9 @@ class PrefectTasks:
 
     def __init__(self, workers: int | None) -> None:
         workers = workers or available_cores()
-        self._at_once = workers + 1
+        self._workers, self._at_once = workers, workers + 1
+        self._held = contextlib.ExitStack()
+        self._hands: Processes | None = None
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
         self._pack: Pack | None = None
         self._under_way: list[PrefectConcurrentFuture[Any]] = []
@@ -113,7 +117,8 @@ class PrefectTasks:
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
 
-    def start(self, item: Any, *steps: Step) -> InPack:
+    def start(self, item: Any, *given: Step) -> InPack:
+        steps = given if self._hands is None else tuple(map(self._hands.taken, given))
         if not steps[0].stage.pack_bytes:
             alone = Pack(steps, [item])
             alone.future = self._submit(alone)
@@ -151,7 +156,9 @@ class PrefectTasks:
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
+        self._hands = self._held.enter_context(hands_of(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._runner.__exit__(kind, error, trace)
+        self._held.close()

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 from flows.pipelines.stages import Stage, Step, through
+from flows.runners.processes import Processes, hands_of
 from tasks.config import available_cores
 
 
 class Threads:
-    """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock."""
+    """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock. Where there are many,
+    each hands its items to a process of its own.
+    """
 
     reads_here = True
 
     def __init__(self, workers: int | None) -> None:
         self._workers = workers or available_cores()
         self._pool = ThreadPoolExecutor(self._workers, "task")
+        self._held = contextlib.ExitStack()
+        self._hands: Processes | None = None
 
     def window(self, stage: Stage) -> int:
         return self._workers + 1
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps)
+        return self._pool.submit(through, item, steps if self._hands is None else tuple(map(self._hands.taken, steps)))
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         return [step(item) for item in items]
 
     def __enter__(self) -> Self:
+        self._hands = self._held.enter_context(hands_of(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._held.close()

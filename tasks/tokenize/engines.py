@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
-from tasks.config import DocumentPolicy, Source, TokenizerConfig
+from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
 from tasks.text.documents import Documents, Tally, bad_document, read_documents
 
@@ -225,6 +226,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._threads = threading.local()
         self._spare: list[Encode] = []
+        self._users: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def put_by(self, instance: Encode) -> None:
         """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
@@ -235,7 +237,7 @@ class Engine:
         if self.name == "reference" or self._tokenizer.make_fast is None:
             return sheltered(self._tokenizer.reference)(texts)
         state = self._threads.__dict__
-        if "encode" not in state or (state["bytes"] > RENEW_AFTER_BYTES and resident_bytes() > RESIDENT_LIMIT):
+        if "encode" not in state or (state["bytes"] > RENEW_AFTER_BYTES and resident_bytes() > resident_limit(len(self._users))):
             # An instance remembers every word that it has seen, without end: a thread whose share of the memory is
             # used up starts anew. Dropping the old one first keeps two from standing side by side.
             state.pop("encode", None)
@@ -244,6 +246,7 @@ class Engine:
         return state["encode"](texts)  # type: ignore[no-any-return]
 
     def _instance(self, make_fast: Callable[[], Encode]) -> Encode:
+        self._users.add(threading.current_thread())
         with contextlib.suppress(IndexError):  # another thread may have taken it
             return self._spare.pop()
         return sheltered(make_fast())
@@ -263,7 +266,22 @@ class Engine:
 
 
 RENEW_AFTER_BYTES = 32 << 20
-RESIDENT_LIMIT = 1100 << 20
+THREAD_BYTES = 550 << 20
+"""What a thread's engine may remember, with all else that the thread holds."""
+_processes = 1
+
+
+def share_memory(processes: int) -> None:
+    """Say that so many processes of this machine tokenize at the same time, each on a thread."""
+    global _processes
+    _processes = processes
+
+
+def resident_limit(threads: int) -> int:
+    """Anonymous memory that this process may have before its engines forget: as much for each of its threads, and two at least
+    where it is alone; of all processes together no more than half of what the machine or the container has.
+    """
+    return min(THREAD_BYTES * max(threads, 2 if _processes == 1 else 1), available_memory() // 2 // _processes)
 
 
 def resident_bytes() -> int:
@@ -272,7 +290,7 @@ def resident_bytes() -> int:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
-    return RESIDENT_LIMIT + 1
+    return 1 << 62
 
 
 _engines: dict[tuple[object, ...], Engine] = {}

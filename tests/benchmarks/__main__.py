@@ -27,6 +27,7 @@ TABLES = (
     "refresh",
     "duplicates",
     "startup",
+    "scaling",
     "layouts",
     "sources",
     "engines",

@@ -365,11 +365,12 @@ def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPa
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("x" * 1000)
     monkeypatch.setattr(tasks.tokenize.engines, "RENEW_AFTER_BYTES", 3500)
-    monkeypatch.setattr(tasks.tokenize.engines, "RESIDENT_LIMIT", 0)
+    monkeypatch.setattr(tasks.tokenize.engines, "THREAD_BYTES", 0)
     for _ in range(8):
         engine(texts)
     assert len(made) == 2
-    monkeypatch.setattr(tasks.tokenize.engines, "RESIDENT_LIMIT", 1 << 60)
+    monkeypatch.setattr(tasks.tokenize.engines, "THREAD_BYTES", 1 << 60)
+    monkeypatch.setattr(tasks.tokenize.engines, "available_memory", lambda: 1 << 62)
     for _ in range(8):
         engine(texts)
     assert len(made) == 2

@@ -1,0 +1,122 @@
+"""Processes for the workers of a build on one machine: where it has many, a single interpreter's lock would keep them waiting.
+
+The runners' threads stay, one a worker: each hands an item to a process and waits for it. So tasks, order, progress and errors
+are those of a build on threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import fsspec
+
+from flat_tokens.stores import signing
+from flows.pipelines.stages import OF_A_BUILD, Step
+from tasks.progress import meter
+from tasks.tokenize import engines
+
+WORKERS_OF_A_PROCESS = 8
+"""More than these get processes: the interpreter's lock is held for about a second a gigabyte of text, which is a tenth of the
+time that a core takes for it.
+"""
+
+
+class Processes:
+    """Processes that do the work of stages which other processes may do, an item at a time each. They end with this one.
+
+    ChildProcessError where one was killed.
+    """
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._workers = workers
+        self._counts = context.SimpleQueue()
+        self._records: multiprocessing.Queue[Any] = context.Queue()
+        settings = (self._counts, self._records, dict(fsspec.config.conf), signing.keys(), workers)
+        self._pool = ProcessPoolExecutor(workers, context, _begin, settings)
+        self._listening = threading.Thread(target=self._listen, name="counts", daemon=True)
+        self._logs = logging.handlers.QueueListener(self._records, _Here())
+
+    def taken(self, step: Step) -> Step:
+        """The same step, done by one of the processes if that is possible."""
+        stage = step.stage
+        is_for_others = OF_A_BUILD.get(stage.name) is stage and stage.pool is not None
+        return step._replace(by=self._do) if is_for_others else step
+
+    def _do(self, step: Step, item: Any) -> Any:
+        try:
+            return self._pool.submit(_work, step.stage.name, item, step.shared).result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                f"one of {self._workers} processes was killed, perhaps as memory ran out. Give it more, or fewer workers"
+            ) from error
+
+    def _listen(self) -> None:
+        while (counts := self._counts.get()) is not None:
+            meter.add(*counts)
+
+    def __enter__(self) -> Processes:
+        self._listening.start()
+        self._logs.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._counts.put(None)
+        self._listening.join()
+        self._logs.stop()
+        self._records.close()
+
+
+@contextlib.contextmanager
+def hands_of(workers: int) -> Iterator[Processes | None]:
+    """Processes for more workers than one interpreter keeps busy, else None."""
+    if workers <= WORKERS_OF_A_PROCESS:
+        yield None
+        return
+    with Processes(workers) as processes:
+        yield processes
+
+
+class _Here(logging.Handler):
+    """Log what a process logged, as if it had been logged here."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).handle(record)
+
+
+def _begin(counts: Any, records: Any, conf: dict[str, Any], keys: tuple[bytes, ...], processes: int) -> None:
+    """Make a new process ready for work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells it, too: the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    fsspec.config.conf.update(conf)
+    signing.use(keys)
+    meter.forward(counts.put)
+    for name in ("flat_tokens", "tasks"):
+        logger = logging.getLogger(name)
+        logger.addHandler(logging.handlers.QueueHandler(records))
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    engines.share_memory(processes)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # what it has begun is swept by the next build
+
+
+def _work(stage: str, item: Any, shared: tuple[Any, ...]) -> Any:
+    return OF_A_BUILD[stage].function(item, *shared)

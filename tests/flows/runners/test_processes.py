@@ -1,0 +1,164 @@
+"""Builds on processes of one machine: the bytes of a build on threads, its progress, its log lines, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipelines.build import build
+from flows.pipelines.stages import FINALIZE, SPLIT, TOKENIZE
+from flows.runners import processes
+from flows.runners.processes import Processes
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.progress import meter
+from tests.faults.support import settings_of, version_digests, write_notes
+from tests.flows.pool import family, until
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.jsonl"
+    write_notes(path, 400)
+    return path
+
+
+def config_of(output: Path, notes: Path, **changed: Any) -> BuildConfig:
+    return BuildConfig.model_validate({**settings_of(output, notes), "slice_bytes": 2000, **changed})
+
+
+def on_processes(monkeypatch: pytest.MonkeyPatch, config: BuildConfig) -> Any:
+    """Build with a process for each worker, however few there are."""
+    monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 1)
+    with Threads(config.workers) as runner:
+        return build(config, runner)
+
+
+def test_the_bytes_are_those_of_threads(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Threads(2) as runner:
+        threads = build(config_of(tmp_path / "threads", notes), runner)
+    meter.reset()
+    made = on_processes(monkeypatch, config_of(tmp_path / "processes", notes, workers=2))
+    assert made.slices > 3
+    assert made.version == threads.version
+    assert version_digests(tmp_path / "processes", made.version) == version_digests(tmp_path / "threads", made.version)
+    counted = {stage.stage: stage.done for stage in meter.stages()}
+    assert counted["tokenize"].documents == made.totals["documents"]["written"]
+    assert counted["split"].bytes == 4 * sum(made.totals[split]["token_count"] for split in ("train", "validation"))
+
+
+def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with notes.open("a") as file:
+        file.write('{"no": "text"}\n')
+    with pytest.raises(ValueError, match=r"notes\.jsonl") as by_process:
+        on_processes(monkeypatch, config_of(tmp_path / "processes", notes, workers=2))
+    with pytest.raises(ValueError, match=r"notes\.jsonl") as by_thread, Threads(2) as runner:
+        build(config_of(tmp_path / "threads", notes), runner)
+    assert str(by_process.value) == str(by_thread.value)
+
+
+def test_stages_that_are_not_for_others_stay_here() -> None:
+    with Processes(1) as hands:
+        assert hands.taken(TOKENIZE.given()).by is not None
+        assert hands.taken(SPLIT.given()).by is not None
+        own = TOKENIZE._replace(name="of another pipeline").given()
+        assert hands.taken(own) is own
+        alone = FINALIZE._replace(pool=None).given()
+        assert hands.taken(alone) is alone
+
+
+KILLS_ONE = """
+import os, signal, sys, threading, time
+from flows.pipelines.build import build
+from flows.runners import processes
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tests.flows.pool import family
+
+processes.WORKERS_OF_A_PROCESS = 1
+
+def strike():
+    while not (found := [pid for pid in family(os.getpid()) if b"spawn_main" in commandline(pid)]):
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGKILL)
+
+def commandline(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+if __name__ == "__main__":
+    config = BuildConfig.model_validate_json(sys.argv[1])
+    threading.Thread(target=strike, daemon=True).start()
+    try:
+        with Threads(2) as runner:
+            build(config, runner)
+    except ChildProcessError as error:
+        print(error)
+"""
+
+WAITS = """
+import sys, time
+from flows.runners.processes import Processes
+
+if __name__ == "__main__":
+    with Processes(2) as hands:
+        hands._pool.submit(time.sleep, 600)
+        hands._pool.submit(time.sleep, 600)
+        print("under way", flush=True)
+        time.sleep(600)
+"""
+
+
+def run(program: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
+    path.write_text(program)  # a process that is spawned reads the program again
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path / "out", notes, workers=2)
+    out, errors = run(KILLS_ONE, tmp_path / "kills.py", json.dumps(config.model_dump(mode="json"))).communicate(timeout=120)
+    assert "of 2 processes was killed" in out, errors
+    with Threads(2) as runner:
+        again = build(config, runner)
+        undisturbed = build(config_of(tmp_path / "other", notes), runner)
+    assert version_digests(tmp_path / "out", again.version) == version_digests(tmp_path / "other", undisturbed.version)
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    parent = run(WAITS, tmp_path / "waits.py")
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "under way\n"
+    children = [pid for pid in family(parent.pid) if pid != parent.pid]
+    assert len(children) >= 2
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(map(lives, children)), "the processes outlive the one that started them")
+    parent.communicate()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
