@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -20,11 +20,11 @@ from prefect.utilities.annotations import opaque
 
 from flows.pipelines.stages import Stage, Step
 from flows.runners.processes import Processes, hands_of
-from flows.runners.receipts import KEY_SEPARATOR
+from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 
-PACK_ITEMS = 28
-"""Prefect takes cache keys of up to 2,000 characters; that of a slice has 64."""
+PACK_ITEMS = 100
+"""What a task costs the server is little then beside what its slices cost, and an error still stops the rest soon."""
 
 
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
@@ -54,7 +54,7 @@ def task_of(stage: Stage) -> Task[..., Any]:
 
     def key(_: Any, told: dict[str, Any]) -> str:
         assert stage.cache_key is not None
-        return KEY_SEPARATOR.join(stage.cache_key(item, *told["steps"][0].shared) for item in told["items"])
+        return key_of_pack([stage.cache_key(item, *told["steps"][0].shared) for item in told["items"]])
 
     settings = {**UNCACHED, **(RETRIES if stage.retries else {})}
     if stage.cache_key:
@@ -93,7 +93,7 @@ class InPack:
         self._tasks, self._pack, self._number = tasks, pack, number
 
     def result(self) -> Any:
-        return self._tasks.send(self._pack).result()[self._number]
+        return self._tasks.result_of(self._pack)[self._number]
 
     def cancel(self) -> bool:
         future = self._pack.future
@@ -112,7 +112,7 @@ class PrefectTasks:
         self._hands: Processes | None = None
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
         self._pack: Pack | None = None
-        self._under_way: list[PrefectConcurrentFuture[Any]] = []
+        self._under_way: list[Future[Any]] = []
 
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
@@ -129,21 +129,34 @@ class PrefectTasks:
                 self.send(pack)
             self._pack = pack = Pack(steps)
         pack.items.append(item)
-        if self._has_room():
-            self.send(pack)
+        self._send_to_the_idle()
         return InPack(self, pack, len(pack.items) - 1)
 
-    def _has_room(self) -> bool:
-        self._under_way = [future for future in self._under_way if not future.wrapped_future.done()]
-        return len(self._under_way) < self._at_once
+    def _running(self) -> list[Future[Any]]:
+        self._under_way = [future for future in self._under_way if not future.done()]
+        return self._under_way
+
+    def _send_to_the_idle(self) -> None:
+        """Send the pack that is being put together, where a worker has nothing to do. Others wait until it is full."""
+        if self._pack is not None and self._pack.future is None and len(self._running()) < self._workers:
+            self.send(self._pack)
+
+    def result_of(self, pack: Pack) -> list[Any]:
+        """Wait for the results of a pack, and keep the workers busy meanwhile."""
+        future = self.send(pack)
+        while not future.wrapped_future.done():
+            concurrent.futures.wait({future.wrapped_future, *self._running()}, return_when=FIRST_COMPLETED)
+            self._send_to_the_idle()
+        results: list[Any] = future.result()
+        return results
 
     def send(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
         """Submit a pack once. Waits while the workers have enough to do: an error in what is under way stops the rest."""
         if pack.future is None:
-            while not self._has_room():
-                concurrent.futures.wait([future.wrapped_future for future in self._under_way], return_when=FIRST_COMPLETED)
+            while len(running := self._running()) >= self._at_once:
+                concurrent.futures.wait(running, return_when=FIRST_COMPLETED)
             pack.future = self._submit(pack)
-            self._under_way.append(pack.future)
+            self._under_way.append(pack.future.wrapped_future)
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:

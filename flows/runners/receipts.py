@@ -9,7 +9,8 @@ the same with and without a server, on every machine that sees the storage.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -20,11 +21,27 @@ from prefect.serializers import JSONSerializer
 from pydantic import PrivateAttr
 
 from flat_tokens.stores.store import Store
+from tasks.models import digest_of
 from tasks.progress import Done, meter
 from tasks.shards.index import Indexed, indexed_versions, load_or_held
 
-KEY_SEPARATOR = "+"
-"""Between the keys of a task's shards in its own."""
+PACKS_KEPT = 1024
+"""Of so many tasks of several shards it is known which shards they are: Prefect looks a task up as soon as it has its key."""
+
+_packs: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+
+def key_of_pack(keys: Sequence[str]) -> str:
+    """The key of a task of several shards, of whose keys Prefect's 2,000 characters hold some thirty. What it stands for, this
+    process knows.
+    """
+    if len(keys) == 1:
+        return keys[0]
+    key = digest_of("pack", *keys)
+    _packs[key] = tuple(keys)
+    while len(_packs) > PACKS_KEPT:
+        _packs.popitem(last=False)
+    return key
 
 
 class ReceiptStorage(WritableFileSystem):
@@ -48,7 +65,7 @@ class ReceiptStorage(WritableFileSystem):
             meter.add("tokenize", *done)
             return record
         shards = []
-        for key in path.split(KEY_SEPARATOR):
+        for key in _packs.get(path, (path,)):
             shard = load_or_held(self._root, self._indexed, key)
             if shard is None:
                 raise ValueError(f"there is no receipt {key}")

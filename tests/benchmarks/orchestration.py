@@ -1,7 +1,7 @@
 """Watching a build.
 
 The same build of many small slices (2 kB each) on a thread a core, without a Prefect server and with one on the same cores and a
-fresh SQLite database. Slices below 8 MB share a task as soon as there is more to do than workers, up to 28 of them; every slice
+fresh SQLite database. Slices below 8 MB share a task as soon as there is more to do than workers, up to 100 of them; every slice
 has its own receipt and is resumed by itself all the same. "Behind": how long after the build's end the server showed all of it.
 Seconds of the tokenize stage, unless said otherwise.
 """

@@ -16,7 +16,7 @@ from prefect.filesystems import LocalFileSystem
 from prefect.results import ResultStore
 
 from flat_tokens.stores.store import Store
-from flows.runners.receipts import KEY_SEPARATOR, ReceiptStorage
+from flows.runners.receipts import ReceiptStorage, key_of_pack
 from tasks.models import TokenShard
 from tests.faults.support import (
     Settings,
@@ -104,7 +104,7 @@ def test_a_record_is_made_of_the_receipt(storage: ReceiptStorage, output: Path, 
 def test_slices_of_one_task_are_found_together_or_not_at_all(output: Path) -> None:
     keys = sorted(receipts(output))
     assert len(keys) > 1
-    together = KEY_SEPARATOR.join(keys)
+    together = key_of_pack(keys)
     assert [shard.key for shard in fresh_store(output).read(together).result] == keys
     (output / f"_cache/{keys[-1]}/receipt.json").unlink()
     assert not fresh_store(output).exists(together)

@@ -170,22 +170,22 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
     @flow
     def moving() -> None:
         run = flow_run()
-        shown = _Shown(run.id, "Seen_By.People")
-        meter.reset()
-        shown.update()
-        seen.append(artifacts(run.id))
-        meter.begin("download", 10)
-        meter.add("download", 10)
-        meter.begin("tokenize", 1000)
-        for _ in range(2):
-            meter.add("tokenize", 250, 3, 40)
+        with _Shown(run.id, "Seen_By.People") as shown:
+            meter.reset()
             shown.update()
             seen.append(artifacts(run.id))
-        meter.add("tokenize", 500, 6, 80)
-        meter.begin("split")
-        meter.begin("done")
-        shown.finish()
-        seen.append(artifacts(run.id))
+            meter.begin("download", 10)
+            meter.add("download", 10)
+            meter.begin("tokenize", 1000)
+            for _ in range(2):
+                meter.add("tokenize", 250, 3, 40)
+                shown.update()
+                seen.append(artifacts(run.id))
+            meter.add("tokenize", 500, 6, 80)
+            meter.begin("split")
+            meter.begin("done")
+            shown.finish()
+            seen.append(artifacts(run.id))
 
     moving()
     assert seen[0] == {}
