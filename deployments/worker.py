@@ -2,6 +2,7 @@
 worker start --pool POOL``.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,5 +13,7 @@ from prefect.cli import app
 from flows.watch.outages import outages
 
 if __name__ == "__main__":
+    # Its runs have memory in large pages, as builds on the command line do (flows/__main__.py).
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     outages()
     app()

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 import flat_tokens
+import flows.commands.main
 from flat_tokens.tools.terminal import duration, size
+from flows.__main__ import run
 from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
@@ -105,6 +107,26 @@ def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do
     again = command("build", config)
     assert again.returncode == 0
     assert again.stdout.startswith("nothing to do")
+
+
+def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the user has not told the C library something else, and not for commands that tokenize nothing."""
+    begun: list[list[str]] = []
+    monkeypatch.setattr(flows.commands.main, "main", lambda arguments: 0)
+    monkeypatch.setattr(os, "execv", lambda path, words: begun.append([path, *words]))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "flows", "build", "x.yaml"])
+    monkeypatch.setattr(sys, "argv", ["flows", "build", "/nonexistent.yaml"])
+    for tunables in (None, "glibc.malloc.hugetlb=0"):
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+        if tunables:
+            monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+        with pytest.raises(SystemExit):
+            run()
+    monkeypatch.setattr(sys, "argv", ["flows", "status", "/nonexistent"])
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    with pytest.raises(SystemExit):
+        run()
+    assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
 
 
 def test_settings_on_the_command_line_win(config: Path, tmp_path: Path) -> None:
