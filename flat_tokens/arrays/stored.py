@@ -380,7 +380,8 @@ class StoredArray:
             if (items := self._decoded.find(block)) is None:
                 chunk, n = divmod(block, self._chunk_length // length)
                 begin, where = perf_counter(), divmod(chunk, self._spec.chunks_per_object)
-                items = self._decoded.keep(block, self._decode_block(where, n, self._compressed([where])[0]))
+                (stored,) = self._compressed([where]) if not self.store.is_local else self._mapped_chunks(where[0], where[1:])
+                items = self._decoded.keep(block, self._decode_block(where, n, stored))
                 self._note(perf_counter() - begin, length, 1)
             out[at - start : end - start] = items[at - block * length : end - block * length]
             at = end
@@ -439,14 +440,14 @@ class StoredArray:
                 self._fetched.keep((i, c), memoryview(bytes(data)))
         return [found[where] for where in wanted]
 
-    def _mapped_chunks(self, i: int, chunks: list[int]) -> Iterator[memoryview]:
+    def _mapped_chunks(self, i: int, chunks: Sequence[int]) -> Iterator[memoryview]:
         """The stored bytes of some chunks of a local file."""
         data: memoryview = self._files.find(i) or self._files.keep(i, memoryview(self._open_map(i)))
         ranges = [[0, len(data)]] * len(chunks)
         if self._spec.index is not None:
             if (index := self._indexes.find(i)) is None:
                 index = self._fetch_indexes([i])[i]
-            ranges = index[chunks].tolist()
+            ranges = index[chunks].tolist() if len(chunks) > 4 else [index[c].tolist() for c in chunks]
         for c, (offset, size) in zip(chunks, ranges, strict=True):
             if offset == ABSENT:
                 raise self._damaged(i, f"inner chunk {c} is not stored")

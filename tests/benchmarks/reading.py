@@ -193,11 +193,11 @@ packed = flat_tokens.open(sys.argv[1]).train.packed(2048)
 loader = ShuffledLoader(packed, 512, seed=0, epochs=None)
 steps = int(sys.argv[3])
 for pass_ in range(3):
-    begin = time.perf_counter()
+    begin, busy = time.perf_counter(), time.process_time()
     for batch in loader.steps(0, steps, prefetch=2):
         batch.encoded if sys.argv[2] == "encoded" else (batch.inputs, batch.targets)
-    seconds = time.perf_counter() - begin
-print(seconds / steps)
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+print(seconds / steps, busy / steps)
 """
 NANOGPT = """
 import sys, time, numpy as np, torch
@@ -236,10 +236,11 @@ def loader(bench: Bench, scratch: Path) -> Grid:
             commands[peer] = [program, scratch / "tokens.bin", workers, bench.size(30, 1)]
     rows = []
     for name, command in commands.items():
-        seconds = float(run_whole(python(*command), path).out)
-        rows.append([name, f"{seconds * 1e3:.2f}", f"{BATCH * LENGTH * 4 / seconds / 1e9:.2f}"])
+        seconds, *busy = map(float, run_whole(python(*command), path).out.split())
+        processor = f"{busy[0] * 1e3:.2f}" if busy else "–"  # a peer's workers are processes of their own
+        rows.append([name, f"{seconds * 1e3:.2f}", processor, f"{BATCH * LENGTH * 4 / seconds / 1e9:.2f}"])
     above = f"Batches of {BATCH} x {LENGTH:,} tokens to a consumer:"
-    return Grid(["", "ms a batch", "GB/s of 4-byte tokens"], rows, above)
+    return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens"], rows, above)
 
 
 def mixed(bench: Bench, scratch: Path, passes: int) -> Grid:
