@@ -301,7 +301,7 @@ def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, 
     assert abs(made["tokens"] - tokens) < 0.1 * tokens
     after = command("plan", config)
     assert "a build has nothing to do" in after.stdout
-    assert "1 of them stored" in after.stdout
+    assert "in 1 slice, 1 stored" in after.stdout
 
 
 def test_quiet_logs_lines(config: Path) -> None:
