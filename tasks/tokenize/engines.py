@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
+from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
 from tasks.text.documents import Documents, Tally, bad_document, read_documents
@@ -338,10 +339,10 @@ def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: 
         if (spent := time.process_time() - begun) and texts.nbytes > LEAST_TIMED:
             speed = texts.nbytes / spent
             low, high = (f"{of_fast / speed:.0f}" for of_fast in FAST_SPEEDS)
-            minutes = text_bytes / speed / processors / 60
+            told = f"{duration(text_bytes / speed / processors)} for {size(text_bytes)} with {processors} processors"
             return (
                 f": about {speed / 1e6:.1f} MB of text a second and processor, by the first documents. That is {low} to {high} "
-                f"times slower, about {minutes:,.1f} minutes for {text_bytes / 1e6:,.1f} MB with {processors} processors"
+                f"times slower, about {told}"
             )
     return ""
 
