@@ -45,9 +45,10 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text  # as above
 
-        parts = fitting(meter.read(), self._name, options.max_width - 1)
+        columns = options.max_width - len("^C")  # which the terminal writes behind it
+        parts = fitting(meter.read(), self._name, columns)
         text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
-        text.truncate(options.max_width - 1)
+        text.truncate(columns)
         yield text
 
 
