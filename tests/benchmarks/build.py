@@ -7,7 +7,8 @@ file twice; cl100k_base. Whole processes, interpreter start and imports included
 the published way in the first round; medians (least to greatest). All outputs are deleted before each run. Peak memory is that of
 the largest process. Documents of 200 MB, of 10 MB without a space, and lines of 2 GB: `tests/flows/test_bounds.py`, below 2 GB.
 
-The build does more than the floor: sha256 of sources, shards and objects, crc32c, the split, and it writes every token twice.
+The build does more than the floor: sha256 of sources, BLAKE3 of segments, shards and objects, crc32c, the split, and it writes
+every token twice.
 """
 
 from __future__ import annotations
