@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -16,6 +17,10 @@ SETTLING_SECONDS = 4.0
 """No rate is told before work was under way for so long."""
 STEADY = 2.0
 """Nor before the rates of the earlier and the later half of the time differ by less than this factor."""
+
+
+STANDING_SECONDS, LONGER = 10.0, 3.0
+"""Work stands still where nothing came for so many seconds, and for so many times as long as it ever took until more came."""
 
 
 class Done(NamedTuple):
@@ -62,22 +67,33 @@ class Progress(NamedTuple):
 
 
 class Pace:
-    """How fast the work of a stage goes, from its first result on: what came before that was waiting."""
+    """How fast the work of a stage goes, from its first result on: what came before that was waiting. So it is where the work
+    stood still, for a server or a store.
+    """
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()
         self._is_known = False
+        self._done, self._last, self._gap = 0, math.inf, 0.0
 
     def mark(self, at: float, work: int) -> None:
         """Take note of the bytes that have been done."""
+        if self._stands_still(at):
+            self._marks.clear()
+            self._is_known = False
+        if work > self._done:
+            self._done, self._last, self._gap = work, at, max(self._gap, at - self._last)
         if work > 0 and (not self._marks or at >= self._marks[-1][0] + MARK_SECONDS):
             self._marks.append((at, work))
             while len(self._marks) > 2 and at - self._marks[1][0] >= WINDOW_SECONDS:
                 self._marks.popleft()
 
+    def _stands_still(self, now: float) -> bool:
+        return now - self._last > max(STANDING_SECONDS, LONGER * self._gap)
+
     def rate(self, now: float, work: int) -> float | None:
-        """Bytes a second of late. None until work is under way, and steady."""
-        if not self._marks or now - self._marks[0][0] < SETTLING_SECONDS:
+        """Bytes a second of late. None until work is under way, and steady, and while it stands still."""
+        if not self._marks or self._stands_still(now) or now - self._marks[0][0] < SETTLING_SECONDS:
             return None
         began, first = self._marks[0]
         middle, half = min(self._marks, key=lambda mark: abs(mark[0] - (began + now) / 2))

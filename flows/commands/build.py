@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.terminal import duration, line, show, size
+from flat_tokens.tools.terminal import duration, line, plural, show, size
 from flows.commands.running import RUNNING, add_command, watched
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.faults import faults_of
@@ -308,10 +308,10 @@ def plan_text(made: Plan) -> list[str]:
         f"  documents  about {made.documents:,}",
         *([f"  steps      {_losses_text(made)}"] if made.losses else []),
         f"  tokens     {_tokens_text(made)} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
-        f"  text       {about}{size(made.text_bytes)} in {about}{made.slices:,} slices, {made.slices_stored:,} of them stored",
+        f"  text       {about}{size(made.text_bytes)} in {about}{plural(made.slices, 'slice')}, {made.slices_stored:,} stored",
         f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
-        f"  time       about {duration(made.seconds)} with {made.workers} workers",
+        f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
     ]
 
 

@@ -124,6 +124,8 @@ def watched(
                 return pipeline(runner)
         # The automations know a run by its tag and its heartbeats, as those of deployments.
         os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
+        # Prefect sends statistics of use to its makers, and says so above the display; make serve sends none either.
+        os.environ.setdefault("DO_NOT_TRACK", "1")
         from prefect import tags  # reads its settings when it is imported
 
         from flows.watch.outages import outages

@@ -24,6 +24,9 @@ OF_PREFECT = ("prefect", "asyncio", "httpx", "websockets")
 OF_THE_WORK = ("prefect.flow_runs", "prefect.task_runs")
 """Loggers of runs. ``prefect.flow_runs.worker`` is not one of theirs."""
 
+LONG_AFTER = "prefect._internal"
+"""Its services say at the end of a run that they failed during an outage, however long ago that was."""
+
 ASK_SECONDS = 2.0
 LATE_SECONDS = 15.0
 """For so long after an outage parts of Prefect notice that there was one."""
@@ -51,13 +54,15 @@ class Outages(logging.Filter):
         super().__init__()
         self._url = url
         self._lock = threading.Lock()
-        self._is_gone = False
+        self._is_gone = self._was_gone = False
         self._back = -LATE_SECONDS
 
     def filter(self, record: logging.LogRecord) -> bool:
         name = record.name
         is_of_prefect = name.startswith(OF_PREFECT) and (name == "prefect.flow_runs.worker" or not name.startswith(OF_THE_WORK))
-        return record.levelno < logging.WARNING or not is_of_prefect or not self.is_on()
+        if record.levelno < logging.WARNING or not is_of_prefect:
+            return True
+        return not self.is_on() and not (self._was_gone and name.startswith(LONG_AFTER))
 
     def is_on(self) -> bool:
         """Whether the server is away, or was a moment ago. The first to ask while it is away has that told, and its return."""
@@ -66,10 +71,15 @@ class Outages(logging.Filter):
                 return True
             why = gone(self._url)
             if why is not None:
-                self._is_gone = True
+                self._is_gone = self._was_gone = True
                 _tell("The Prefect server at %s does not answer (%s). What can, goes on without it", self._url, why)
                 threading.Thread(target=self._wait, name="outage", daemon=True).start()
             return self._is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the server is known to be away. Asks nobody."""
+        return self._is_gone
 
     def _wait(self) -> None:
         since = time.monotonic()
@@ -85,6 +95,11 @@ def _tell(message: str, *arguments: str) -> None:
 
 
 _known: dict[str, Outages] = {}
+
+
+def is_gone() -> bool:
+    """Whether a server that is watched is known to be away."""
+    return any(one.is_gone for one in list(_known.values()))
 
 
 def outages() -> Outages:

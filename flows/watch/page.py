@@ -5,6 +5,7 @@ runs. Each run of the dataset brings it up to date.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, cast
@@ -32,6 +33,8 @@ RUNS = 12
 ASKED = 100
 """Runs that the server is asked for: groups of slices have the dataset's tag, too."""
 FAILED = ("FAILED", "CRASHED")
+PREFECTS_WORDS = re.compile(r"Flow run encountered an exception: (\w+: )?")
+"""What stands before the words of an error."""
 VERSION_COLUMNS = "version | state | made (UTC) | #documents | #tokens | tokenizer | layout | size"
 RUN_COLUMNS = "run (UTC) | took | ended"
 """What matters most stands first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
@@ -147,7 +150,7 @@ def _link_to(run: Run) -> str:
 def _told(schedule: Schedule | None) -> str:
     if schedule is None:
         return "none. `make serve` with a configuration file makes one."
-    when = f"{as_markdown(schedule.when)}, " if schedule.when else ""
+    when = f"{code(schedule.when)}, " if schedule.when else ""
     if schedule.is_paused:
         return f"{when}[paused]({schedule.path})"
     return f"{when}[{f'next run {_time(schedule.at)}' if schedule.at else 'no run is planned'}]({schedule.path})"
@@ -173,7 +176,8 @@ def _ended(client: SyncPrefectClient, tags: Sequence[str]) -> Iterator[Run]:
     for run in client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.START_TIME_DESC, limit=ASKED):
         if "group" not in run.parameters and run.state is not None and run.start_time is not None:
             seconds = run.total_run_time.total_seconds()
-            yield Run(run.name, _path(run), run.start_time, seconds, run.state.type.value, run.state.message or "")
+            says = PREFECTS_WORDS.sub("", run.state.message or "")
+            yield Run(run.name, _path(run), run.start_time, seconds, run.state.type.value, says)
 
 
 def _schedule(client: SyncPrefectClient, name: str) -> Schedule | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flat_tokens.tools.terminal import bar, duration, line
+from flows.watch.outages import is_gone
 from tasks.progress import Progress, meter, repeating
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 EVERY_SECONDS = 10.0
+TELLING_SECONDS = 2.0
+"""What a run still has to tell the server takes less, where that answers."""
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 STYLES = {"name": "bold", "stage": "cyan", "bar": "green", "share": "bold", "left": "bold"}
 """Of the parts of a line that have one. Colours are left out as NO_COLOR and TERM say."""
@@ -93,12 +96,16 @@ def _parts(now: Progress, name: str) -> list[tuple[str, str]]:
     if now.total:
         parts.append(("share", f"{min(now.done.bytes / now.total, 1):4.0%}"))
     parts += [("count", text) for text in progress_counts(now)]
+    if is_gone():  # tasks that are to begin wait for it
+        parts.append(("count", "the Prefect server is away"))
     if now.work and now.seconds > 0.2:
         parts.append(("count", f"{now.rate / 1e6:,.0f} MB/s"))
         if now.left is not None:
             parts.append(("left", f"{duration(now.left)} left"))
     else:
         parts.append(("left", duration(now.seconds)))
+        if now.stage == "done" and now.seconds > TELLING_SECONDS:
+            parts.append(("count", "telling the Prefect server"))
     return parts
 
 

@@ -48,6 +48,60 @@ def test_a_small_file_may_stand_for_much_more(ending: str) -> None:
     assert sum(map(len, unpacked(io.BytesIO(data), ending, "small"))) == 5_000_000
 
 
+GZIP = gzip.compress(b"some lines of text\n" * 10_000)
+DAMAGED_GZIP = {
+    "cut off": (GZIP[:-20], "ended before the end-of-stream"),
+    "cut off in its trailer": (GZIP[:-4], "ended before the end-of-stream"),
+    "another checksum": (GZIP[:-8] + bytes(4) + GZIP[-4:], "CRC check failed"),
+    "another length": (GZIP[:-4] + b"\1\0\0\0", "Incorrect length"),
+    "another method": (GZIP[:2] + b"\7" + GZIP[3:], "Unknown compression method"),
+    "a byte that differs": (GZIP[:40] + bytes([GZIP[40] ^ 255]) + GZIP[41:], ""),
+    "something behind it": (GZIP + b"something that is longer than a header", "Not a gzipped file"),
+}
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def gzip_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both readers of gzip: the second is there for who has not installed the first."""
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+
+
+@pytest.mark.usefixtures("gzip_reader")
+@pytest.mark.parametrize(("data", "words"), DAMAGED_GZIP.values(), ids=DAMAGED_GZIP)
+def test_damaged_gzip_is_refused_with_its_place(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^a.gz is damaged at byte \d+ or before: .*{words}"):
+        list(unpacked(io.BytesIO(data), ".gz", "a.gz"))
+
+
+@pytest.mark.usefixtures("gzip_reader")
+@pytest.mark.parametrize(
+    ("data", "unpacked_bytes"),
+    [
+        (GZIP + gzip.compress(b"") + gzip.compress(b"more"), b"some lines of text\n" * 10_000 + b"more"),
+        (GZIP + bytes(100), b"some lines of text\n" * 10_000),
+        (gzip.compress(b"stored", 0), b"stored"),
+        (b"\x1f\x8b\x08\x18" + bytes(6) + b"name\0comment\0" + gzip.compress(b"named")[10:], b"named"),
+    ],
+    ids=["three members", "zeros behind it", "not compressed", "with a name and a comment"],
+)
+def test_gzip_of_any_form_is_unpacked(data: bytes, unpacked_bytes: bytes) -> None:
+    assert b"".join(unpacked(io.BytesIO(data), ".gz", "a.gz")) == unpacked_bytes
+
+
+@pytest.mark.usefixtures("gzip_reader")
+def test_an_error_of_the_disk_is_not_one_of_the_gzip_file() -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        def readinto(self, buffer: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        list(unpacked(Failing(GZIP), ".gz", "a.gz"))
+
+
 def parquet_of_20_gigabytes(path: Path) -> Path:
     """A page of 5,000 places in a dictionary of one text of 4 MB, which is compressed."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["a" * (4 << 20)]))

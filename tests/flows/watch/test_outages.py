@@ -94,6 +94,16 @@ def test_what_follows_an_outage_is_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch.filter(record("prefect.events.clients"))
 
 
+def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
+    watch = Outages("http://127.0.0.1:9/api")
+    service = record("prefect._internal.concurrency", logging.ERROR)
+    assert watch.filter(service)
+    watch._was_gone = True
+    assert not watch.filter(service)
+    assert watch.filter(record("prefect.events.clients"))
+
+
 def test_only_silence_is_an_outage() -> None:
     """A server that refuses is there; of an address that is none nothing can be told."""
     port = free_port()

@@ -142,6 +142,20 @@ def test_reports_that_come_now_and_then_have_a_rate() -> None:
     assert 5 < min(known) <= max(known) < 15
 
 
+def test_while_work_stands_still_and_just_behind_that_no_rate_is_told() -> None:
+    """As in an outage: what is left does not grow meanwhile, and the wait is not taken for work."""
+    pace = Pace()
+    for second in range(1, 21):
+        pace.mark(second, 100 * second)
+    assert [pace.rate(second, 2000) is None for second in (20, 29, 31, 90)] == [False, False, True, True]
+    rates = []
+    for second in range(91, 111):
+        pace.mark(second, 2000 + 100 * (second - 90))
+        rates.append(pace.rate(second, 2000 + 100 * (second - 90)))
+    assert rates[:3] == [None] * 3
+    assert rates[-1] == 100
+
+
 def test_a_meter_remembers_the_stages_that_have_ended() -> None:
     counted = Meter()
     counted.reset()

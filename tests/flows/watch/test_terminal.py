@@ -44,6 +44,16 @@ def test_counts_give_way_to_the_bar_the_documents_first() -> None:
     assert set(full) <= {"█", "#"}
 
 
+def test_the_line_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Progress("done", 20.0, 0, Done())
+    assert progress_line(done, "web") == "web  done       0:20  telling the Prefect server"
+    assert progress_line(done._replace(seconds=1.0), "web") == "web  done       0:01"
+    assert "away" not in progress_line(MIDWAY, "web")
+    monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: True)
+    assert "the Prefect server is away" in progress_line(MIDWAY, "web")
+    assert "the Prefect server is away" in [text for _, text in fitting(MIDWAY, "web", 80)]
+
+
 def test_colours_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
