@@ -1,0 +1,65 @@
+"""The worker of ``make serve``: between two runs it does not wait for its next look at the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+
+from deployments.worker import asking_behind
+
+
+@dataclass
+class Worker:
+    """A worker with one place: it takes the next run when it is asked to, if the place is free."""
+
+    waiting: list[str]
+    done: list[str] = field(default_factory=list)
+    is_free: bool = True
+    _runs_task_group: Any = None
+
+    async def get_and_submit_flow_runs(self) -> None:
+        if not self.waiting:
+            raise ConnectionError("the server does not answer")
+        if self.is_free:
+            self.is_free = False
+            self._runs_task_group.start_soon(self.submit, self.waiting.pop(0))
+
+    async def submit(self, name: str) -> None:
+        try:
+            await self.run(name)
+        except ValueError:
+            self.done.append("failed")
+        finally:
+            self.is_free = True
+
+    async def _run(self, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        if name == "bad":
+            raise ValueError(name)
+        self.done.append(name)
+
+    run = asking_behind(_run)
+
+
+async def work(worker: Worker) -> None:
+    async with anyio.create_task_group() as worker._runs_task_group:
+        await worker.get_and_submit_flow_runs()  # the only look of its own
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "bad", "b", "c"]])
+def test_the_next_run_is_taken_as_soon_as_one_has_ended(names: list[str]) -> None:
+    """Whether it failed or not; and a server that is away ends nothing."""
+    worker = Worker(list(names))
+    asyncio.run(work(worker))
+    assert worker.done == ["failed" if name == "bad" else name for name in names]
+
+
+def test_a_worker_that_ends_is_left_alone() -> None:
+    worker = Worker(["a"])
+    asyncio.run(work(worker))
+    asyncio.run(worker.run("late"))
+    assert worker.done == ["a", "late"]
