@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from flat_tokens.manifest import TOKEN_BYTES
 from tasks.config import BuildConfig
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
@@ -24,6 +25,7 @@ from tasks.shards.index import held_at
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
 from tasks.split.duplicates import leave_out
+from tasks.split.spans import Span
 from tasks.split.write import names_below_output, write_span
 
 SPANS_IN_A_GROUP = 8
@@ -114,6 +116,10 @@ def steps_of(recipe: Recipe, *_: Any) -> str:
     return f" ({', '.join(names[:SHOWN_STEPS] + more)})" if names else ""
 
 
+def _token_bytes(span: Span) -> int:
+    return TOKEN_BYTES * (span.stop - span.start) if span.of_tokens else 0
+
+
 DOWNLOAD = Stage(
     "download",
     cut_file,
@@ -164,13 +170,14 @@ DUPLICATES = Stage(
 SPLIT = Stage(
     "split",
     write_span,
+    size=_token_bytes,
     pool=Pool(
         "write-group",
         group=lambda _: SPANS_IN_A_GROUP,
         threshold=lambda _: math.inf,
         with_stage="tokenize",
         stored=names_below_output,
-        done=lambda span, _: Done(4 * (span.stop - span.start) if span.of_tokens else 0),
+        done=lambda span, _: Done(_token_bytes(span)),
     ),
 )
 """Span of the train or the validation arrays -> its stored objects."""

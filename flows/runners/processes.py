@@ -31,8 +31,13 @@ time that a core takes for it.
 """
 
 
+SMALL_BYTES = 16_000_000
+"""Smaller items are done by the thread itself: a process takes a second to begin."""
+
+
 class Processes:
-    """Processes that do the work of stages which other processes may do, an item at a time each. They end with this one.
+    """Processes that do large items of stages which other processes may do, one at a time each. They begin when they are needed,
+    and end with this one.
 
     ChildProcessError where one was killed.
     """
@@ -54,6 +59,8 @@ class Processes:
         return step._replace(by=self._do) if is_for_others else step
 
     def _do(self, step: Step, item: Any) -> Any:
+        if step.stage.size(item) < SMALL_BYTES:
+            return step.stage.function(item, *step.shared)
         try:
             return self._pool.submit(_work, step.stage.name, item, step.shared).result()
         except BrokenProcessPool as error:

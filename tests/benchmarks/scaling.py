@@ -110,6 +110,7 @@ def main() -> None:
 
     threads, path, *rest = sys.argv[1:]
     config = read_config(Path(path), [word for word in rest if word != "--set"])
+    processes.SMALL_BYTES = 0
     processes.WORKERS_OF_A_PROCESS = 1 if threads == "1" else 1 << 20
     with Threads(config.workers) as runner:
         result = build(config, runner)

@@ -38,6 +38,7 @@ def config_of(output: Path, notes: Path, **changed: Any) -> BuildConfig:
 def on_processes(monkeypatch: pytest.MonkeyPatch, config: BuildConfig) -> Any:
     """Build with a process for each worker, however few there are."""
     monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 1)
+    monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     with Threads(config.workers) as runner:
         return build(config, runner)
 
@@ -65,6 +66,14 @@ def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: p
     assert str(by_process.value) == str(by_thread.value)
 
 
+def test_small_items_are_done_by_the_thread(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process takes longer to begin than they take."""
+    monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 1)
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", lambda *_: pytest.fail("a process was asked"))
+    with Threads(2) as runner:
+        assert build(config_of(tmp_path / "out", notes), runner).slices > 3
+
+
 def test_stages_that_are_not_for_others_stay_here() -> None:
     with Processes(1) as hands:
         assert hands.taken(TOKENIZE.given()).by is not None
@@ -84,6 +93,7 @@ from tasks.config import BuildConfig
 from tests.flows.pool import family
 
 processes.WORKERS_OF_A_PROCESS = 1
+processes.SMALL_BYTES = 0
 
 def strike():
     while not (found := [pid for pid in family(os.getpid()) if b"spawn_main" in commandline(pid)]):
