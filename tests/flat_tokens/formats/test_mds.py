@@ -87,7 +87,7 @@ def test_the_index_lists_the_shards(tmp_path: Path) -> None:
     }
     shard = {**json.loads(CONFIG), "raw_data": data, "zip_data": None, "samples": 2}
     assert index_of(tmp_path / "train") == {"version": 2, "shards": [shard]}
-    assert [Store.at(tmp_path).digest(item.key) for item in written] == written
+    assert [Store.at(tmp_path).now(item) for item in written] == written
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 65_535, 65_536])
