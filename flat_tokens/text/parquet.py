@@ -144,11 +144,11 @@ def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, size = [], 0
             yield from cut(batch)
             continue
-        held.append(batch)
-        size += batch_size
-        if size >= limits.BATCH_BYTES or sum(map(len, held)) >= limits.BATCH_ROWS:
+        if held and (size + batch_size > limits.BATCH_BYTES or sum(map(len, held)) + len(batch) > limits.BATCH_ROWS):
             yield from _joined(held)
             held, size = [], 0
+        held.append(batch)
+        size += batch_size
     yield from _joined(held)
 
 
