@@ -46,7 +46,7 @@ def test_settings_are_ones_that_prefect_and_the_compose_file_know() -> None:
         assert set(re.findall(r"`([a-z]+)`", row)) <= set(services)
 
 
-BYTES_A_TOKEN, PACKED, RATE, NETWORK = 4.6, 0.61, 70e6, 1e9
+BYTES_A_TOKEN, PACKED, RATE, NETWORK = 4.6, 0.61, 50e6, 1e9
 UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
 
 
