@@ -43,7 +43,7 @@ NO_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 DigestKind = Literal["blake3", "sha256"]
 DIGESTS: dict[DigestKind, Callable[..., Any]] = {"blake3": blake3, "sha256": hashlib.sha256}
-"""What a digest is computed by. BLAKE3 takes a third of the time; sha256 is what others tell, and what older releases wrote."""
+"""The kinds of digests. BLAKE3 takes a third of the time; sha256 is what others tell, and what older releases wrote."""
 
 
 class StoredObject(NamedTuple):
@@ -57,7 +57,7 @@ class StoredObject(NamedTuple):
 
     @property
     def kind(self) -> DigestKind:
-        """What the digest was computed by."""
+        """The kind of the digest."""
         return "blake3" if self.digest.startswith(BLAKE3) else "sha256"
 
     @property
@@ -104,7 +104,7 @@ class Store:
     *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
     remote stores are kept here until they are complete. *read_once*: the data is read once, so large reads from a local
     disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds. *top*: the store that
-    ``/`` led down from; from there on, writes follow no link. *digests*: what digests of written objects are computed by.
+    ``/`` led down from; from there on, writes follow no link. *digests*: the kind of the digests of written objects.
     """
 
     root: str

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
-"""What is off by such a share at most is told as one number, else as two between which it lies."""
+"""A figure that is off by such a share at most is told as one number, else as two between which it lies."""
 
 
 def add_commands(commands: Any) -> None:

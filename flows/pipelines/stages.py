@@ -67,7 +67,7 @@ class Stage(NamedTuple):
     label: Callable[[Any], str] = attrgetter("label")
     """The item, as people see it in the name of a task."""
     ways: Callable[..., str] = lambda *shared: ""
-    """What becomes of items on the way, by what they share, as people see it behind the item."""
+    """The ways that items take, by what they share, as people see them behind the item."""
     retries: bool = True
     """Prefect runs the task again when the network or a store failed, never when the input is bad."""
     cache_key: Callable[..., str] | None = None

@@ -24,7 +24,7 @@ from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 
 PACK_ITEMS = 100
-"""What a task costs the server is little then beside what its slices cost, and an error still stops the rest soon."""
+"""A task then costs the server little beside its slices, and an error still stops the rest soon."""
 
 
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:

@@ -30,7 +30,6 @@ WORKERS_OF_A_PROCESS = 8
 time that a core takes for it.
 """
 
-
 SMALL_BYTES = 16_000_000
 """Smaller items are done by the thread itself: a process takes a second to begin."""
 

@@ -34,10 +34,10 @@ ASKED = 100
 """Runs that the server is asked for: groups of slices have the dataset's tag, too."""
 FAILED = ("FAILED", "CRASHED")
 PREFECTS_WORDS = re.compile(r"Flow run encountered an exception: (\w+: )?")
-"""What stands before the words of an error."""
+"""Words of Prefect's before those of an error."""
 VERSION_COLUMNS = "version | state | made (UTC) | #documents | #tokens | tokenizer | layout | size"
 RUN_COLUMNS = "run (UTC) | took | ended"
-"""What matters most stands first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
+"""Columns that matter most stand first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
 
 
 class Run(NamedTuple):

@@ -174,7 +174,7 @@ def _source_row(row: dict[str, Any]) -> Sequence[str | int]:
 
 
 def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
-    """What each step of a build left out, and of how many texts it made others; nothing where there are no steps."""
+    """A table of the steps of a build: the texts that each left out or changed; nothing where there are no steps."""
     rows: list[Sequence[str | int]] = []
     for step in config.documents.opened().described:
         name = step["name"]

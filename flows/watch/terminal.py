@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 10.0
 TELLING_SECONDS = 2.0
-"""What a run still has to tell the server takes less, where that answers."""
+"""A server that answers has been told the rest of a run before."""
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 STYLES = {"name": "bold", "stage": "cyan", "bar": "green", "share": "bold", "left": "bold"}
 """Of the parts of a line that have one. Colours are left out as NO_COLOR and TERM say."""

@@ -268,7 +268,7 @@ class Engine:
 
 RENEW_AFTER_BYTES = 32 << 20
 THREAD_BYTES = 550 << 20
-"""What a thread's engine may remember, with all else that the thread holds."""
+"""Memory that a thread's engine may fill, with all else that the thread holds."""
 _processes = 1
 
 
@@ -331,7 +331,7 @@ def may_use_fast_engine(
 
 
 def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: int, processors: int) -> str:
-    """What the reference engine costs, as it takes *samples*: the end of a sentence, which is empty where they tell nothing."""
+    """The cost of the reference engine, as it takes *samples*: the end of a sentence, which is empty where they tell nothing."""
     texts = large_string_array(*samples)
     begun = time.process_time()  # some engines have threads of their own
     with contextlib.suppress(UnencodableError):
