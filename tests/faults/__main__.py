@@ -7,6 +7,7 @@ exit status is 1 where one of them is not known.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.faults.known import known_as
 from tests.faults.table import Row, write_table
@@ -32,8 +34,10 @@ def main() -> int:
         make_share(options)
         return 0
     begun, rows, known = time.monotonic(), dict[tuple[str, str], Row](), list[str | None]()
-    for line in lines_of_all(options.jobs):
+    for line in lines_of_all(options.jobs, options.results):
         done = json.loads(line)
+        if not is_wanted(done, options):
+            continue
         row = rows.setdefault((done["fault"], done["under"]), Row(done["fault"], done["under"]))
         row.add(done["count"], [what for what, _ in done["flaws"]])
         for what, told in done["flaws"]:
@@ -45,6 +49,12 @@ def main() -> int:
     if options.table:
         write_table(options.table, list(rows.values()), options_that_matter(options))
     return 1 if news else 0
+
+
+def is_wanted(trial: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Whether it is of this run: a file of results may have others."""
+    chosen = trial["campaign"] in (options.only or NAMES)
+    return bool(chosen and re.search(options.under, trial["under"]) and re.search(options.match, trial["name"]))
 
 
 def options_that_matter(options: argparse.Namespace) -> str:
@@ -66,22 +76,30 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th trial, for a sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes")
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="write the counts into the table of this page")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="a line of JSON for each trial; those that are there are not made again"
+    )
     parser.add_argument("--share", help=argparse.SUPPRESS)
     return parser
 
 
-def lines_of_all(jobs: int) -> list[str]:
+def lines_of_all(jobs: int, results: Path | None) -> list[str]:
     """What came of each trial, from as many processes as are wanted. RuntimeError where one of them failed."""
-    command = [sys.executable, "-m", "tests.faults", *sys.argv[1:], "--share"]
+    command = [sys.executable, "-m", "tests.faults", *sys.argv[1:]]
     # A process with threads cannot be forked; and what it imports late, an ordinary user may not be able to read.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PREFECT_API_URL": ""}
-    with tempfile.NamedTemporaryFile("r") as lines, open(lines.name, "a") as out:
+    with contextlib.ExitStack() as held:
+        path = results or Path(held.enter_context(tempfile.NamedTemporaryFile()).name)
+        out = held.enter_context(path.open("a+"))
+        command += ["--results", str(path.absolute())]
         running = [
-            subprocess.Popen([*command, f"{number}/{jobs}"], cwd=ROOT, env=environment, stdout=out) for number in range(jobs)
+            subprocess.Popen([*command, "--share", f"{number}/{jobs}"], cwd=ROOT, env=environment, stdout=out)
+            for number in range(jobs)
         ]
         if failed := [process.args for process in running if process.wait()]:
             raise RuntimeError(f"a process of the harness failed: {failed[0]}")
-        return lines.readlines()
+        out.seek(0)
+        return out.readlines()
 
 
 def make_share(options: argparse.Namespace) -> None:
@@ -90,6 +108,7 @@ def make_share(options: argparse.Namespace) -> None:
     from tests.faults.commands import Bench
 
     number, jobs = map(int, options.share.split("/"))
+    made = {told_of(json.loads(line)) for line in options.results.read_text().splitlines()}
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > ROOM
     scratch = Path(tempfile.mkdtemp(prefix="faults-", dir=memory if roomy else None))
@@ -99,12 +118,18 @@ def make_share(options: argparse.Namespace) -> None:
         for campaign in options.only or NAMES:
             trials = CAMPAIGNS[campaign](bench, re.compile(options.under), options.every)
             for place, trial in enumerate(trial for trial in trials if re.search(options.match, trial.name)):
-                if place % jobs == number and (done := trial.do()) is not None:
-                    told = {"campaign": campaign, **trial._asdict(), **done._asdict()}
-                    del told["do"]
+                told = {"campaign": campaign, **trial._asdict()}
+                del told["do"]
+                if place % jobs == number and told_of(told) not in made and (done := trial.do()) is not None:
+                    told |= done._asdict()
                     os.write(1, f"{json.dumps(told)}\n".encode())  # one write: others write to the same file
     finally:
         shutil.rmtree(scratch)
+
+
+def told_of(trial: dict[str, Any]) -> tuple[str, ...]:
+    """What tells a trial from others."""
+    return tuple(trial[name] for name in ("campaign", "fault", "under", "name"))
 
 
 if __name__ == "__main__":

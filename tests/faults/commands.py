@@ -404,7 +404,7 @@ class Bench:
         return met, flaws + self.look(user, claimed=ran is not None and ran.status == 0)
 
     def _messages(self, words: Words, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        """What is wrong with what a command said, and how it ended. It may log, and tell what it goes by, before it fails."""
+        """What is wrong with what a command said, and how it ended."""
         is_kill = fault.action in (KILL, KILL_WITHIN)
         if ended.hung:
             yield Flaw("message", "it did not end")
@@ -415,7 +415,7 @@ class Bench:
         if ended.error or "Traceback" in ended.output:
             yield Flaw("message", f"traceback: {ended.error or ended.output}")
         elif ended.value.status:
-            lines = [line for line in ended.output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{words[0]}: ", line)]
+            lines = without_logs(ended.output, words[0])
             cause = os.strerror(getattr(errno, fault.action.partition(" ")[0], 0))
             if len(lines) != 1:
                 yield Flaw("message", f"not in one line: {ended.output}")
@@ -478,6 +478,11 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
     sys.stdout.flush()
     sys.stderr.flush()
     return Ran(status, watch and watch.fired, watch.counts if watch else Counter(), watch.recorded if watch else [])
+
+
+def without_logs(output: str, name: str) -> list[str]:
+    """The lines of what a command said. It may log before it fails, tell what it goes by, and its progress where that is slow."""
+    return [line for line in output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{name}: |\S+  [a-z-]+ +\d+%", line)]
 
 
 def look_and_run(here: Path, words: Words) -> Looked:

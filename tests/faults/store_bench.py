@@ -45,6 +45,7 @@ from tests.faults.commands import (
     facts_of,
     import_all,
     packed,
+    without_logs,
 )
 from tests.faults.inject import Child, Ended
 from tests.faults.stores import BUCKETS, hurry, reach
@@ -555,8 +556,7 @@ def messages(ended: Ended, output: str, *, may_fail: bool) -> Iterator[Flaw]:
     if ended.error or "Traceback" in ended.output:
         yield Flaw("message", f"traceback: {ended.error or ended.output}")
     elif ended.value.status:
-        # It may log, and tell what it goes by, before it fails.
-        lines = [line for line in ended.output.splitlines() if not re.match(r"\d{4}-\d\d-\d\d |build: |refresh: |gc: ", line)]
+        lines = without_logs(ended.output, "(build|refresh|gc)")
         if not may_fail:
             yield Flaw("message", f"it fails: {ended.output}")
         elif len(lines) != 1:
