@@ -47,7 +47,7 @@ from tasks.split.kinds import Kinds
 from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.chat import Chat, chats_of
-from tasks.tokenize.engines import Tokenizer, may_use_fast_engine
+from tasks.tokenize.engines import Tokenizer, may_use_fast_engine, try_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
 
 SAMPLE_DOCUMENTS = 64
@@ -85,7 +85,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
     """Publish the version that the sources give now. A version that is there already is left as it is."""
     with opened(config) as output:
         with timed("download", output.seconds), ThreadPoolExecutor(1) as beside:
-            loading = beside.submit(load_tokenizer, config.tokenizer)
+            loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
         return build_version(config, text, loading.result(), runner, output)
@@ -179,6 +179,18 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
     )
 
 
+def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
+    """The tokenizer of a build. The first one at an output says before its text is here where it will be a slow one."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    if is_first:
+        try_fast_engine(tokenizer, config.tokenizer.engine, processors_of(config))
+    return tokenizer
+
+
+def processors_of(config: BuildConfig) -> int:
+    return min(config.workers or available_cores(), available_cores())
+
+
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
     """Look every source up. ValueError where one lies within the output."""
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
@@ -213,8 +225,7 @@ def make_recipe(
 ) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
     samples, text_bytes = sample_texts(config, place, slices), sum(slice_.text_bytes for slice_ in slices)
-    processors = min(config.workers or available_cores(), available_cores())
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors)
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors_of(config))
     may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
     return Recipe(
         sources=config.sources,

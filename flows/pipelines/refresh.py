@@ -10,7 +10,7 @@ from typing import Literal
 
 from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources
+from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources, tokenizer_of
 from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
@@ -24,7 +24,6 @@ from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
 from tasks.output.versions import if_there, read_origin, remember_origin
 from tasks.tokenize.chat import chats_of
-from tasks.tokenize.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
         root, pointer, seconds = output.root, output.pointer, output.seconds
         read_history(root)  # what is wrong with it is told before any work
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
-            loading = beside.submit(load_tokenizer, config.tokenizer)
+            loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
             pinned = pin_sources(config, root)
             found = files_of(pinned)
             known = known_files(root, pointer.version)

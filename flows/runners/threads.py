@@ -27,7 +27,8 @@ class Threads:
         self._hands: Processes | None = None
 
     def window(self, stage: Stage) -> int:
-        return self._workers + 1
+        # Results are taken in order: behind an item that takes long, many workers would soon have done all that is handed out.
+        return self._workers + 1 if self._hands is None else 4 * self._workers
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
         return self._pool.submit(through, item, steps if self._hands is None else tuple(map(self._hands.taken, steps)))

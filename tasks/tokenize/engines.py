@@ -233,6 +233,12 @@ class Engine:
         """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
         self._spare[:] = [instance]
 
+    def spare(self, make_fast: Callable[[], Encode]) -> Encode:
+        """The instance that was put by, else a new one."""
+        with contextlib.suppress(IndexError):  # another thread may have taken it
+            return self._spare.pop()
+        return sheltered(make_fast())
+
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
         """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
@@ -248,9 +254,7 @@ class Engine:
 
     def _instance(self, make_fast: Callable[[], Encode]) -> Encode:
         self._users.add(threading.current_thread())
-        with contextlib.suppress(IndexError):  # another thread may have taken it
-            return self._spare.pop()
-        return sheltered(make_fast())
+        return self.spare(make_fast)
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
         """Of each text alone its tokens, or why there are none. Where the fast engine fails the reference has its say."""
@@ -304,39 +308,73 @@ def engine_of(tokenizer: Tokenizer, fast: bool) -> Engine:
         return _engines.setdefault((tokenizer.digest, tokenizer.limits, fast), Engine(tokenizer, fast))
 
 
+_faults: dict[tuple[object, ...], str | None] = {}
+"""Why the fast engine is not used for a tokenizer, by what was tried before there was a text; None where it is."""
+
+
+def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> None:
+    """Try the fast engine before there is a text. Where it cannot be used, a warning says why, and what a gigabyte will cost."""
+    if not _is_wanted(tokenizer, preference):
+        return
+    _faults[tokenizer.digest, tokenizer.limits] = fault = _fault_on(tokenizer, list(awkward_texts()))
+    if fault is not None:
+        from pydoc_data.topics import topics  # of Python's help: a text that is always there
+
+        cost = cost_of_reference(tokenizer, [topic[:SAID_OF_A_TOPIC] for topic in topics.values()], 10**9, processors)
+        logger.warning(SLOW, fault, cost.replace("the first documents", "a text in English"))
+
+
 def may_use_fast_engine(
     tokenizer: Tokenizer, preference: str, samples: Sequence[str], text_bytes: int = 0, processors: int = 1
 ) -> bool:
     """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts. A difference is a
     warning that shows the text, and what the reference engine will cost: the build goes on, slower and right.
     """
-    if preference != "auto" or (tokenizer.make_fast is None and tokenizer.why_slow is None):
+    if not _is_wanted(tokenizer, preference):
         return False
-    fault = f"does not know {tokenizer.name}: {tokenizer.why_slow}"
-    if tokenizer.make_fast is not None:
-        try:
-            fast = sheltered(tokenizer.make_fast())
-            text = first_difference([*samples, *awkward_texts()], fast, sheltered(tokenizer.reference))
-            if text is None:
-                engine_of(tokenizer, True).put_by(fast)
-                return True
-            difference = repr(text)
-        except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
-            words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
-            difference = f"some texts ({' '.join(words.split())[:200]})"
-        fault = f"does not give the tokens of {tokenizer.name} on {difference}"
-    cost = cost_of_reference(tokenizer, samples, text_bytes, processors)
-    logger.warning("The fast engine %s. Using the slower reference engine%s.", fault, cost)
+    key = tokenizer.digest, tokenizer.limits
+    fault = _faults.get(key) or _fault_on(tokenizer, [*samples, *(() if key in _faults else awkward_texts())])
+    if fault is None:
+        return True
+    logger.warning(SLOW, fault, cost_of_reference(tokenizer, samples, text_bytes, processors))
     return False
+
+
+SLOW = "The fast engine %s. Using the slower reference engine%s."
+
+
+def _is_wanted(tokenizer: Tokenizer, preference: str) -> bool:
+    return preference == "auto" and (tokenizer.make_fast is not None or tokenizer.why_slow is not None)
+
+
+def _fault_on(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
+    """Why the fast engine is not used: there is none, or it does not take the texts as the reference does. None: it is."""
+    if tokenizer.make_fast is None:
+        return f"does not know {tokenizer.name}: {tokenizer.why_slow}"
+    engine = engine_of(tokenizer, True)
+    try:
+        fast = engine.spare(tokenizer.make_fast)
+        text = first_difference(texts, fast, sheltered(tokenizer.reference))
+        if text is None:
+            engine.put_by(fast)
+            return None
+        difference = repr(text)
+    except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
+        words = str(error) if isinstance(error, UnencodableError) else f"{type(error).__name__}: {error}"
+        difference = f"some texts ({' '.join(words.split())[:200]})"
+    return f"does not give the tokens of {tokenizer.name} on {difference}"
 
 
 def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: int, processors: int) -> str:
     """The cost of the reference engine, as it takes *samples*: the end of a sentence, which is empty where they tell nothing."""
     texts = large_string_array(*samples)
-    begun = time.process_time()  # some engines have threads of their own
+    begun, begun_here = time.monotonic(), time.thread_time()
     with contextlib.suppress(UnencodableError):
         sheltered(tokenizer.reference)(texts)
-        if (spent := time.process_time() - begun) and texts.nbytes > LEAST_TIMED:
+        seconds, here = time.monotonic() - begun, time.thread_time() - begun_here
+        # Some engines have threads of their own, and other threads of this process may be at work.
+        spent = here if here > seconds / 2 else seconds * processors
+        if spent and texts.nbytes > LEAST_TIMED:
             speed = texts.nbytes / spent
             low, high = (f"{of_fast / speed:.0f}" for of_fast in FAST_SPEEDS)
             told = f"{duration(text_bytes / speed / processors)} for {size(text_bytes)} with {processors} processors"
@@ -351,6 +389,8 @@ FAST_SPEEDS = (13e6, 140e6)
 """Bytes of text that the fast engine takes a second and thread, by the tokenizer: docs/benchmarks.md, its first pass."""
 LEAST_TIMED = 10_000
 """Bytes of text, at least, of which the time says anything."""
+SAID_OF_A_TOPIC = 1000
+"""Characters of each topic of Python's help that stand for a text which is not here yet."""
 
 
 def token_batches(

@@ -6,8 +6,8 @@ in which a worker holds the interpreter's lock, by `py-spy record --gil`, where 
 GB of text. With processes it is that of the threads that wait for them.
 
 In the second table the engine does not encode: it sleeps as long as an engine of that speed takes and gives a token for each 4
-bytes, so that workers beyond the cores of this machine can be watched. *Busy*: time in the engine, of all the time that the
-workers have while slices are tokenized.
+bytes, so that workers beyond the cores of this machine can be watched. Its text is JSON lines in slices of 1 MB: each worker has
+some dozen of them. *Busy*: time in the engine, of all the time that the workers have while slices are tokenized.
 
 By arithmetic: encoding, reading and writing a GB takes 9 to 12 seconds of a core, so a thread that holds the lock for a tenth of
 that leaves room for some ten threads in a process. Processes of one thread share no lock. What is left in the build's own process
@@ -17,6 +17,7 @@ is a task for each slice of 128 MB, some 10 ms with a server, so it could hand o
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,18 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from flat_tokens.text.rows import text_buffers
 from flows.runners import processes
 from tasks.tokenize import engines
 from tests.benchmarks.bench import ROOT, Bench, Grid, python, spread
 from tests.benchmarks.build import config_of
+from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("gigatoken", "pyarrow", "numpy")
 SHARE = 0.25
 REAL = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4))
 """Threads of a process, and processes."""
-SLEEPING = ((16, 1, 10), (64, 1, 2), (1, 16, 10))
+SLEEPING = ((16, 1, 4), (64, 1, 1), (1, 16, 4))
 """Threads of a process, processes, and MB/s of an engine."""
 SPEED = "FLAT_TOKENS_BENCHMARK_MB_PER_S"
 BYTES_OF_A_TOKEN = 4
@@ -49,6 +52,7 @@ _slept, _slept_lock = [0.0], threading.Lock()
 
 def measure(bench: Bench) -> list[Grid]:
     text, all_text = bench.share(SHARE), bench.share(1)
+    lines = {"path": str(_as_lines(all_text, bench.fresh("lines"))), "id_column": "id"}
     real, sleeping = [], []
     for threads, count in REAL:
         words = _words(bench, text, threads, count)
@@ -58,21 +62,33 @@ def measure(bench: Bench) -> list[Grid]:
         told = ["–", "–"] if held is None else [f"{held[0]:.0%}", f"{held[1] / text.text_bytes * 1e9:.2f} s"]
         real.append([threads, count, took, spread([run.cpu for run in runs]), f"{max(r.peak for r in runs) / 1e6:.0f}", *told])
     for threads, count, speed in bench.size(SLEEPING, ((4, 1, 10),)):
-        words = _words(bench, all_text, threads, count, "--set", "slice_bytes=1 MB")
+        words = _words(bench, all_text, threads, count, source=lines, slice_bytes="1 MB")
         run = bench.run(words, clear=[bench.scratch / "scaling"], environment={SPEED: str(speed)})
         seconds, slept = map(float, run.out.split()[-2:])
         engine = slept or all_text.text_bytes / 1e6 / speed  # other processes keep their own count
         sleeping.append([threads, count, speed, f"{seconds:.1f} s", f"{engine / (seconds * threads * count):.0%}"])
-    bench.fresh("scaling")
+    for name in ("scaling", "lines"):
+        bench.fresh(name)
     return [
         Grid(["threads of a process", "processes", "build", "processor", "MB of the largest", "lock held", "for each GB"], real),
         Grid(["threads of a process", "processes", "MB/s of an engine", "tokenize", "busy"], sleeping, "Engines that sleep."),
     ]
 
 
-def _words(bench: Bench, text: Any, threads: int, count: int, *settings: str) -> list[str]:
-    config = config_of(bench, text, bench.scratch / "scaling", workers=threads * count, slice_bytes="8 MB")
-    return python("-m", "tests.benchmarks.scaling", threads, config, *settings)
+def _as_lines(text: Corpus, directory: Path) -> Path:
+    """The same documents as a file of JSON lines."""
+    directory.mkdir()
+    path = directory / "text.jsonl"
+    with path.open("w") as lines:
+        for file in text.paths:
+            for batch in pq.ParquetFile(file).iter_batches(1000, columns=["id", "text"]):
+                lines.writelines(f"{json.dumps(row)}\n" for row in batch.to_pylist())
+    return path
+
+
+def _words(bench: Bench, text: Corpus, threads: int, count: int, **settings: Any) -> list[str]:
+    config = config_of(bench, text, bench.scratch / "scaling", workers=threads * count, **{"slice_bytes": "8 MB", **settings})
+    return python("-m", "tests.benchmarks.scaling", threads, config)
 
 
 def _lock_held(bench: Bench, words: list[str]) -> tuple[float, float] | None:
@@ -108,8 +124,8 @@ def main() -> None:
     from flows.pipelines.build import build
     from flows.runners.threads import Threads
 
-    threads, path, *rest = sys.argv[1:]
-    config = read_config(Path(path), [word for word in rest if word != "--set"])
+    threads, path = sys.argv[1:]
+    config = read_config(Path(path), [])
     processes.SMALL_BYTES = 0
     processes.WORKERS_OF_A_PROCESS = 1 if threads == "1" else 1 << 20
     with Threads(config.workers) as runner:

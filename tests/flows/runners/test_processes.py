@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.pipelines.build import build
-from flows.pipelines.stages import FINALIZE, SPLIT, TOKENIZE
+from flows.pipelines.stages import FINALIZE, SPLIT, TOKENIZE, Stage, in_order
 from flows.runners import processes
 from flows.runners.processes import Processes
 from flows.runners.threads import Threads
@@ -72,6 +73,19 @@ def test_small_items_are_done_by_the_thread(tmp_path: Path, notes: Path, monkeyp
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", lambda *_: pytest.fail("a process was asked"))
     with Threads(2) as runner:
         assert build(config_of(tmp_path / "out", notes), runner).slices > 3
+
+
+def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
+    rest_is_done = threading.Barrier(2, timeout=60)
+    left = iter(range(20, 0, -1))
+
+    def work(item: int) -> int:
+        if item == 0 or next(left) == 1:
+            rest_is_done.wait()
+        return item
+
+    with Threads(processes.WORKERS_OF_A_PROCESS + 1) as runner:
+        assert list(in_order(runner, range(21), Stage("work", work, str).given())) == list(range(21))
 
 
 def test_stages_that_are_not_for_others_stay_here() -> None:

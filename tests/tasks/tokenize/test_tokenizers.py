@@ -35,6 +35,7 @@ from tasks.tokenize.engines import (
     first_difference,
     large_string_array,
     may_use_fast_engine,
+    try_fast_engine,
 )
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -284,6 +285,35 @@ def test_a_build_without_a_fast_engine_is_told_what_that_costs(
     assert re.search(
         r"[\d.]+ MB of text a second and processor, .* slower, about \d+:\d\d for 60.0 MB with 2 processors\.$", record.message
     )
+
+
+def test_a_first_build_is_told_before_its_text_is_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_ranks(tmp_path / "own.tiktoken", ranks(new=261))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(path), pattern=r"\w+|\W"))
+    try_fast_engine(tokenizer, "auto", processors=2)
+    (record,) = caplog.records
+    assert re.search(
+        r"Using the slower reference engine: about [\d.]+ MB of text a second and processor, by a text in English\. .* slower, "
+        r"about [\d:]+ for 1\.0 GB with 2 processors\.$",
+        record.message,
+    )
+    try_fast_engine(tokenizer, "reference", processors=2)
+    try_fast_engine(load_tokenizer(TokenizerConfig(name="bytes")), "auto", processors=2)
+    assert len(caplog.records) == 1
+
+
+def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog: pytest.LogCaptureFixture) -> None:
+    made, compared = [], []
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+
+    def make_fast() -> Encode:
+        made.append(1)
+        return lambda texts: compared.append(len(texts)) or tokenizer.reference(texts)  # type: ignore[func-returns-value]
+
+    own = dataclasses.replace(tokenizer, digest="1" * 64, make_fast=make_fast)
+    try_fast_engine(own, "auto", processors=1)
+    assert may_use_fast_engine(own, "auto", ["a", "b"])
+    assert (len(made), compared[1:], caplog.records) == (1, [2], [])
 
 
 def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
