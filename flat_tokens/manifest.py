@@ -12,7 +12,7 @@ import numpy as np
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, is_below
 
 POINTER = "latest.json"
 VERSIONS = "versions"
@@ -126,6 +126,8 @@ def check(value: Any, shape: Any, where: str) -> None:
     is_exact = shape in (STORED, PART)
     if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and len(value) != len(shape)):
         raise ValueError(f"{where} is {reprlib.repr(value)}")
+    if is_exact and not is_below(value["key"]):
+        raise ValueError(f"{reprlib.repr(value['key'])} is no name of an object below it")
     if isinstance(shape, list):
         for item in value:
             check(item, shape[0], f"an item of {where}")

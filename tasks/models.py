@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flat_tokens.manifest import SplitName
-from flat_tokens.stores.store import StoredObject
+from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
 
 FORMAT_SEMANTICS = "1"
@@ -113,7 +113,7 @@ class TokenShard(Model):
 
     @model_validator(mode="after")
     def nothing_lost(self) -> Self:
-        if wrong := [stored.key for stored in self.objects if {"", ".", ".."} & set(stored.key.split("/"))]:
+        if wrong := [stored.key for stored in self.objects if not is_below(stored.key)]:
             raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is no name of an object below it")
         if self.read != self.written + sum(self.skipped.values()):
             raise ValueError(f"shard {self.key[:12]}: read {self.read}, written {self.written}, skipped {self.skipped}")

@@ -194,11 +194,6 @@ def split_of_index(files: Files, key: str) -> SplitName:
     return split_of(name) if directory or name in VALIDATION_WORDS else "train"
 
 
-def is_below(name: object) -> bool:
-    """Whether what an index says is the name of a file beside it, or in a directory there."""
-    return isinstance(name, str) and not {"\0", "\\"} & set(name) and not {"", ".", ".."} & set(name.split("/"))
-
-
 def by_split(
     files: Files, keys: Sequence[str], opened: Callable[[Store, str, O], Readable], options: O
 ) -> dict[SplitName, Readable]:

@@ -25,7 +25,7 @@ from flat_tokens.formats.indexed import Documents, IndexedFile, token_ids
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, is_below
 
 INDEX = "index.json"
 MAX_INDEX_BYTES = 32 << 20
@@ -170,7 +170,7 @@ def _token_type(kinds: Any) -> np.dtype[Any]:
 def _chunk(store: Store, entry: Any, dtype: np.dtype[Any], packed: bool, options: Litdata) -> IndexedFile:
     """The chunk of an index's *entry*."""
     name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
-    if not contract.is_below(name):
+    if not is_below(name):
         raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
     are_numbers = all(type(number) is int and 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens))
     if not are_numbers or (tokens and not count):

@@ -27,7 +27,7 @@ from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stre
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.records import json_object, read_json
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, is_below
 
 INDEX = "index.json"
 HEAD_BYTES = 9
@@ -342,7 +342,7 @@ def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
 def _data(entry: Any) -> tuple[str, int]:
     """Key and size of a file, which lies where the index does or below."""
     name, size = entry["basename"], entry["bytes"]
-    if not contract.is_below(name):
+    if not is_below(name):
         raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
     if type(size) is not int or not 0 <= size < MAX_SHARD_BYTES:
         raise ValueError(f"lists {name} with {reprlib.repr(size)} bytes, but shards end at {MAX_SHARD_BYTES - 1}")

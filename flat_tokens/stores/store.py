@@ -82,6 +82,11 @@ class StoredObject(NamedTuple):
 BLAKE3 = "blake3:"
 
 
+def is_below(key: object) -> bool:
+    """Whether what a manifest, a receipt or an index says is the name of an object beside it, or below."""
+    return isinstance(key, str) and not {"\0", "\\"} & set(key) and not {"", ".", ".."} & set(key.split("/"))
+
+
 def stored_object(described: Mapping[str, Any]) -> StoredObject:
     """The object that a manifest describes."""
     digest = described["sha256"] if "sha256" in described else f"{BLAKE3}{described['blake3']}"

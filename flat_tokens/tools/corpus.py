@@ -19,7 +19,7 @@ from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
-from flat_tokens.manifest import CACHE, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
+from flat_tokens.manifest import CACHE, PART, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
 from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.stores.local import kind_of, real_path
@@ -250,7 +250,10 @@ def _output(store: Store, name: str) -> Store | None:
 def _read_receipt(store: Store) -> dict[str, Any]:
     try:
         receipt = read_json(store, RECEIPT)
-        check(receipt, {"inputs": {"tokenizer": str}}, "it")
+        check(receipt, {"inputs": {"tokenizer": str}, "objects?": list}, "it")
+        for item in receipt.get("objects") or ():
+            check(item, list, "an object")
+            check(dict(zip(PART, item, strict=False)), PART, "an object")
     except ValueError as error:
         raise ValueError(f"{store.path(RECEIPT)}: is not a token shard's receipt ({error})") from error
     return receipt

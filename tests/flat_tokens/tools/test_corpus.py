@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,15 @@ def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(de
     assert corpus.tokenizer == open_corpus(demo).tokenizer
     assert corpus.tokenizer is not None
     assert (corpus.tokenizer.name, corpus.tokenizer.highest_id) == ("tokenizer.json", 4095)
+
+
+@pytest.mark.parametrize("item", [["../../x", 1, "0" * 64], ["/x", 1, "0" * 64], ["c/0", -1, "0" * 64], ["c/0"], 5])
+def test_a_receipt_that_names_files_elsewhere_is_refused(demo: Path, tmp_path: Path, item: object) -> None:
+    shard = Path(shutil.copytree(shard_of(demo), tmp_path / shard_of(demo).name))
+    receipt = json.loads((shard / "receipt.json").read_text())
+    (shard / "receipt.json").write_text(json.dumps({**receipt, "objects": [*receipt["objects"], item]}))
+    with pytest.raises(ValueError, match=r"receipt\.json: is not a token shard's receipt"):
+        open_corpus(shard)
 
 
 def test_another_writers_dataset_without_a_manifest_opens(reference: Path) -> None:
