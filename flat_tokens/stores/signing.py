@@ -31,9 +31,12 @@ def keys() -> tuple[bytes, ...]:
 @functools.cache
 def _keys_in(path: str) -> tuple[bytes, ...]:
     try:
-        return keys_of(Path(path).read_text(errors="replace"), path)
-    except OSError as error:
-        raise PermissionError(f"{KEY_FILE}: {error}") from error
+        text = Path(path).read_text(errors="replace")
+    except OSError as error:  # one of reading, unlike one of opening, names no path
+        raise PermissionError(
+            f"{KEY_FILE}={path} cannot be read ({error.strerror}). Restore the file, or name another."
+        ) from error
+    return keys_of(text, f"{KEY_FILE}={path}")
 
 
 def keys_of(text: str, where: str) -> tuple[bytes, ...]:

@@ -482,7 +482,7 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
 
 def without_logs(output: str, name: str) -> list[str]:
     """The lines of what a command said. It may log before it fails, tell what it goes by, and its progress where that is slow."""
-    return [line for line in output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{name}: |\S+  [a-z-]+ +\d+%", line)]
+    return [line for line in output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{name}: |\S+  [a-z-]+  ", line)]
 
 
 def look_and_run(here: Path, words: Words) -> Looked:

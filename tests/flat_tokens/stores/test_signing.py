@@ -179,9 +179,10 @@ def test_a_file_without_keys_is_refused_and_not_shown(tmp_path: Path, monkeypatc
 
 def test_a_key_that_cannot_be_read_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_dataset(tmp_path / "data")
-    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "nowhere"))
-    with pytest.raises(PermissionError, match=f"{signing.KEY_FILE}: .*nowhere"):
-        flat_tokens.open(path)
+    for name, cause in (("nowhere", "No such file"), ("data", "Is a directory")):
+        monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / name))
+        with pytest.raises(PermissionError, match=rf"{signing.KEY_FILE}={tmp_path}/{name} cannot be read \({cause}.*Restore"):
+            flat_tokens.open(path)
 
 
 def test_without_a_key_nothing_is_signed_and_signed_datasets_open(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tasks.shards.receipts
 import tasks.shards.recipe
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, is_below
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.models import Slice, SourceFile, TokenShard, digest_of
 from tasks.output.paths import CACHE, QUARANTINE
@@ -148,7 +148,7 @@ def shard_of(key_inputs: dict[str, Any], **changes: Any) -> TokenShard:
     return TokenShard.model_validate(facts)
 
 
-NAMES = st.text(max_size=5).filter(lambda name: not {"", ".", ".."} & set(name.split("/")))
+NAMES = st.text(max_size=5).filter(is_below)
 
 
 @given(
