@@ -1,13 +1,14 @@
 """Many cores.
 
 A build on threads of one process, and on processes of one thread each, which is what builds with more than 8 workers do. The
-first table is of real builds on the cores of this machine, cl100k_base, a quarter of the text. *Lock held*: the share of the time
-in which a worker holds the interpreter's lock, by `py-spy record --gil`, where that is installed; and the same in seconds for a
-GB of text. With processes it is that of the threads that wait for them.
+first table is of real builds on the cores of this machine, cl100k_base, slices of 32 MB. *Lock held*: the share of the time in
+which a worker holds the interpreter's lock, by `py-spy record --gil`, where that is installed; and the same in seconds for a GB
+of text. With processes it is that of the threads that wait for them.
 
 In the second table the engine does not encode: it sleeps as long as an engine of that speed takes and gives a token for each 4
-bytes, so that workers beyond the cores of this machine can be watched. Its text is JSON lines in slices of 1 MB: each worker has
-some dozen of them. *Busy*: time in the engine, of all the time that the workers have while slices are tokenized.
+bytes, so that workers beyond the cores of this machine can be watched. It is slow, as all else has but the cores that are here.
+Its text is in slices of about 1 MB: each worker has some dozen of them. *Busy*: time in the engine, of all the time that the
+workers have while slices are tokenized.
 
 By arithmetic: encoding, reading and writing a GB takes 9 to 12 seconds of a core, so a thread that holds the lock for a tenth of
 that leaves room for some ten threads in a process. Processes of one thread share no lock. What is left in the build's own process
@@ -17,7 +18,6 @@ is a task for each slice of 128 MB, some 10 ms with a server, so it could hand o
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -25,10 +25,13 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from flat_tokens.text.rows import text_buffers
@@ -39,10 +42,9 @@ from tests.benchmarks.build import config_of
 from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("gigatoken", "pyarrow", "numpy")
-SHARE = 0.25
 REAL = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4))
 """Threads of a process, and processes."""
-SLEEPING = ((16, 1, 4), (64, 1, 1), (1, 16, 4))
+SLEEPING = ((16, 1, 1.0), (64, 1, 0.25), (1, 16, 1.0))
 """Threads of a process, processes, and MB/s of an engine."""
 SPEED = "FLAT_TOKENS_BENCHMARK_MB_PER_S"
 BYTES_OF_A_TOKEN = 4
@@ -51,8 +53,8 @@ _slept, _slept_lock = [0.0], threading.Lock()
 
 
 def measure(bench: Bench) -> list[Grid]:
-    text, all_text = bench.share(SHARE), bench.share(1)
-    lines = {"path": str(_as_lines(all_text, bench.fresh("lines"))), "id_column": "id"}
+    text = bench.corpus
+    groups = {"path": str(_in_small_groups(text, bench.fresh("small-groups"))), "id_column": "id"}
     real, sleeping = [], []
     for threads, count in REAL:
         words = _words(bench, text, threads, count)
@@ -61,13 +63,13 @@ def measure(bench: Bench) -> list[Grid]:
         took = spread([run.seconds for run in runs])
         told = ["–", "–"] if held is None else [f"{held[0]:.0%}", f"{held[1] / text.text_bytes * 1e9:.2f} s"]
         real.append([threads, count, took, spread([run.cpu for run in runs]), f"{max(r.peak for r in runs) / 1e6:.0f}", *told])
-    for threads, count, speed in bench.size(SLEEPING, ((4, 1, 10),)):
-        words = _words(bench, all_text, threads, count, source=lines, slice_bytes="1 MB")
+    for threads, count, speed in bench.size(SLEEPING, ((4, 1, 10.0),)):
+        words = _words(bench, text, threads, count, source=groups, slice_bytes="1 MB")
         run = bench.run(words, clear=[bench.scratch / "scaling"], environment={SPEED: str(speed)})
         seconds, slept = map(float, run.out.split()[-2:])
-        engine = slept or all_text.text_bytes / 1e6 / speed  # other processes keep their own count
+        engine = slept or text.text_bytes / 1e6 / speed  # other processes keep their own count
         sleeping.append([threads, count, speed, f"{seconds:.1f} s", f"{engine / (seconds * threads * count):.0%}"])
-    for name in ("scaling", "lines"):
+    for name in ("scaling", "small-groups"):
         bench.fresh(name)
     return [
         Grid(["threads of a process", "processes", "build", "processor", "MB of the largest", "lock held", "for each GB"], real),
@@ -75,19 +77,21 @@ def measure(bench: Bench) -> list[Grid]:
     ]
 
 
-def _as_lines(text: Corpus, directory: Path) -> Path:
-    """The same documents as a file of JSON lines."""
+def _in_small_groups(text: Corpus, directory: Path) -> Path:
+    """The same documents as a Parquet file with row groups of about 1 MB, or of one larger document."""
     directory.mkdir()
-    path = directory / "text.jsonl"
-    with path.open("w") as lines:
+    path, schema = directory / "text.parquet", pa.schema({"id": pa.string(), "text": pa.string()})
+    with pq.ParquetWriter(path, schema, compression="zstd") as groups:
         for file in text.paths:
-            for batch in pq.ParquetFile(file).iter_batches(1000, columns=["id", "text"]):
-                lines.writelines(f"{json.dumps(row)}\n" for row in batch.to_pylist())
+            table = pq.read_table(file, columns=schema.names, schema=schema)
+            group = np.cumsum(pa.compute.binary_length(table["text"]).to_numpy()) // 1_000_000
+            for begin, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(table)]):
+                groups.write_table(table[begin:end])
     return path
 
 
 def _words(bench: Bench, text: Corpus, threads: int, count: int, **settings: Any) -> list[str]:
-    config = config_of(bench, text, bench.scratch / "scaling", workers=threads * count, **{"slice_bytes": "8 MB", **settings})
+    config = config_of(bench, text, bench.scratch / "scaling", workers=threads * count, **{"slice_bytes": "32 MB", **settings})
     return python("-m", "tests.benchmarks.scaling", threads, config)
 
 
