@@ -125,9 +125,20 @@ def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garb
     with pointer_lock(root):  # other collections remove nothing meanwhile, and a lost link leads somewhere again
         there = list_versions(root)
     _, going = divide(there, policy)
-    # A running build takes tokens from any of them, or is about to publish one.
-    sure = going if busy is None else []
-    return [_garbage(version, policy) for version in sure if _remove_version(root, version.version)]
+    if busy is not None:  # a running build takes tokens from any of them, or is about to publish one
+        return []
+    for version in _half_removed(root):
+        _remove_version(root, version)
+    return [_garbage(version, policy) for version in going if _remove_version(root, version.version)]
+
+
+def _half_removed(root: Store) -> list[str]:
+    """Versions on an object store whose removal was killed: they have an origin, which is written when a version is there, and no
+    marker. A local one goes in one step.
+    """
+    origins = () if root.is_local else names_of(root, paths.ORIGINS)
+    versions = [name.removesuffix(".json") for name in origins if name.endswith(".json")]
+    return [version for version in versions if not is_dataset(root, version)]
 
 
 def _remove_version(root: Store, version: str) -> bool:
@@ -252,7 +263,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from _unneeded_files(root, needs, limit)
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
     yield from _old(root, damaged, limit, "quarantine", "damaged, and built again")
-    probes = (name for name in names_of(root, "") if name.startswith(".probe-"))
+    probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))
     yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))

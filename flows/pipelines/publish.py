@@ -8,7 +8,6 @@ import os
 import platform
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from tasks.garbage import remove_held_shards
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.leases import building
-from tasks.output.paths import CACHE, RUNS, check_places, version_store
+from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
 from tasks.output.pointer import Pointer, pointer_lock, publish, read_pointer
 from tasks.output.staging import Place, attempt, sweep
 from tasks.progress import meter
@@ -210,10 +209,10 @@ def check_output(request: Request) -> Store:
         _check_directory(Path(root.root), f"output {request.output}")
         check_places(root)
     else:
-        probe, store = f".probe-{uuid.uuid4().hex}", replace(root, patience=FIRST_CONTACT_SECONDS)
+        store = replace(root, patience=FIRST_CONTACT_SECONDS)
         try:
-            store.put(probe, b"")
-            store.remove(probe)
+            store.put(PROBE, b"")  # one name for all: what a killed command leaves the next one removes
+            store.remove(PROBE)
         except Exception as error:
             # Every store has errors of its own, and few of them are an OSError.
             raise ValueError(f"cannot write to output {request.output} ({brief(error)}). {CHECK_ACCESS}") from error

@@ -24,6 +24,7 @@ ORIGINS = "origins"
 PINS = "pins"
 LOCK = ".latest.lock"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
+PROBE = ".probe"
 
 DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
 KINDS = {

@@ -28,20 +28,7 @@ class Known(NamedTuple):
         return bool(re.fullmatch(self.what, what) and re.search(self.under, under) and re.search(self.told, told))
 
 
-KNOWN = (
-    Known(
-        "a version whose removal from a store was killed stays",
-        "without its marker it is no version, and only gc removes what is none, when it is old",
-        *("leftovers", "^(two .* )?refresh(es)?, (s3|gs)$", r"^(kill at request \d+: )?store/out/(origins|versions)/"),
-        *(None, None),
-    ),
-    Known(
-        "the object with which a killed command tried whether it may write to a store stays",
-        "it is none of anybody's who could tell that its process is gone; gc removes it",
-        *("leftovers", ", (s3|gs)$", r"^(kill at request 1: )?store/out/\.probe-[0-9a-f]{32}$"),
-        *(None, None),
-    ),
-)
+KNOWN: tuple[Known, ...] = ()
 
 
 class Mended(NamedTuple):

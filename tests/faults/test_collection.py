@@ -129,7 +129,7 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     build = build_here(settings_of(root, write_notes(tmp_path / "in" / "a.jsonl", 4)))
     before = tree(root)
     for name in ("pins/.x.json.0123.part", "origins/.x.json.0123.part", "runs/.x.json.0123.part", "origins/gone.json",
-                 ".latest.json.0123.part", f".probe-{'0' * 32}"):  # fmt: skip
+                 ".latest.json.0123.part", ".probe", f".probe-{'0' * 32}"):  # fmt: skip
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("{")
     with pytest.raises(ValueError, match="is not pinned; pinned are: none"):
