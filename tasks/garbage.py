@@ -117,6 +117,9 @@ def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
     """Remove the versions that the policy does not keep. Return them."""
     with collecting(root) as busy:
         gone = _remove_versions(root, policy, busy)
+        for version in names_of(root, paths.ORIGINS) if busy is None else ():
+            if _is_half_removed(root, version.removesuffix(".json")):
+                _remove_version(root, version.removesuffix(".json"))
         _tidy(root)
     return gone
 
@@ -127,18 +130,14 @@ def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garb
     _, going = divide(there, policy)
     if busy is not None:  # a running build takes tokens from any of them, or is about to publish one
         return []
-    for version in _half_removed(root):
-        _remove_version(root, version)
     return [_garbage(version, policy) for version in going if _remove_version(root, version.version)]
 
 
-def _half_removed(root: Store) -> list[str]:
-    """Versions on an object store whose removal was killed: they have an origin, which is written when a version is there, and no
-    marker. A local one goes in one step.
+def _is_half_removed(root: Store, version: str) -> bool:
+    """Whether the removal of a version was killed on an object store: its origin, which is written when a version is there, has
+    outlived its marker. A local version goes in one step.
     """
-    origins = () if root.is_local else names_of(root, paths.ORIGINS)
-    versions = [name.removesuffix(".json") for name in origins if name.endswith(".json")]
-    return [version for version in versions if not is_dataset(root, version)]
+    return not root.is_local and root.exists(paths.origin_key(version)) and not is_dataset(root, version)
 
 
 def _remove_version(root: Store, version: str) -> bool:
@@ -257,8 +256,11 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     """All that no kept version needs, nor a resumed build of the last days, when those *going* are gone. A running build may."""
     limit = _limit(policy)
     needs = needs_of(root, kept)
-    unfinished = (version_key(version) for version in names_of(root, VERSIONS) if not is_dataset(root, version))
-    yield from _left(root, unfinished, limit, "unfinished version", "never finished")
+    for version in names_of(root, VERSIONS):
+        if _is_half_removed(root, version):
+            yield from _left(root, [version_key(version)], ALWAYS, "unfinished version", "its removal was killed")
+        elif not is_dataset(root, version):
+            yield from _left(root, [version_key(version)], limit, "unfinished version", "never finished")
     yield from _unneeded_shards(root, kept, limit)
     yield from _unneeded_files(root, needs, limit)
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
@@ -336,7 +338,7 @@ def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garb
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:
     """Records of versions that are gone. A version's origin goes with it."""
-    there = set(names_of(root, VERSIONS))
+    there = {version for version in names_of(root, VERSIONS) if not _is_half_removed(root, version)}
     # An origin is written when its version is there.
     with_version = ((paths.RUNS, there - going, limit), (paths.ORIGINS, there, ALWAYS), (paths.INDEX, there, ALWAYS))
     for directory, kept, before in with_version:

@@ -14,7 +14,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from tasks.garbage import Collected, Policy, collect
+from tasks.garbage import Collected, Policy, collect, remove_superfluous
 from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
@@ -262,12 +262,8 @@ class Killed(BaseException):
     """A death in the middle."""
 
 
-def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
-    url = f"memory://{uuid.uuid4().hex}"
-    root = Store.at(url)
+def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Die instead of removing an object of a store: the N-th from when the number in the list was set to N."""
     real, left = root.fs.rm, [0]
 
     def remove(path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
@@ -279,6 +275,45 @@ def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_v
                 real(one)
 
     monkeypatch.setattr(root.fs, "rm", remove)
+    return left
+
+
+@pytest.mark.parametrize("way", ["refresh", "collection"])
+def test_the_rest_of_a_version_whose_removal_died_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """On an object store, where objects go one by one. A build that has not finished stays: it may be resumed."""
+    policy = Policy(keep_versions=1, grace_days=30)
+    root = Store.at(url := f"memory://{uuid.uuid4().hex}")
+    left = dying_at_a_removal(root, monkeypatch)
+    root.put("versions/unfinished/train/zarr.json", b"{}")
+    for death in itertools.count(2, 5):
+        for seed in range(2):
+            build_files(url, tmp_path, "a", split_seed=seed)
+        left[0] = death
+        try:
+            remove_superfluous(root, NOW)
+        except Killed:
+            pass
+        else:
+            break
+        left[0] = 0
+        last = read_pointer(root).version
+        if way == "refresh":
+            remove_superfluous(root, policy)
+        else:
+            assert collect(root, policy).garbage == collect(root, policy, delete=True).garbage
+        assert sorted(names_of(root, "versions")) == sorted([str(last), "unfinished"])
+        assert [*names_of(root, "origins"), *names_of(root, "_cache/index")] == [f"{last}.json"] * 2
+        flat_tokens.verify(url, "full")
+    assert death > 20
+
+
+def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
+    url = f"memory://{uuid.uuid4().hex}"
+    root = Store.at(url)
+    left = dying_at_a_removal(root, monkeypatch)
     for death in itertools.count(1, 7):
         for seed, names in enumerate((["a", "b"], ["b", "c"])):
             left[0] = 0
