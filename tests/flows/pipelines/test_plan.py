@@ -89,7 +89,7 @@ def test_what_is_not_text_is_not_reckoned_as_text(tmp_path: Path, name: str, sli
     assert (made.version, made.exact, made.slices) == (result.version, True, result.slices)
     check_estimate(made, result, 0.05)
     again = plan(config)
-    assert (again.is_published, again.slices_stored, again.seconds) == (True, result.slices, pytest.approx(0, abs=0.1))
+    assert (again.is_published, again.slices_stored) == (True, result.slices)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
