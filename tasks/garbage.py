@@ -20,7 +20,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync_directory
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.models import Model, digest_of
 from tasks.output import paths
 from tasks.output.leases import collecting, expired_leases, in_use
@@ -151,7 +151,10 @@ def _remove_version(root: Store, version: str) -> bool:
             sync_directory(Path(root.path(VERSIONS)))  # or a power loss might bring it back without what is removed next
         root.remove(trash)
     else:
-        markers = {marker: root.read(f"{directory}/{marker}") for marker in MARKERS if root.exists(f"{directory}/{marker}")}
+        markers = dict[str, bytes]()
+        for marker in MARKERS:
+            with contextlib.suppress(*NO_OBJECT):  # or another collection was faster
+                markers[marker] = root.read(f"{directory}/{marker}")
         for marker in markers:
             root.remove(f"{directory}/{marker}")
         # A process that moves the pointer here, or pins this, looks for the marker afterwards: one of the two sees the other.

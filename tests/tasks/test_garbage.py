@@ -307,6 +307,23 @@ def test_the_rest_of_a_version_whose_removal_died_goes_at_once(tmp_path: Path, m
     assert death > 20
 
 
+def test_two_collections_of_an_object_store_may_meet_at_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on Google Cloud Storage: one removed a marker that the other one had just seen."""
+    root = Store.at(url := f"memory://{uuid.uuid4().hex}")
+    old, new = (build_files(url, tmp_path, "a", split_seed=seed) for seed in range(2))
+    real, others = Store.read, [root]
+
+    def read(store: Store, key: str) -> bytes:
+        if key == f"versions/{old}/zarr.json" and others:
+            collect(others.pop(), NOW, delete=True)
+        return real(store, key)
+
+    monkeypatch.setattr(Store, "read", read)
+    collect(root, NOW, delete=True)
+    assert (others, versions(root)) == ([], [new])
+    flat_tokens.verify(url, "full")
+
+
 def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
