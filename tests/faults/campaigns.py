@@ -20,14 +20,14 @@ from tests.faults.store_bench import Fault as RequestFault
 from tests.faults.store_bench import StoreBench
 
 BUILD = "build, mmap"
-LASTING_POINTS = 60
+LASTING_POINTS = 40
 """At so many moments of a command a fault begins that stays."""
 CORPUS_KILLS = 500
 HISTORIES = 200
 VERSIONS = 200
-KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 10
+KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 5
 """So many requests of a command on a store are its last one; at so many a fault of each kind happens, or begins."""
-ROUNDS = 20
+ROUNDS = 12
 """Of each two commands on each store."""
 
 
