@@ -128,7 +128,7 @@ def make_share(options: argparse.Namespace) -> None:
 
 
 def told_of(trial: dict[str, Any]) -> tuple[str, ...]:
-    """What tells a trial from others."""
+    """The names that tell a trial from others."""
     return tuple(trial[name] for name in ("campaign", "fault", "under", "name"))
 
 
