@@ -42,6 +42,7 @@ from tasks.progress import meter
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.split.ahead import Ahead
 from tasks.split.duplicates import Dropping
 from tasks.split.kinds import Kinds
 from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
@@ -120,9 +121,9 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
     counted: list[CountedPlace] = []
     stored: set[str] = set()
 
-    with publication(output, made_of, layout, remember) as version:
+    with publication(output, made_of, layout, remember) as version, contextlib.ExitStack() as held:
         if place := version.place:
-            with timed("tokenize", output.seconds), contextlib.ExitStack() as held:
+            with timed("tokenize", output.seconds):
                 recipe = make_recipe(config, place, tokenizer, text.slices, chats)
                 slices = {recipe.key(slice_): slice_ for slice_ in text.slices}
                 indexed = indexed_versions(place.root)
@@ -149,14 +150,16 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 if dropping:
                     placed = in_turn(runner, placed, DUPLICATES.given(dropping))  # -> without texts of earlier ones
                 places = count_in_order(placed, counted, rule, place.root, version.name)
+                splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
+                if runner.works_here and not config.masked:
+                    ahead = held.enter_context(Ahead(rule, layout, place, version.name))
+                    places, splitting = ahead.follow(places), splitting._replace(by=lambda _, span: ahead.write(span))
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
                     for span in lay_out(places, layout, config.masked, config.kept_columns):
                         spans.append(span)
-                        writing.append(
-                            runner.start(span, SPLIT.given(rule, layout, place, version.name))  # shards -> final objects
-                        )
+                        writing.append(runner.start(span, splitting))
 
             if dropping:
                 meter.begin("duplicates", sum(at.shard.text_bytes for at, _ in counted))

@@ -215,9 +215,14 @@ class Started(Protocol):
 
 
 class Runner(Protocol):
-    """Takes items through stages, here or elsewhere. ``reads_here``: this process reads the text of the slices."""
+    """Takes items through stages, here or elsewhere. ``reads_here``: this machine reads the text of the slices. ``works_here``:
+    threads of this process do all there is to do.
+    """
 
     reads_here: bool
+
+    @property
+    def works_here(self) -> bool: ...
 
     def window(self, stage: Stage) -> int:
         """Items that are handed out at a time: enough for every worker, few enough that an error stops the rest."""

@@ -114,6 +114,10 @@ class PrefectTasks:
         self._pack: Pack | None = None
         self._under_way: list[Future[Any]] = []
 
+    @property
+    def works_here(self) -> bool:
+        return self._hands is None
+
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
 

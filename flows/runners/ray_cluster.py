@@ -71,7 +71,7 @@ class _There:
 class RayTasks:
     """Runs the stages that go to a pool on this machine's Ray cluster, all else here. ValueError without it or prefect-ray."""
 
-    reads_here = False
+    reads_here = works_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config = config

@@ -26,6 +26,10 @@ class Threads:
         self._held = contextlib.ExitStack()
         self._hands: Processes | None = None
 
+    @property
+    def works_here(self) -> bool:
+        return self._hands is None
+
     def window(self, stage: Stage) -> int:
         # Results are taken in order: behind an item that takes long, many workers would soon have done all that is handed out.
         return self._workers + 1 if self._hands is None else 4 * self._workers

@@ -144,7 +144,7 @@ class Groups:
     one. No more groups are begun when one has failed for good, and those under way are cancelled.
     """
 
-    reads_here = False
+    reads_here = works_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._policy, self._root = config, config.groups, Store.at(config.output)

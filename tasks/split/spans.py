@@ -141,6 +141,12 @@ class Span(Model):
         return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
 
 
+def span_length(layout: Layout, *, of_tokens: bool) -> int:
+    """Items of a span that is not the last of its array: whole objects."""
+    length = (layout.encoded_tokens if of_tokens else layout.seq_starts).object_length
+    return length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+
+
 class ShardSpan(Span):
     """A span whose items come from token shards."""
 
@@ -201,8 +207,7 @@ class Line(Generic[S]):
     def __init__(self, kind: Callable[..., S], split: Split, of_tokens: bool, layout: Layout) -> None:
         self.end = 0
         self._kind, self._of_tokens = functools.partial(kind, split=split, of_tokens=of_tokens), of_tokens
-        length = (layout.encoded_tokens if of_tokens else layout.seq_starts).object_length
-        self._step = length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+        self._step = span_length(layout, of_tokens=of_tokens)
         self._start = 0
         self._open: list[Placed] = []
 

@@ -51,8 +51,8 @@ def names_below_output(written: Written, rule: SplitRule, layout: LayoutName, pl
 def write_span(span: ShardSpan, rule: SplitRule, layout: LayoutName, place: Place, version: Name) -> Written:
     """Write a span's objects below ``versions/<version>``, each once and whole."""
     if span.of_tokens:
-        tokens = (some for at in span.places for some in _items_of(span, at, rule, place, version, "encoded_tokens"))
-        masks = (some for at in span.places for some in _items_of(span, at, rule, place, version, LOSS_MASK))
+        tokens = (some for at in span.places for some in items_of(span, at, rule, place, version, "encoded_tokens"))
+        masks = (some for at in span.places for some in items_of(span, at, rule, place, version, LOSS_MASK))
         return store_tokens(span, tokens, masks, layout, place, version)
     entries = (_entries_of(span, at, rule, place, version) for at in span.places)
     kinds = dict.fromkeys(span.columns, "null")
@@ -72,6 +72,22 @@ def store_tokens(
     """Write the objects of a span of tokens, from arrays of them one behind the other, and those of their loss mask, if the
     dataset has one: they hold as many tokens.
     """
+    written, length = put_tokens(at, tokens, layout, place, version)
+    check_length(at, length)
+    if not at.masked:
+        return written
+    spec, store = LAYOUTS[layout].loss_mask, version_store(place.root, version) / at.split
+    with ArrayWriter(store, LOSS_MASK, spec, first_object=at.start // spec.object_length, write_metadata=False) as writer:
+        for mask in masks:
+            writer.append(mask)
+    check_length(at, writer.length)
+    return written._replace(objects=written.objects + _named(at.split, writer.objects))
+
+
+def put_tokens(
+    at: Span, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str
+) -> tuple[Written, int]:
+    """Write the objects of tokens from the span's start on. Return how many came, too."""
     spec, largest = LAYOUTS[layout].encoded_tokens, 0
     store, first = version_store(place.root, version) / at.split, at.start // spec.object_length
     with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False) as writer:
@@ -79,16 +95,7 @@ def store_tokens(
             largest = max(largest, int(some.max(initial=0)))
             writer.append(some)
             meter.add("split", some.nbytes)
-    _check_length(at, writer.length)
-    objects = _named(at.split, writer.objects)
-    if at.masked:
-        spec = LAYOUTS[layout].loss_mask
-        with ArrayWriter(store, LOSS_MASK, spec, first_object=first, write_metadata=False) as mask_writer:
-            for mask in masks:
-                mask_writer.append(mask)
-        _check_length(at, mask_writer.length)
-        objects += _named(at.split, mask_writer.objects)
-    return Written(objects, largest >> 1)
+    return Written(_named(at.split, writer.objects), largest >> 1), writer.length
 
 
 def store_documents(
@@ -119,9 +126,9 @@ def store_documents(
             if kept is not None:
                 for batch in some.columns:
                     kept.append(batch)
-        _check_length(at, starts.length)
+        check_length(at, starts.length)
         if kept is not None:
-            _check_length(at, kept.row_count)
+            check_length(at, kept.row_count)
         if at.last_entry is not None:
             starts.append(np.array([at.last_entry], np.uint64))
     beside_objects = [stored for column in columns.values() for stored in column.objects]
@@ -129,7 +136,13 @@ def store_documents(
     return Written((*objects, *([] if kept_object is None else [kept_object.stored])), 0)
 
 
-def _items_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, name: str) -> Iterator[npt.NDArray[Any]]:
+def check_length(at: Span, length: int) -> None:
+    """AssertionError where a span has not got all of its items."""
+    if length != at.stop - at.start:
+        raise AssertionError(f"{at.label}: {length} items came instead of {at.stop - at.start}")
+
+
+def items_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, name: str) -> Iterator[npt.NDArray[Any]]:
     """The span's tokens that come from one shard, in order, or their loss mask, by the *name* of the array."""
     contents = open_contents(place.root, at.shard, name)
     keep = _chosen_at(span, at, rule, place, version, contents)
@@ -168,11 +181,6 @@ def _chosen_at(
     """Which documents of a shard belong to the span's split: bool[n]."""
     mine = chosen(span.split, at.all_in, rule, contents.keys)
     return mine if at.copies is None else mine & staying(at, version_store(place.root, version))
-
-
-def _check_length(at: Span, length: int) -> None:
-    if length != at.stop - at.start:
-        raise AssertionError(f"{at.label}: {length} items came instead of {at.stop - at.start}")
 
 
 def _named(prefix: str, objects: list[StoredObject]) -> tuple[StoredObject, ...]:

@@ -123,7 +123,7 @@ def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 class Elsewhere:
     """A runner that takes every item and every result through JSON, as groups do, and each by another thread."""
 
-    reads_here = False
+    reads_here = works_here = False
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._pool = config, ThreadPoolExecutor(3)
