@@ -18,9 +18,12 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
+BYTES_AT_ONCE = 4 << 20
+"""Of raw chunks that are written together."""
+
 
 class ArrayWriter:
-    """Writes the objects of an array in order, from object *first_object* on, in memory of one chunk.
+    """Writes the objects of an array in order, from object *first_object* on, in memory of a few megabytes.
 
     From the first object on it writes a whole array, whose length need not be known, and then its metadata.
     ``write_metadata=False`` writes some objects alone, for arrays that several writers write together.
@@ -30,6 +33,7 @@ class ArrayWriter:
         self._store, self._name, self._spec = store, name, spec
         self._next, self._write_metadata = first_object, write_metadata
         self._pending, self._pending_count = np.empty(spec.chunk_length, spec.numpy_dtype), 0
+        self._at_once = max(BYTES_AT_ONCE // self._pending.nbytes, 1)
         self._writer: ObjectWriter | None = None
         self._index: list[tuple[int, int]] = []  # offset and size of each chunk of the open object
         self.objects: list[StoredObject] = []
@@ -42,28 +46,37 @@ class ArrayWriter:
             if self._writer is None:
                 self._writer = self._store.create(f"{self._name}/{self._spec.object_key(self._next)}")
                 self._index, self._next = [], self._next + 1
-            part = items[: chunk_length - self._pending_count]
-            items = items[len(part) :]
-            if len(part) == chunk_length:
+            if not self._pending_count and len(items) >= chunk_length:
+                most = min(self._at_once, self._spec.chunks_per_object - len(self._index))
+                part = items[: min(len(items) // chunk_length, most) * chunk_length]
                 self._emit(self._writer, part)
             else:
+                part = items[: chunk_length - self._pending_count]
                 self._pending[self._pending_count : self._pending_count + len(part)] = part
                 self._pending_count += len(part)
                 if self._pending_count == chunk_length:
                     self._emit(self._writer, self._pending)
                     self._pending_count = 0
+            items = items[len(part) :]
             if len(self._index) == self._spec.chunks_per_object:
                 self._end_object(self._writer)
 
-    def _emit(self, writer: ObjectWriter, chunk: npt.NDArray[Any]) -> None:
-        offset = writer.size
+    def _emit(self, writer: ObjectWriter, items: npt.NDArray[Any]) -> None:
+        """Write whole chunks. Raw ones go together: each call gives the interpreter's lock away, and has to wait for it."""
+        chunks = np.ascontiguousarray(items).reshape(-1, self._spec.chunk_length)
         if self._spec.zstd_level is None:
-            chunk = np.ascontiguousarray(chunk)
-            writer.write(chunk)
-            writer.write(google_crc32c.value(chunk).to_bytes(4, "little"))
-        else:
+            data = chunks.view(np.uint8)
+            stored = np.empty((len(data), data.shape[1] + 4), np.uint8)
+            stored[:, :-4] = data
+            stored[:, -4:].view("<u4")[:, 0] = [google_crc32c.value(chunk) for chunk in chunks]
+            size = stored.shape[1]
+            self._index += [(offset, size) for offset in range(writer.size, writer.size + stored.size, size)]
+            writer.write(stored)
+            return
+        for chunk in chunks:
+            offset = writer.size
             writer.write(self._spec.encode_chunk(chunk))
-        self._index.append((offset, writer.size - offset))
+            self._index.append((offset, writer.size - offset))
 
     def _end_object(self, writer: ObjectWriter) -> None:
         self._writer = None
