@@ -250,7 +250,7 @@ def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list
         here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
     for (index, _), slice_ in zip(first_of, here, strict=True):
         with naming(config.sources, index):
-            documents = next(read_documents(slice_, config.sources[index], config.documents, Tally()), None)
+            documents = next(read_documents(slice_, config.sources[index], config.documents, Tally(), SAMPLE_BYTES), None)
         left = SAMPLE_BYTES
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:
