@@ -7,6 +7,8 @@ import sys
 
 TUNABLES = "GLIBC_TUNABLES"
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
+SWITCH_SECONDS = 0.0005
+"""A thread that comes back from a library waits so long, at most, for one that does not: Python's 5 ms are a whole batch."""
 BUILDING = ("build", "refresh", "retokenize")
 
 
@@ -14,6 +16,7 @@ def run() -> None:
     """Run the command of this process's arguments."""
     if sys.argv[1:2] and sys.argv[1] in BUILDING:
         begin_with_large_pages()
+    sys.setswitchinterval(SWITCH_SECONDS)
     from flows.commands.main import main  # takes longer than to begin anew
 
     status = main(sys.argv[1:])
