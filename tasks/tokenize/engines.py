@@ -318,8 +318,9 @@ def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> N
         return
     _faults[tokenizer.digest, tokenizer.limits] = fault = _fault_on(tokenizer, list(awkward_texts()))
     if fault is not None:
-        from pydoc_data.topics import topics  # of Python's help: a text that is always there
-
+        topics: dict[str, str] = {}
+        with contextlib.suppress(ImportError):  # some installations have no help
+            from pydoc_data.topics import topics
         cost = cost_of_reference(tokenizer, [topic[:SAID_OF_A_TOPIC] for topic in topics.values()], 10**9, processors)
         logger.warning(SLOW, fault, cost.replace("the first documents", "a text in English"))
 

@@ -1,0 +1,134 @@
+"""Spans of tokens that are written while their shards come: the same objects as those that tasks write, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.split.ahead
+import tasks.split.spans
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.stores.store import Store
+from tasks.output.staging import Place
+from tasks.split.ahead import Ahead
+from tasks.split.spans import CountedPlace, Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
+from tasks.split.write import Written, write_span
+from tests.examples import examples
+from tests.tasks.split.test_split import SMALL, Shard, datasets, even, store_shards
+
+ALL_TRAIN = SplitRule(fraction=0, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two objects of eight tokens."""
+    for name, layout in SMALL.items():
+        monkeypatch.setitem(LAYOUTS, name, layout)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place(Store.at("memory://test-ahead"), "/nowhere")
+    place.root.remove("")
+    yield place
+    place.root.remove("")
+
+
+def counted(at: list[ShardPlace], rule: SplitRule, place: Place) -> Iterator[CountedPlace]:
+    return ((one, count_documents(one, rule, place.root)) for one in at)
+
+
+def written_ahead(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[tuple[ShardSpan, Written]]:
+    with Ahead(rule, layout, place, "ahead") as ahead:
+        return [(span, ahead.write(span)) for span in lay_out(ahead.follow(counted(at, rule, place)), layout)]
+
+
+def objects_of(place: Place, version: str) -> list[str]:
+    return sorted(key for key, _ in (place.root / "versions" / version).listing())
+
+
+@examples(30)
+@given(
+    shards=datasets(),
+    fraction=st.sampled_from([0, 0.3, 1]),
+    layout=st.sampled_from(sorted(SMALL)),
+    span_tokens=st.sampled_from([1, 20, 1 << 26]),
+    backlog=st.sampled_from([-1, 0, 2, 100]),
+)
+def test_what_is_written_ahead_is_what_tasks_write(
+    place: Place, shards: list[Shard], fraction: float, layout: LayoutName, span_tokens: int, backlog: int
+) -> None:
+    """However far behind a thread may fall before spans are left to the tasks."""
+    rule = SplitRule(fraction=fraction, seed=1)
+    place.root.remove("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.split.ahead, "BACKLOG", backlog)
+        at = store_shards(shards, place)
+        found = written_ahead(at, rule, layout, place)
+        expected = [(span, write_span(span, rule, layout, place, "v")) for span in lay_out(counted(at, rule, place), layout)]
+    assert found == expected
+    assert objects_of(place, "ahead") == objects_of(place, "v")
+
+
+def test_tokens_are_written_without_a_task(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a last span, which is not full, too: 40 tokens are five objects, in spans of two, two and one."""
+    monkeypatch.setattr(tasks.split.ahead, "BACKLOG", 100)
+    at = store_shards([even(4, 5), even(4, 5)], place)
+    with Ahead(ALL_TRAIN, "mmap", place, "v") as ahead:
+        for _ in ahead.follow(counted(at, ALL_TRAIN, place)):
+            pass
+    assert objects_of(place, "v") == [f"train/encoded_tokens/c/{i}" for i in range(5)]
+
+
+def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.split.ahead, "BACKLOG", -1)
+    at = store_shards([even(4, 5)], place)
+    with Ahead(ALL_TRAIN, "mmap", place, "v") as ahead:
+        spans = list(lay_out(ahead.follow(counted(at, ALL_TRAIN, place)), "mmap"))
+        assert objects_of(place, "v") == []
+        for span in spans:
+            ahead.write(span)
+    tokens = [name for name in objects_of(place, "v") if "encoded_tokens" in name]
+    assert tokens == [f"train/encoded_tokens/c/{i}" for i in range(3)]
+
+
+def test_what_could_not_be_written_ahead_is_written_by_the_task(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tasks.split.ahead, "put_tokens", full)
+    at = store_shards([even(4, 5)], place)
+    found = written_ahead(at, ALL_TRAIN, "mmap", place)
+    assert found == [(span, write_span(span, ALL_TRAIN, "mmap", place, "v")) for span, _ in found]
+
+
+def test_a_build_that_fails_leaves_no_part_of_a_span(place: Place) -> None:
+    """Its shards have not all come: nobody waits for them, and nothing is stored of it."""
+
+    def slices() -> Iterator[CountedPlace]:
+        yield from counted(store_shards([even(1, 5)], place), ALL_TRAIN, place)
+        raise ValueError("a slice is bad")
+
+    def build() -> None:
+        with Ahead(ALL_TRAIN, "mmap", place, "v") as ahead:
+            list(lay_out(ahead.follow(slices()), "mmap"))
+
+    with pytest.raises(ValueError, match="a slice is bad"):
+        build()
+    assert objects_of(place, "v") == []
+
+
+def test_a_span_that_did_not_get_its_items_fails(place: Place) -> None:
+    """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
+    (at,) = store_shards([even(5, 3)], place)
+    with Ahead(ALL_TRAIN, "mmap", place, "v") as ahead:
+        spans = list(lay_out(ahead.follow([(at, Counts(6, 16, 0, 0))]), "mmap"))
+        (tokens,) = [span for span in spans if span.of_tokens]
+        with pytest.raises(AssertionError, match="15 items came instead of 16"):
+            ahead.write(tokens)
