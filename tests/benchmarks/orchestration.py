@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tests.benchmarks.bench import Bench, Grid, python, run_whole
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
-SLICES = (2000, 5000, 20_000)
+SLICES = (2000, 20_000)
 TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
 
