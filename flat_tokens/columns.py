@@ -267,7 +267,7 @@ class Columns:
             raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())}): run flat_tokens.verify") from error
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the parts: rows that are missing or too many, columns of another kind, values that are damaged."""
+        """The faults of the parts: rows that are missing or too many, columns of another kind, values that are damaged."""
         for part in self.parts:
             try:
                 with self._opened(part) as parquet:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import operator
 import os
+from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,8 +79,8 @@ class Ranks:
     @cached_property
     def file(self) -> bytes:
         """The ranks as a .tiktoken file, in order."""
-        by_rank = sorted(self.ranks.items(), key=lambda item: item[1])
-        return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in by_rank)
+        by_rank = sorted(self.ranks.items(), key=operator.itemgetter(1))
+        return b"".join([b"%s %d\n" % (b2a_base64(token, newline=False), rank) for token, rank in by_rank])
 
     @cached_property
     def digest(self) -> str | None:

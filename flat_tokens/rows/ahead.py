@@ -16,7 +16,7 @@ from flat_tokens.rows.orders import Indices
 from flat_tokens.stores.cached import CachedStore, Unit
 
 Reads: TypeAlias = Iterable[tuple[Any, Indices]]
-"""What a step reads: views, and their rows."""
+"""Reads of a step: views, and their rows."""
 UNITS_AT_A_TIME = 8
 STEPS_AHEAD = 1024
 """No more steps are looked at ahead, however little they lack: looking costs time."""
@@ -77,7 +77,7 @@ def _look_ahead(reads: Callable[[int], Reads], steps: Iterator[int], budget: int
 
 
 def _parts(reads: Callable[[int], Reads], step: int) -> Iterator[tuple[CachedStore, list[Unit]]]:
-    """What a step reads, some units at a time."""
+    """The units that a step reads, some at a time."""
     for view, rows in reads(step):
         if len(rows) and _store_of(view):
             ranges = view.token_ranges(rows)

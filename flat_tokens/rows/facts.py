@@ -89,14 +89,14 @@ def dataset_of(tokens: FlatTokens) -> Store:
 
 
 class Recorded(NamedTuple):
-    """What a dataset's manifest says of its documents: their sources, and by split the columns that are kept."""
+    """Facts of a dataset's documents, by its manifest: their sources, and by split the columns that are kept."""
 
     sources: Sources
     columns: Mapping[str, Columns]
 
 
 def recorded_of(dataset: Store) -> Recorded:
-    """What a dataset's manifest says of its documents."""
+    """The facts of a dataset's documents that its manifest has."""
     manifest = manifest_of(dataset)
     made_of = manifest.get("provenance", {})
     sources = [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]

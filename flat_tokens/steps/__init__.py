@@ -44,8 +44,8 @@ class _Open(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What steps make of n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters of each
-    count, None for all of them; None where no step gives spans.
+    """The outcome of all steps for n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters
+    of each count, None for all of them; None where no step gives spans.
 
     ``skipped``: how many go, by step and reason. ``changed``: how many texts each step changed, of those that give texts.
     ``failed``: documents on which a step fails, as (index, reason, detail); these do not stay and are not in ``skipped``.

@@ -1,4 +1,4 @@
-"""What a step is: a function of an Arrow batch of documents that says which stay, and with which text."""
+"""A step: a function of an Arrow batch of documents that says which stay, and with which text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flat_tokens.extras import pa
 
 
 class Outcome(NamedTuple):
-    """What a step makes of a batch of n documents. None: all stay, as they are.
+    """The outcome of a step for a batch of n documents. None: all stay, as they are.
 
     ``keep``: which documents stay, n booleans. ``reason``: why the others go, one text for all of them or n texts. ``text``: the
     n texts from here on; those of documents that go do not matter. ``spans``: which characters of each text count for the loss,

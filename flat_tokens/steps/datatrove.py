@@ -17,7 +17,7 @@ NOT_A_FUNCTION_OF_A_DOCUMENT = {
     "LambdaFilter": "takes a function, which a configuration cannot hold. Write a step: docs/steps.md",
 }
 TRIAL = "It was a dark night.\nThe rain fell in torrents, and the wind swept up the streets. " * 8
-"""What a filter needs and is not installed shows when it looks at a document."""
+"""A document to try filters on: a package that one needs is missed when it looks at a document, not before."""
 
 
 class Datatrove:

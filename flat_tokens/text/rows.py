@@ -232,8 +232,8 @@ def is_messages(kind: pa.DataType) -> bool:
 
 
 BOUNDARY, NUL, ESCAPED_NUL = b"\0\2", b"\0", b"\0\1"
-"""What stands between a prompt and its completion in a text; a zero of the prompt's own is written so that it can't be taken
-for it.
+"""The mark between a prompt and its completion in a text. A zero of the prompt's own is written so that it can't be taken for
+the mark.
 """
 
 

@@ -316,7 +316,7 @@ def plan_text(made: Plan) -> list[str]:
 
 
 def _losses_text(made: Plan) -> str:
-    """What each step leaves out of a sample."""
+    """The documents of a sample that each step leaves out."""
     told = []
     for loss in made.losses:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())

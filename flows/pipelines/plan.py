@@ -184,7 +184,7 @@ def beside_items(layout: LayoutName, whole: Sums, validation_fraction: float) ->
 
 
 def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:
-    """What each step leaves out of a sample."""
+    """The loss of each step: the documents of a sample that it leaves out."""
     found = []
     for name in (step["name"] for step in recipe.steps):
         # Names have no dot in them.

@@ -12,6 +12,9 @@ from flows.pipelines.stages import Stage, Step, through
 from flows.runners.processes import Processes, hands_of
 from tasks.config import available_cores
 
+ITEMS_OF_A_WORKER = 4
+"""Results are taken in order: behind an item that takes long, workers would soon have done all that was handed out."""
+
 
 class Threads:
     """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock. Where there are many,
@@ -31,8 +34,7 @@ class Threads:
         return self._hands is None
 
     def window(self, stage: Stage) -> int:
-        # Results are taken in order: behind an item that takes long, many workers would soon have done all that is handed out.
-        return self._workers + 1 if self._hands is None else 4 * self._workers
+        return ITEMS_OF_A_WORKER * self._workers
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
         return self._pool.submit(through, item, steps if self._hands is None else tuple(map(self._hands.taken, steps)))

@@ -215,7 +215,7 @@ def choose(piece: Piece, facts: Facts, selection: Selection, place: Place) -> tu
 
 @functools.lru_cache(4)
 def _recorded_at(location: str) -> Recorded:
-    """What the manifest of an input says of its documents, which does not change."""
+    """The facts of an input's documents that its manifest has. They do not change."""
     return recorded_of(Store.at(location))
 
 

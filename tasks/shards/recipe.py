@@ -62,7 +62,7 @@ class Recipe(Model):
         return bytes.fromhex(digest_of("text", *self._loss(part)))
 
     def _loss(self, part: Slice) -> list[object]:
-        """What decides which tokens of a masked source count."""
+        """The settings that decide which tokens of a masked source count."""
         chat = self.chat(part)
         return [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from flat_tokens.arrays.stored import StoredArray
 
 READ_AHEAD = 3
-MAX_SLICES_OF_A_BLOCK = 8
+MAX_SLICES_OF_A_BLOCK = 512
+"""Of more runs, as many short documents make them, the items are chosen by a mask, which takes as long for any number."""
 
 
 class Reads(NamedTuple):
@@ -87,7 +88,8 @@ def _of_block(
     low = np.maximum(begins[block.first : block.last], block.begin) - block.begin
     high = np.minimum(ends[block.first : block.last], block.end) - block.begin
     if len(low) <= MAX_SLICES_OF_A_BLOCK:
-        yield from (tokens[i:j] for i, j in zip(low, high, strict=True))
+        parts = [tokens[i:j] for i, j in zip(low.tolist(), high.tolist(), strict=True)]
+        yield parts[0] if len(parts) == 1 else np.concatenate(parts)
         return
     edge = np.zeros(len(tokens) + 1, np.int8)
     edge[low] += 1

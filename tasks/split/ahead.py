@@ -60,7 +60,7 @@ class _Hand:
             coming.shards.put("end")
 
     def take(self, span: Span) -> Written | None:
-        """What is written of a span whose shards have all come. None where it was not begun, or failed."""
+        """The objects of a span whose shards have all come. None where it was not begun, or failed."""
         coming = self._begun.pop(span.start, None)
         if coming is None:
             return None

@@ -97,7 +97,7 @@ class ShardPlace(Placed):
 
     @property
     def kept(self) -> Kept:
-        """What is written of the shard, in both splits."""
+        """Counts of the shard's documents, those of both splits together."""
         shard, copies = self.shard, self.copies
         whole = Kept(shard.read, shard.written, shard.text_bytes, shard.token_count, shard.skipped)
         if copies is None:

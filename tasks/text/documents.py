@@ -233,7 +233,7 @@ def _take_steps(
 
 
 SPANS = "\0\2"
-"""What stands between a text and its spans, which are digits, dashes and commas: the last one of a text is it."""
+"""The mark between a text and its spans, which are digits, dashes and commas: the last one of a text is it."""
 
 
 def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[tuple[int, int]] | None]) -> pa.LargeStringArray:

@@ -7,8 +7,8 @@ of text. With processes it is that of the threads that wait for them.
 
 In the second table the engine does not encode: it sleeps as long as an engine of that speed takes and gives a token for each 4
 bytes, so that workers beyond the cores of this machine can be watched. It is slow, as all else has but the cores that are here.
-Its text is in slices of about 1 MB: each worker has some dozen of them. *Busy*: time in the engine, of all the time that the
-workers have while slices are tokenized.
+Its text is in slices of about 1 MB, without documents above 0.1 MB: each worker has some dozen of them. *Busy*: time in the
+engine, of all the time that the workers have while slices are tokenized.
 
 By arithmetic: encoding, reading and writing a GB takes 9 to 12 seconds of a core, so a thread that holds the lock for a tenth of
 that leaves room for some ten threads in a process. Processes of one thread share no lock. What is left in the build's own process
@@ -66,8 +66,8 @@ def measure(bench: Bench) -> list[Grid]:
     for threads, count, speed in bench.size(SLEEPING, ((4, 1, 10.0),)):
         words = _words(bench, text, threads, count, source=groups, slice_bytes="1 MB")
         run = bench.run(words, clear=[bench.scratch / "scaling"], environment={SPEED: str(speed)})
-        seconds, slept = map(float, run.out.split()[-2:])
-        engine = slept or text.text_bytes / 1e6 / speed  # other processes keep their own count
+        seconds, slept, text_bytes = map(float, run.out.split()[-3:])
+        engine = slept or text_bytes / 1e6 / speed  # other processes keep their own count
         sleeping.append([threads, count, speed, f"{seconds:.1f} s", f"{engine / (seconds * threads * count):.0%}"])
     for name in ("scaling", "small-groups"):
         bench.fresh(name)
@@ -78,12 +78,13 @@ def measure(bench: Bench) -> list[Grid]:
 
 
 def _in_small_groups(text: Corpus, directory: Path) -> Path:
-    """The same documents as a Parquet file with row groups of about 1 MB, or of one larger document."""
+    """The same documents but for large ones, as a Parquet file with row groups of about 1 MB."""
     directory.mkdir()
     path, schema = directory / "text.parquet", pa.schema({"id": pa.string(), "text": pa.string()})
     with pq.ParquetWriter(path, schema, compression="zstd") as groups:
         for file in text.paths:
             table = pq.read_table(file, columns=schema.names, schema=schema)
+            table = table.filter(pa.compute.less(pa.compute.binary_length(table["text"]), 100_000))
             group = np.cumsum(pa.compute.binary_length(table["text"]).to_numpy()) // 1_000_000
             for begin, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(table)]):
                 groups.write_table(table[begin:end])
@@ -134,7 +135,7 @@ def main() -> None:
     processes.WORKERS_OF_A_PROCESS = 1 if threads == "1" else 1 << 20
     with Threads(config.workers) as runner:
         result = build(config, runner)
-    print(result.seconds["tokenize"], _slept[0])
+    print(result.seconds["tokenize"], _slept[0], result.text_bytes_tokenized)
 
 
 if os.environ.get(SPEED):
