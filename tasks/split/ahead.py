@@ -23,6 +23,10 @@ BACKLOG = 2
 """Shards that wait for their split's thread where it begins one span more. A thread that falls further behind leaves spans to the
 workers.
 """
+SMALL_TOKENS = 1 << 16
+"""A shard with fewer tokens takes longer to open than to copy, and there are many: a span that begins with one is left to the
+workers, who have time for it at the end.
+"""
 
 
 class _Coming(NamedTuple):
@@ -46,13 +50,16 @@ class _Hand:
         begin, self._end = self._end, self._end + token_count
         here = shard.model_copy(update={"first_token": begin, "token_count": token_count})
         for start in range(begin // self._length * self._length, self._end, self._length):
-            if begin <= start and sum(coming.shards.qsize() for coming in list(self._begun.values())) <= BACKLOG:
+            if begin <= start and token_count >= SMALL_TOKENS and self._backlog() <= BACKLOG:
                 shards: SimpleQueue[Any] = SimpleQueue()
                 self._begun[start] = _Coming(shards, self._thread.submit(self._write, start, shards))
             if (coming := self._begun.get(start)) is not None:
                 coming.shards.put(here)
                 if self._end >= start + self._length:
                     coming.shards.put("end")
+
+    def _backlog(self) -> int:
+        return sum(coming.shards.qsize() for coming in list(self._begun.values()))
 
     def end(self) -> None:
         """No more shards come."""

@@ -25,10 +25,11 @@ ALL_TRAIN = SplitRule(fraction=0, seed=0)
 
 @pytest.fixture(autouse=True)
 def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two objects of eight tokens."""
+    """Of two objects of eight tokens, from shards that are not too small for them."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.split.ahead, "SMALL_TOKENS", 1)
 
 
 @pytest.fixture
@@ -96,6 +97,14 @@ def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monk
             ahead.write(span)
     tokens = [name for name in objects_of(place, "v") if "encoded_tokens" in name]
     assert tokens == [f"train/encoded_tokens/c/{i}" for i in range(3)]
+
+
+def test_spans_of_small_shards_are_left_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.split.ahead, "SMALL_TOKENS", 21)
+    at = store_shards([even(4, 5), even(7, 3)], place)
+    with Ahead(ALL_TRAIN, "mmap", place, "v") as ahead:
+        list(lay_out(ahead.follow(counted(at, ALL_TRAIN, place)), "mmap"))
+    assert objects_of(place, "v") == [f"train/encoded_tokens/c/{i}" for i in (4, 5)]  # the span that begins with the larger one
 
 
 def test_what_could_not_be_written_ahead_is_written_by_the_task(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
