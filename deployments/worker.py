@@ -1,5 +1,5 @@
-"""``prefect worker start`` which says of an outage of the server that there is one, and no more, and which asks for the next run
-as soon as one has ended: ``python deployments/worker.py worker start --pool POOL``.
+"""``prefect worker start`` which says of an outage of the server that there is one, and no more, which asks for the next run
+as soon as one has ended, and which begins groups by ``engine.py``: ``python deployments/worker.py worker start --pool POOL``.
 """
 
 import functools
@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+sys.path.insert(0, str(Path(__file__).parent))
 
 from prefect.cli import app
-from prefect.workers.process import ProcessWorker
+from prefect.utilities.processutils import command_to_string
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
+from serve import POOLS
 
 from flows.watch.outages import outages
+
+ENGINE = Path(__file__).with_name("engine.py")
 
 
 def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -39,9 +44,24 @@ def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
     return run_and_ask
 
 
+class BegunAtOnce(ProcessJobConfiguration):
+    """What a worker is told of a run. Where no command is set, Prefect begins a process that prepares a directory, imports
+    Prefect for that, and then begins anew as the run: a second more. A group needs no directory but the checkout, which its
+    deployment names, and has no hooks that would run there.
+    """
+
+    def prepare_for_flow_run(
+        self, flow_run: Any, deployment: Any = None, flow: Any = None, work_pool: Any = None, *more: Any, **named: Any
+    ) -> None:
+        if work_pool is not None and work_pool.name == POOLS["groups"]:
+            self.command = command_to_string([sys.executable, str(ENGINE)])
+        super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, *more, **named)
+
+
 if __name__ == "__main__":
     # Its runs have memory in large pages, as builds on the command line do (flows/__main__.py).
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
+    ProcessWorker.job_configuration = BegunAtOnce
     outages()
     app()

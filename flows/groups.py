@@ -13,7 +13,7 @@ from flows.pipelines.stages import in_order
 from flows.runners.elsewhere import result_as_json, work_of
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.runners.receipts import results_from_receipts
-from flows.watch.progress import end_told, ended, flow_run, logged, what_was_done
+from flows.watch.progress import alive, ended, flow_run, logged, what_was_done
 from tasks.groups import check_seen, read_group, reporting
 from tasks.locations import Output
 from tasks.models import Digest
@@ -35,7 +35,7 @@ def work_on(output: Output, group: Digest) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(credentials())
         held.enter_context(logged())
-        held.enter_context(end_told())
+        held.enter_context(alive())
         root = Store.at(output)
         try:
             told = read_group(root, group)

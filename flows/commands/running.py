@@ -122,8 +122,6 @@ def watched(
         if server is None:
             with alone as runner:
                 return pipeline(runner)
-        # The automations know a run by its tag and its heartbeats, as those of deployments.
-        os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
         # Prefect sends statistics of use to its makers, and says so above the display; make serve sends none either.
         os.environ.setdefault("DO_NOT_TRACK", "1")
         from prefect import tags  # reads its settings when it is imported
@@ -131,7 +129,7 @@ def watched(
         from flows.watch.outages import outages
 
         outages()
-        with tags("flat-tokens"):
+        with tags("flat-tokens"):  # by which the automations know it, as those of deployments
             result: T = pkgutil.resolve_name(flow)(*arguments, **settings)
             return result
 

@@ -5,6 +5,7 @@ None of it decides anything: where the server does not answer, the run goes on.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import logging
 import re
@@ -37,6 +38,8 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 UPDATE_SECONDS = 2.5
+HEARTBEAT_SECONDS = 30.0
+"""The automations take a run for dead after some of these (deployments/automations.yaml)."""
 WITHOUT_PROGRESS = ("start", "finalize", "done")
 """Stages of the meter in which nothing is counted."""
 OURS = ("flat_tokens", "flows", "tasks")
@@ -51,7 +54,7 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
     with tolerated("tags"), get_client(sync_client=True) as client:
         known = client.read_flow_run(run.id).tags  # what the context has of it is as old as the run
         client.update_flow_run(run.id, tags=sorted({*known, *tags}))
-    with logged(), end_told(), _progress(run.id, name):
+    with logged(), alive(), _progress(run.id, name):
         yield
 
 
@@ -130,18 +133,22 @@ def logged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def end_told() -> Iterator[None]:
-    """Tell the automations at the end of the block that no heartbeat need follow. Prefect's own event of a run's end may come
-    too late for them: behind its start, and that up to 15 minutes behind, where a schedule made the run (no event tells of that).
+def alive() -> Iterator[None]:
+    """Tell the automations every half minute that the run is alive, and at the end of the block that no heartbeat need follow.
+    Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
+    behind its start, and that up to 15 minutes behind, where a schedule made the run (no event tells of that).
     """
     run = flow_run()
     of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
     tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
+    beat = functools.partial(emit_event, "prefect.flow-run.heartbeat", of, related=tags)
+    beat()
     try:
-        yield
+        # The thread knows the settings and the run of this one.
+        with repeating(HEARTBEAT_SECONDS, functools.partial(contextvars.copy_context().run, beat), "heartbeat"):
+            yield
     finally:
-        beat = emit_event("prefect.flow-run.heartbeat", of, related=tags)
-        emit_event("flat-tokens.run.ended", of, related=tags, follows=beat)  # so the server takes the two in this order
+        emit_event("flat-tokens.run.ended", of, related=tags, follows=beat())  # so the server takes the two in this order
 
 
 @contextlib.contextmanager

@@ -340,7 +340,6 @@ def test_every_run_knows_the_name_of_the_credentials() -> None:
     for deployment in wanted(options(DATASETS[0], credentials="secret/buckets")):
         variables = deployment["work_pool"]["job_variables"]["env"]
         assert variables["FLAT_TOKENS_CREDENTIALS"] == "secret/buckets"
-        assert variables["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert all("FLAT_TOKENS_CREDENTIALS" not in str(deployment) for deployment in wanted(options()))
 
 

@@ -1,15 +1,19 @@
-"""The worker of ``make serve``: between two runs it does not wait for its next look at the pool."""
+"""The worker of ``make serve``: between two runs it does not wait for its next look at the pool, and begins groups at once."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import pytest
+from prefect.client.schemas.objects import FlowRun, WorkPool
+from prefect.utilities.processutils import command_from_string
 
-from deployments.worker import asking_behind
+from deployments.worker import ENGINE, BegunAtOnce, asking_behind
 
 
 @dataclass
@@ -63,3 +67,14 @@ def test_a_worker_that_ends_is_left_alone() -> None:
     asyncio.run(work(worker))
     asyncio.run(worker.run("late"))
     assert worker.done == ["a", "late"]
+
+
+@pytest.mark.parametrize(("pool", "is_begun_at_once"), [("flat-tokens-groups", True), ("flat-tokens", False)])
+def test_a_group_begins_as_its_own_process_and_a_build_as_prefect_wants_it(pool: str, is_begun_at_once: bool) -> None:
+    """A build has a hook, which Prefect runs where it has prepared the run."""
+    run = BegunAtOnce()
+    run.prepare_for_flow_run(FlowRun(flow_id=uuid4()), work_pool=WorkPool(name=pool, type="process"), worker_name="w")
+    assert run._command_configured is is_begun_at_once
+    if is_begun_at_once:
+        assert command_from_string(run.command or "") == [sys.executable, str(ENGINE)]
+        assert ENGINE.is_file()

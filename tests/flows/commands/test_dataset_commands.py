@@ -108,7 +108,6 @@ def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(
         raise ValueError("that is enough")
 
     monkeypatch.setattr("flows.commands.running.prefect_server", lambda: "http://127.0.0.1:1/api")
-    monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
     monkeypatch.setattr(Flow, "__call__", run)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("flows.commands.build.trusted_config", lambda *_: None)  # the dataset has no record

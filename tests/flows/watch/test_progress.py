@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from flows.watch.progress import (
     _Shown,
+    alive,
     counted,
     dataset_name,
     describe,
-    end_told,
     flow_run,
     logged,
     percent,
@@ -218,7 +219,6 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
 ) -> None:
     """Automations know them by their tag, and by heartbeats."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
-    monkeypatch.setenv("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # it would stay set
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
     notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
     (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
@@ -436,7 +436,7 @@ def test_a_meter_is_told_of_what_others_count() -> None:
 
 
 def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end follows a heartbeat, so that the server never takes a heartbeat behind it."""
+    """The end follows the last of its heartbeats, so that the server never takes a heartbeat behind it."""
     run = FlowRun(id=uuid4(), flow_id=uuid4(), name="a run", tags=["flat-tokens", "dataset:a"])
     told: list[tuple[str, dict[str, Any]]] = []
 
@@ -447,9 +447,18 @@ def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monke
 
     monkeypatch.setattr("flows.watch.progress.flow_run", lambda: run)
     monkeypatch.setattr("flows.watch.progress.emit_event", emit)
-    with pytest.raises(ValueError, match="however"), end_told():
+    monkeypatch.setattr("flows.watch.progress.HEARTBEAT_SECONDS", 0.01)
+
+    @alive()
+    def work() -> None:
+        until(lambda: len(told) > 2)
         raise ValueError("however it ends")
-    (beat, _), (end, settings) = told
+
+    with pytest.raises(ValueError, match="however"):
+        work()
+    *beats, (end, settings) = told
+    ((beat, number),) = Counter(name for name, _ in beats).items()
+    assert number > 3
     assert settings["follows"] == beat
     assert "prefect.tag.flat-tokens" in [tag["prefect.resource.id"] for tag in settings["related"]]
     rules = yaml.safe_load((Path(__file__).parents[3] / "deployments" / "automations.yaml").read_text())["automations"]
