@@ -14,6 +14,7 @@ from typing import Any, Self
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TagsContext
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
@@ -173,6 +174,8 @@ class PrefectTasks:
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
+        # The tags are those of the run. Tasks with tags wait, one after the other, until the server says that no limit has them.
+        self._held.enter_context(TagsContext(current_tags=set()))
         self._hands = self._held.enter_context(hands_of(self._workers))
         return self
 
