@@ -37,9 +37,9 @@ sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
 from serve import arguments  # noqa: E402
 
 from flows.commands.build import read_config  # noqa: E402
-from flows.credentials import VARIABLE  # noqa: E402
-from flows.watch.progress import tags_of  # noqa: E402
+from flows.watch.words import tags_of  # noqa: E402
 from tasks.config import size_for_people  # noqa: E402
+from tasks.locations import CREDENTIALS  # noqa: E402
 
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
@@ -276,7 +276,7 @@ def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"a dataset is named {taken[0]!r}, as a deployment of prefect.yaml is; give it another name")
     if options.credentials:
         for one in (*listed, *of_datasets):
-            one["work_pool"]["job_variables"]["env"][VARIABLE] = options.credentials
+            one["work_pool"]["job_variables"]["env"][CREDENTIALS] = options.credentials
     return [*listed, *of_datasets]
 
 

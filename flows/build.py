@@ -9,15 +9,17 @@ from flows.pipelines.build import BuildResult, build
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
+from flows.watch.finished import FLOW, RUN
 from flows.watch.page import page_of
-from flows.watch.progress import ended, tags_of, watched
+from flows.watch.progress import ended, watched
 from flows.watch.summaries import show
+from flows.watch.words import tags_of
 from tasks.config import BuildConfig
 
 
 @flow(
-    name="build-dataset",
-    flow_run_name="build {config.name} with {config.tokenizer.name}",
+    name=FLOW,
+    flow_run_name=RUN,
     persist_result=False,
     on_cancellation=[cancel_groups],
 )

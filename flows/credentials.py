@@ -17,10 +17,7 @@ from prefect import get_run_logger, runtime
 from prefect.blocks.system import Secret
 
 from flat_tokens.stores import signing
-from tasks.locations import unbound
-
-VARIABLE = "FLAT_TOKENS_CREDENTIALS"
-"""Environment variable with the block's name, such as secret/buckets."""
+from tasks.locations import CREDENTIALS, unbound
 
 PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf", "signing")
 
@@ -32,7 +29,7 @@ def credentials() -> Iterator[None]:
     """
     if runtime.deployment.id and (told := unbound()):
         get_run_logger().warning(told)
-    name = os.environ.get(VARIABLE)
+    name = os.environ.get(CREDENTIALS)
     if not name:
         yield
         return
@@ -53,11 +50,11 @@ def options_of(name: str) -> dict[str, dict[str, Any]]:
     """Options in the block of that name. Errors never show its content."""
     kind, _, block = name.partition("/")
     if kind != "secret" or not block:
-        raise ValueError(f"{VARIABLE} is {name!r}, but names a Secret block of Prefect's, such as secret/buckets")
+        raise ValueError(f"{CREDENTIALS} is {name!r}, but names a Secret block of Prefect's, such as secret/buckets")
     try:
         loaded: Any = Secret.load(block, _sync=True)  # type: ignore[call-arg]
     except ValueError as error:
-        raise ValueError(f"there is no block {name}, which {VARIABLE} names. Create it in the UI under Blocks.") from error
+        raise ValueError(f"there is no block {name}, which {CREDENTIALS} names. Create it in the UI under Blocks.") from error
     options = loaded.get()
     if not isinstance(options, dict) or not all(isinstance(given, dict) for given in options.values()):
         raise ValueError(

@@ -13,7 +13,8 @@ from flows.pipelines.stages import in_order
 from flows.runners.elsewhere import result_as_json, work_of
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.runners.receipts import results_from_receipts
-from flows.watch.progress import alive, ended, flow_run, logged, what_was_done
+from flows.watch.progress import alive, ended, flow_run, logged
+from flows.watch.words import what_was_done
 from tasks.groups import check_seen, read_group, reporting
 from tasks.locations import Output
 from tasks.models import Digest

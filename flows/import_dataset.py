@@ -7,8 +7,9 @@ from flows.credentials import credentials
 from flows.pipelines.import_ import ImportResult, import_files
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, short, watched
+from flows.watch.progress import dataset_name, ended, watched
 from flows.watch.summaries import show_import
+from flows.watch.words import short
 from tasks.derive.request import ImportRequest
 
 

@@ -9,8 +9,9 @@ from pydantic import Field
 from flows.credentials import credentials
 from flows.pipelines.to_hub import HubRequest, HubResult, Repository, publish_to_hub
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import dataset_name, ended, tolerated, watched
+from flows.watch.progress import dataset_name, ended, watched
 from flows.watch.summaries import show_publication
+from flows.watch.words import tolerated
 from tasks.config import Licence
 from tasks.locations import Location, Output
 

@@ -16,8 +16,9 @@ from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.markdown import code, link, page, table
 from flows.watch.page import link_to_page, page_of
-from flows.watch.progress import ended, tags_of, tolerated, watched
+from flows.watch.progress import ended, watched
 from flows.watch.summaries import leave, show
+from flows.watch.words import tags_of, tolerated
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown

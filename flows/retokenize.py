@@ -17,8 +17,9 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, short, tags_of, watched
+from flows.watch.progress import dataset_name, ended, watched
 from flows.watch.summaries import show
+from flows.watch.words import short, tags_of
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.locations import Location, Unsigned
 

@@ -96,6 +96,9 @@ INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS
 """Environment variables of the workers: paths and URLs, with commas between them, to which the reads and writes of
 all runs are bound. Writing includes reading. Without a variable there is no such bound."""
 
+CREDENTIALS = "FLAT_TOKENS_CREDENTIALS"
+"""Environment variable of the workers: the name of a Secret block of Prefect's, such as secret/buckets (flows/credentials.py)."""
+
 
 def unbound() -> str | None:
     """A warning for people where the operator has bound reads or writes to no roots."""

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.terminal import duration, line, plural, show, size
-from flows.commands.running import RUNNING, add_command, watched
+from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, watched
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.faults import faults_of
-from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
+from tasks.locations import CREDENTIALS, INPUT_ROOTS, OUTPUT_ROOTS
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
@@ -65,8 +65,34 @@ def run_build(options: argparse.Namespace) -> None:
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
-    result = watched(options, runner_without_server(config), partial(build, config), "flows.build:build_dataset", config)
+    result = nothing_to_do(options, config) or watched(
+        options, runner_without_server(config), partial(build, config), "flows.build:build_dataset", config
+    )
     show(options, result.model_dump(mode="json"), summary(result))
+
+
+def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResult | None:
+    """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None where there is or may
+    be something to do, and where it takes Prefect to tell the server: ``watched`` is the way of all builds.
+    """
+    server = None if options.no_server else prefect_server()
+    login = login_without_prefect()
+    if server is None or login is None or os.environ.get(CREDENTIALS):
+        return None
+    from flows.pipelines.build import build_of_nothing  # heavy: after the configuration has been read
+    from flows.runners.threads import Threads
+    from flows.watch.api import client_of
+    from flows.watch.finished import can_record, record
+
+    with client_of(server, login) as client:
+        if not can_record(client):
+            return None
+        try:
+            with Threads(config.workers) as threads:
+                result = build_of_nothing(config, threads)
+        except Exception:  # noqa: BLE001  the flow meets it again, where people see it
+            return None
+        return result if result is not None and record(client, config, result) else None
 
 
 def run_plan(options: argparse.Namespace) -> None:

@@ -50,6 +50,13 @@ def prefect_server() -> str | None:
         ) from error
 
 
+def login_without_prefect() -> str | None:
+    """The login that the server wants, NAME:PASSWORD or nothing. None where it wants more than that, which Prefect knows of."""
+    if any(map(_setting, ("PREFECT_API_KEY", "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_API_SSL_CERT_FILE"))):
+        return None
+    return _setting("PREFECT_API_AUTH_STRING") or ""
+
+
 def _setting(name: str) -> str | None:
     """A setting of Prefect: of the environment, or else of its active profile, read from its file."""
     if given := os.environ.get(name):
@@ -125,11 +132,14 @@ def watched(
         # Prefect sends statistics of use to its makers, and says so above the display; make serve sends none either.
         os.environ.setdefault("DO_NOT_TRACK", "1")
         from prefect import tags  # reads its settings when it is imported
+        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
         from flows.watch.outages import outages
+        from flows.watch.words import TAG
 
         outages()
-        with tags("flat-tokens"):  # by which the automations know it, as those of deployments
+        # The run sends heartbeats of its own: Prefect's thread would keep it from ending for up to a second.
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), tags(TAG):
             result: T = pkgutil.resolve_name(flow)(*arguments, **settings)
             return result
 

@@ -33,9 +33,10 @@ from flows.pipelines.stages import (
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
 from tasks.download.sources import naming, resolve_source
-from tasks.finalize.provenance import Provenance, card, provenance
-from tasks.finalize.seal import Contents, document_totals, source_totals
+from tasks.finalize.provenance import Provenance, build_id, card, provenance
+from tasks.finalize.seal import Contents, document_totals, is_published, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
+from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
@@ -53,6 +54,8 @@ from tasks.tokenize.tokenizers import load_tokenizer
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
+LOOKED_INTO = 256_000_000
+"""Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
 
 
 class BuildResult(Published):
@@ -90,6 +93,33 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
             pinned = pin_sources(config, output.root)
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
         return build_version(config, text, loading.result(), runner, output)
+
+
+def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
+    """The result of a build that has nothing to do, because the version is published; None where it has, or where that cannot be
+    told from the names of files and at most LOOKED_INTO bytes of them.
+    """
+    root = Store.at(config.output)
+    if root.is_local and read_pointer(root).version is None:  # before a directory is made for it
+        return None
+    with opened(config) as output:
+        if output.pointer.version is None:
+            return None
+        with timed("download", output.seconds), ThreadPoolExecutor(1) as beside:
+            loading = beside.submit(tokenizer_of, config, is_first=False)
+            pinned = pin_sources(config, output.root)
+            found = files_of(pinned)
+            known = recorded(found, config.sources, config.slice_bytes, [output.root])
+            fresh = [file for file in found if file not in known]
+            if any("://" in file.uri for file in fresh) or sum(file.size or 0 for file in fresh) > LOOKED_INTO:
+                return None
+            text = Text(pinned, download(config, found, runner, output.root))
+        tokenizer, layout = loading.result(), layout_of(config, output.root)
+        chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+        made_of = provenance(config, pinned, text.files, tokenizer, chats)
+        if not is_published(output.root, build_id(made_of, layout), layout):
+            return None
+        return build_version(config, text, tokenizer, runner, output)
 
 
 def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:

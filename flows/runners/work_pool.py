@@ -33,7 +33,8 @@ from flows.pipelines.stages import OF_A_BUILD, Pool, Stage, Started, Step
 from flows.runners.elsewhere import group_of, result_from_json
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.outages import outages
-from flows.watch.progress import flow_run, tags_of
+from flows.watch.progress import flow_run
+from flows.watch.words import tags_of
 from tasks.config import BuildConfig
 from tasks.groups import READERS, Group, Report, are_there, forget, put_group, read_report
 from tasks.progress import Done, meter

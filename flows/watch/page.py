@@ -8,24 +8,18 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, cast
-from uuid import UUID
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from prefect import get_client
-from prefect.artifacts import create_markdown_artifact
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.exceptions import ObjectNotFound
+import httpx
 
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import duration, one_line, size
 from flat_tokens.tools.terminal import markdown as as_markdown
+from flows.watch import api
+from flows.watch.api import Api, ask, moment
 from flows.watch.markdown import code, link, page, table
-from flows.watch.progress import flow_run, slug, tolerated
+from flows.watch.words import slug, tolerated
 from tasks.output.versions import Status, Version, status_of
 
 RUNS = 12
@@ -62,27 +56,39 @@ class Schedule(NamedTuple):
 
 @contextlib.contextmanager
 def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
-    """Bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have the *tags*."""
+    """Within a flow run: bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have *tags*."""
     try:
         yield
     except Exception as error:
-        _bring_up_to_date(name, output, tags, error)
+        _of_flow_run(name, output, tags, error)
         raise
-    _bring_up_to_date(name, output, tags, None)
+    _of_flow_run(name, output, tags, None)
 
 
-def _bring_up_to_date(name: str, output: str, tags: Sequence[str], error: Exception | None) -> None:
+def _of_flow_run(name: str, output: str, tags: Sequence[str], error: Exception | None) -> None:
+    from prefect import get_client  # here: a build that has nothing to do does not wait for Prefect
+
+    from flows.watch.progress import flow_run
+
     with tolerated("page of the dataset"), get_client(sync_client=True) as client:
-        found, this, now = status_of(Store.at(output)), flow_run(), datetime.now(UTC)
-        says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
-        began = this.start_time or now
-        run = Run(this.name, _path(this), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
-        runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
-        text, headline = dataset_page(name, found, runs, _schedule(client, name)), _headline(found, run)
-        made = create_markdown_artifact(key=page_key(name), markdown=text, description=headline)
-        # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
-        link = f"[Open the page](/artifacts/artifact/{made})"
-        client.update_artifact(cast("UUID", made), ArtifactUpdate(description=f"{headline}. {link}"))
+        run = flow_run()
+        bring_up_to_date(client, api.Run(str(run.id), run.name, run.start_time), name, output, tags, error)
+
+
+def bring_up_to_date(
+    client: Api, this: api.Run, name: str, output: str, tags: Sequence[str], error: Exception | None = None
+) -> None:
+    """Bring the page of the dataset *name* up to date, which ends *this* run. httpx.HTTPError where the server refuses it."""
+    found, now = status_of(Store.at(output)), datetime.now(UTC)
+    says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
+    began = this.began or now
+    run = Run(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
+    runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
+    text, headline = dataset_page(name, found, runs, _schedule(client, name)), _headline(found, run)
+    made = api.leave(client, this, page_key(name), "markdown", text, headline)
+    # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
+    link = f"[Open the page](/artifacts/artifact/{made})"
+    ask(client, "PATCH", f"/artifacts/{made}", {"description": f"{headline}. {link}"})
 
 
 def page_key(name: str) -> str:
@@ -165,46 +171,48 @@ def _headline(found: Status, run: Run) -> str:
     return str(as_markdown(f"{latest}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
 
 
-def _path(run: FlowRun) -> str:
+def _path(run_id: str) -> str:
     """Of the page of a run, on whatever host the UI is."""
-    return f"/runs/flow-run/{run.id}"
+    return f"/runs/flow-run/{run_id}"
 
 
-def _ended(client: SyncPrefectClient, tags: Sequence[str]) -> Iterator[Run]:
+def _ended(client: Api, tags: Sequence[str]) -> Iterator[Run]:
     """The runs with these tags that have ended, as far as the server keeps them; the newest first."""
-    some = FlowRunFilter.model_validate({"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}})
-    for run in client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.START_TIME_DESC, limit=ASKED):
-        if "group" not in run.parameters and run.state is not None and run.start_time is not None:
-            seconds = run.total_run_time.total_seconds()
-            says = PREFECTS_WORDS.sub("", run.state.message or "")
-            yield Run(run.name, _path(run), run.start_time, seconds, run.state.type.value, says)
+    some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}}
+    for run in ask(client, "POST", "/flow_runs/filter", {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED}):
+        state, began = run["state"], moment(run["start_time"])
+        if "group" not in run["parameters"] and state is not None and began is not None:
+            says = PREFECTS_WORDS.sub("", state["message"] or "")
+            yield Run(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
 
 
-def _schedule(client: SyncPrefectClient, name: str) -> Schedule | None:
+def _schedule(client: Api, name: str) -> Schedule | None:
     """The schedule of the deployment that refreshes a dataset, which has its name; None without one."""
     try:
-        deployment = client.read_deployment_by_name(f"refresh-dataset/{name}")
-    except ObjectNotFound:
+        deployment = ask(client, "GET", f"/deployments/name/refresh-dataset/{quote(name, safe='')}")
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.NOT_FOUND:
+            raise
         return None
-    if not deployment.schedules:
+    schedules = deployment["schedules"]
+    if not schedules:
         return None
-    planned = FlowRunFilter.model_validate(
-        {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
-    )
-    runs = client.read_flow_runs(flow_run_filter=planned, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
-    is_paused = deployment.paused or not any(one.active for one in deployment.schedules)
-    when = " and ".join(_when(one.schedule) for one in deployment.schedules)
-    return Schedule(f"/deployments/deployment/{deployment.id}", runs[0].expected_start_time if runs else None, is_paused, when)
+    planned = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    runs = ask(client, "POST", "/flow_runs/filter", {"flow_runs": planned, "sort": "EXPECTED_START_TIME_ASC", "limit": 1})
+    is_paused = deployment["paused"] or not any(one["active"] for one in schedules)
+    when = " and ".join(_when(one["schedule"]) for one in schedules)
+    at = moment(runs[0]["expected_start_time"]) if runs else None
+    return Schedule(f"/deployments/deployment/{deployment['id']}", at, is_paused, when)
 
 
-def _when(schedule: SCHEDULE_TYPES) -> str:
+def _when(schedule: dict[str, Any]) -> str:
     """Such as ``0 3 * * * Europe/Paris`` or ``every 0:10``."""
     match schedule:
-        case CronSchedule():
-            return " ".join(filter(None, (schedule.cron, schedule.timezone)))
-        case IntervalSchedule():
-            return f"every {duration(schedule.interval.total_seconds())}"
-        case RRuleSchedule():
-            return schedule.rrule
+        case {"cron": cron}:
+            return " ".join(filter(None, (cron, schedule.get("timezone"))))
+        case {"interval": seconds}:
+            return f"every {duration(seconds)}"
+        case {"rrule": rule}:
+            return str(rule)
         case _:
             return ""

@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import functools
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Self, TypeVar, cast
@@ -27,10 +26,8 @@ from flat_tokens.checker import Checked
 from flat_tokens.manifest import read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.terminal import duration, size
 from flows.watch.outages import outages
-from flows.watch.terminal import progress_counts
-from tasks.config import BuildConfig
+from flows.watch.words import WITHOUT_PROGRESS, all_done, describe, not_shown, percent, slug, tolerated
 from tasks.progress import Done, Progress, meter, repeating
 
 R = TypeVar("R")
@@ -40,8 +37,6 @@ logger = logging.getLogger(__name__)
 UPDATE_SECONDS = 2.5
 HEARTBEAT_SECONDS = 30.0
 """The automations take a run for dead after some of these (deployments/automations.yaml)."""
-WITHOUT_PROGRESS = ("start", "finalize", "done")
-"""Stages of the meter in which nothing is counted."""
 OURS = ("flat_tokens", "flows", "tasks")
 """Packages whose log lines the server gets, too."""
 
@@ -61,11 +56,6 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
 def ended(result: R, headline: str) -> R:
     """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result."""
     return cast("R", Completed(message=headline, data=result))
-
-
-def tags_of(config: BuildConfig) -> list[str]:
-    """Tags by which people find the runs of a dataset."""
-    return [f"dataset:{config.name}", f"tokenizer:{short(config.tokenizer.name)}"]
 
 
 def dataset_name(path_or_url: str) -> str:
@@ -88,20 +78,6 @@ def flow_run() -> FlowRun:
     assert context is not None
     assert context.flow_run is not None
     return context.flow_run
-
-
-@contextlib.contextmanager
-def tolerated(what: str) -> Iterator[None]:
-    """Log errors of the block instead of raising them: it only shows something."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  the client, the network and the server have errors of their own
-        _tell(what, error)
-
-
-def _tell(what: str, error: Exception) -> None:
-    if not outages().is_on():
-        logger.warning("The %s could not be shown: %s", what, error)
 
 
 @contextlib.contextmanager
@@ -165,7 +141,7 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
             silent = False
         except Exception as error:  # noqa: BLE001  as above
             if not silent:
-                _tell("progress", error)
+                not_shown("progress", error)
             silent = True
 
     with shown:
@@ -211,7 +187,7 @@ class _Shown:
     def _end(self, stages: list[Progress]) -> None:
         for one in stages:
             if self._is_known(one) and (one.stage, one.done.bytes) not in self._ended:
-                done = what_was_done(one) or "there was nothing to do"
+                done = all_done(one)
                 self._put(one, 100.0, f"Done: {done}")
                 self._ended.add((one.stage, one.done.bytes))
                 logger.info("%s, %s: %s", self._name, one.stage, done)
@@ -238,40 +214,3 @@ class _Shown:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
-
-
-def percent(now: Progress) -> float:
-    """How much of a stage is done; 0 where nobody knows how much there is."""
-    return round(100 * min(now.done.bytes / now.total, 1.0), 1) if now.total else 0.0
-
-
-def describe(now: Progress, over: str | None = None) -> str:
-    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211.0 MB/s``. The card it stands on shows how it begins.
-    The time that is left is not told before it is known, nor of what is *over*: ``Stopped at 45%: ...``.
-    """
-    left = f", {duration(now.left)} left" if now.left is not None and not over else ""
-    at = f"{over} at " if over else ""
-    return f"{at}**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or ('nothing is done' if over else 'begun')}"
-
-
-def what_was_done(now: Progress, *, of_all: bool = False) -> str:
-    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211.0 MB/s``, the rate of what was not;
-    nothing where it was nothing.
-    """
-    parts = progress_counts(now)
-    if now.done.bytes:
-        of = f" of {size(now.total)}" if of_all and now.total else ""
-        stored = f" ({size(now.done.stored)} were stored)" if now.done.stored else ""
-        rate = f" at {now.rate / 1e6:,.1f} MB/s" if now.work else ""
-        parts.append(f"{size(now.done.bytes)}{of}{stored}{rate}")
-    return ", ".join(parts)
-
-
-def short(tokenizer: str) -> str:
-    """A tokenizer's name for people: a file's without its directories."""
-    return PurePath(tokenizer).name if tokenizer.endswith((".json", ".tiktoken")) else tokenizer
-
-
-def slug(text: str) -> str:
-    """Text as an artifact's key: lowercase letters, digits, dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

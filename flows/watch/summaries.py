@@ -9,10 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from prefect.artifacts import create_markdown_artifact
-from prefect.assets import Asset, AssetProperties, materialize
-from prefect.cache_policies import NO_CACHE
-
 from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, SPLITS, read_manifest
@@ -29,7 +25,7 @@ from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.watch.markdown import code, link, page, table
 from flows.watch.page import link_to_page
-from flows.watch.progress import dataset_name, short, slug, tolerated
+from flows.watch.words import short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.output.paths import VERSIONS
@@ -41,6 +37,8 @@ SHOWN_FILES = 20
 
 def leave(name: str, markdown: str, description: str) -> None:
     """Leave a text in Markdown on the run's page. *name* is the same for runs that do the same to the same."""
+    from prefect.artifacts import create_markdown_artifact  # here, as below: a build that has nothing to do does not wait for it
+
     create_markdown_artifact(key=slug(name), markdown=markdown, description=as_markdown(description))
 
 
@@ -49,7 +47,7 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
     tokenizer = short(config.tokenizer.name)
     with tolerated("summary"):
         name = name or config.name
-        leave(f"{name}-summary", summary(config, result, name), _counted(result))
+        leave(f"{name}-summary", summary(config, result, name), counts_of(result))
     with tolerated("asset"):
         made_of = {origin(source): source.name for source in config.sources}
         description = f"Tokens of {', '.join(made_of.values())} by {tokenizer}"
@@ -58,10 +56,12 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
 
 def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
     """Leave a summary of a derived dataset, and it as an asset that was made of its inputs."""
+    from flows.watch.progress import dataset_name
+
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
-        leave(f"{name}-{result.operation}-summary", derived(made_of, result), _counted(result))
+        leave(f"{name}-{result.operation}-summary", derived(made_of, result), counts_of(result))
         outputs = {output_of(path): of for path, of in inputs.items()}
         description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
         record_asset(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
@@ -72,7 +72,7 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
-        leave(f"{name}-import-summary", imported(request, made_of, result), _counted(result))
+        leave(f"{name}-import-summary", imported(request, made_of, result), counts_of(result))
         description = f"Tokens of {result.format} files"
         record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
@@ -107,6 +107,9 @@ def show_check(name: str, level: str, found: Verification | DamagedError, how_fa
 
 def record_asset(location: str, name: str, description: str, made_of: Mapping[str, str], facts: dict[str, Any]) -> None:
     """Record an asset and the assets that it was made of, within a flow run. *made_of*: location -> name."""
+    from prefect.assets import Asset, AssetProperties, materialize
+    from prefect.cache_policies import NO_CACHE
+
     url = location if location.startswith(("http://", "https://")) else None
     made = Asset(key=asset_key(location), properties=AssetProperties(name=name, url=url, description=as_markdown(description)))
     deps = {asset_key(place): Asset(key=asset_key(place), properties=AssetProperties(name=of)) for place, of in made_of.items()}
@@ -318,7 +321,8 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _counted(result: Published) -> str:
+def counts_of(result: Published) -> str:
+    """What a version holds and where it is, in a line."""
     return f"{_sum(result, 'seq_count'):,} documents, {_sum(result, 'token_count'):,} tokens: {result.path}"
 
 

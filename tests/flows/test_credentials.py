@@ -17,9 +17,10 @@ import flat_tokens
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from flows.build import build_dataset
-from flows.credentials import VARIABLE, credentials
+from flows.credentials import credentials
 from flows.verify import verify_dataset
 from tasks.config import BuildConfig
+from tasks.locations import CREDENTIALS
 from tests.faults.stores import BUCKETS
 
 HIDDEN = "hidden-in-the-block-7Qz"
@@ -36,7 +37,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         client = {"endpoint_url": found.proxy.url, "region_name": "us-east-1"}
         options = {"s3": {"key": "AKIABLOCK", "secret": HIDDEN, "client_kwargs": client}}
         Secret(value=json.dumps(options)).save("buckets", overwrite=True)
-        monkeypatch.setenv(VARIABLE, "secret/buckets")
+        monkeypatch.setenv(CREDENTIALS, "secret/buckets")
         yield found.url
 
 
@@ -93,7 +94,7 @@ def test_what_is_no_such_block_is_told_without_what_it_holds(
 ) -> None:
     if value is not None:
         Secret(value=value).save("odd", overwrite=True)
-    monkeypatch.setenv(VARIABLE, name)
+    monkeypatch.setenv(CREDENTIALS, name)
     with pytest.raises((ValueError, PermissionError), match=message) as refused, credentials():
         pass
     assert HIDDEN not in str(refused.value)
@@ -103,7 +104,7 @@ def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest
     """They sign in all threads of a run, and nobody is told them."""
     key = HIDDEN.encode().hex() + "ab" * 16
     Secret(value={"signing": {"keys": key}}).save("odd", overwrite=True)
-    monkeypatch.setenv(VARIABLE, "secret/odd")
+    monkeypatch.setenv(CREDENTIALS, "secret/odd")
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
     source = {"path": f"{tmp_path}/notes.jsonl"}
     told_ = {"output": f"{tmp_path}/out", "tokenizer": "bytes", "name": "signed-by-block", "source": source}
@@ -119,7 +120,7 @@ def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest
 
 def test_options_that_were_there_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     Secret(value={"s3": {"key": "b"}}).save("odd", overwrite=True)
-    monkeypatch.setenv(VARIABLE, "secret/odd")
+    monkeypatch.setenv(CREDENTIALS, "secret/odd")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "a", "anon": False})
     with credentials():
         assert fsspec.config.conf["s3"] == {"key": "b", "anon": False}

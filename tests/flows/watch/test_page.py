@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect.client.orchestration import get_client
 
 from flows.build import build_dataset
 from flows.refresh import refresh_dataset
-from flows.watch.page import Run, Schedule, dataset_page, link_to_page
+from flows.watch import api
+from flows.watch.page import Run, Schedule, bring_up_to_date, dataset_page, link_to_page
 from tasks.config import BuildConfig
 from tasks.output.versions import Status, Version, pin
 from tests.faults.support import settings_of, write_notes
@@ -81,6 +84,40 @@ def test_what_runs_and_versions_say_is_no_markdown() -> None:
     assert "<" not in page
     assert "\x1b" not in page
     assert not any(line.startswith("# [a]") for line in page.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("schedules", "when"),
+    [
+        ([{"cron": "0 3 * * *", "timezone": "Europe/Paris", "day_or": True}], "`0 3 * * * Europe/Paris`"),
+        ([{"interval": 600.0, "timezone": "UTC"}, {"rrule": "FREQ=DAILY", "timezone": "UTC"}], "`every 10:00 and FREQ=DAILY`"),
+    ],
+)
+def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, schedules: list[dict[str, Any]], when: str) -> None:
+    """As the API tells of it; and what the page says is left under the run."""
+    left: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content or b"null")
+        match request.url.raw_path.decode():
+            case "/api/deployments/name/refresh-dataset/my%20web":
+                told = [{"schedule": one, "active": True} for one in schedules]
+                return httpx.Response(200, json={"id": "7", "paused": False, "schedules": told})
+            case "/api/flow_runs/filter" if "deployment_id" in body["flow_runs"]:
+                return httpx.Response(200, json=[{"expected_start_time": "2026-03-10T04:05:00Z"}])
+            case "/api/flow_runs/filter":
+                return httpx.Response(200, json=[])
+            case "/api/artifacts/":
+                left.append(body)
+                return httpx.Response(201, json={"id": "5"})
+        assert request.method == "PATCH"
+        return httpx.Response(204)
+
+    with httpx.Client(base_url="http://server/api", transport=httpx.MockTransport(answer)) as client:
+        bring_up_to_date(client, api.Run("3", "build my web", AT), "my web", str(tmp_path), ["dataset:my web"])
+    ((key, run_id, text),) = [(one["key"], one["flow_run_id"], one["data"]) for one in left]
+    assert (key, run_id) == ("dataset-my-web", "3")
+    assert f"- Schedule: {when}, [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)" in text.splitlines()
 
 
 @pytest.mark.slow

@@ -34,16 +34,12 @@ from flows.watch.progress import (
     alive,
     counted,
     dataset_name,
-    describe,
     flow_run,
     logged,
-    percent,
-    slug,
-    tags_of,
     watched,
-    what_was_done,
 )
 from flows.watch.terminal import progress_line
+from flows.watch.words import describe, percent, slug, tags_of, what_was_done
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Pace, Progress, meter

@@ -1,0 +1,54 @@
+"""A build that has nothing to do is known as such before Prefect is imported, if that is soon told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.pipelines.build import BuildResult, build, build_of_nothing
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tests.faults.support import settings_of, write_notes
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> BuildConfig:
+    return BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6)))
+
+
+def look(config: BuildConfig) -> BuildResult | None:
+    with Threads(1) as runner:
+        return build_of_nothing(config, runner)
+
+
+def made(config: BuildConfig) -> BuildResult:
+    with Threads(1) as runner:
+        return build(config, runner)
+
+
+def test_its_result_is_that_of_the_build(config: BuildConfig) -> None:
+    made(config)
+    found, again = look(config), made(config)
+    assert found is not None
+    assert found.was_published
+    assert found.model_copy(update={"seconds": {}}) == again.model_copy(update={"seconds": {}})
+
+
+def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp_path: Path) -> None:
+    """Nothing is published yet; the text has grown; another split is wanted."""
+    assert look(config) is None
+    assert not (tmp_path / "out").exists()
+    first = made(config)
+    assert look(config.model_copy(update={"split_seed": 1})) is None
+    write_notes(tmp_path / "in" / "notes.jsonl", 7)
+    assert look(config) is None
+    assert [path.name for path in (tmp_path / "out" / "versions").iterdir()] == [first.version]
+    assert len(list((tmp_path / "out" / "runs").glob("*.json"))) == 1
+
+
+def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People watch how far that is."""
+    made(config)
+    monkeypatch.setattr("flows.pipelines.build.LOOKED_INTO", 10)
+    assert look(config) is None
