@@ -51,16 +51,28 @@ def _blocks(opened: BinaryIO, limit: int, size: int) -> Iterator[bytes | None]:
     pending = b""
     while data := opened.read(size):
         pending += data
-        bytes_ = np.frombuffer(pending, np.uint8)
-        ends = _outside(np.flatnonzero(bytes_ == ord("\n")), np.flatnonzero(bytes_ == QUOTE))
-        if len(pending) > limit and np.diff(ends, prepend=-1, append=len(pending) - 1).max() > limit:
-            yield None
-            return
-        if ends.size:
-            yield pending[: ends[-1] + 1]
-            pending = pending[ends[-1] + 1 :]
+        if len(pending) > limit:
+            bytes_ = np.frombuffer(pending, np.uint8)
+            ends = _outside(np.flatnonzero(bytes_ == ord("\n")), np.flatnonzero(bytes_ == QUOTE))
+            if np.diff(ends, prepend=-1, append=len(pending) - 1).max() > limit:
+                yield None
+                return
+        if end := _last_end(pending):
+            yield pending[:end]
+            pending = pending[end:]
     if pending:
         yield pending
+
+
+def _last_end(data: bytes) -> int:
+    """Where the last row ends in *data*, which begins with one, as far as quotes tell; 0 where none does."""
+    at = data.rfind(b"\n")
+    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == QUOTE) % 2 == 1
+    while at >= 0 and is_quoted:
+        begin = data.rfind(b'"', 0, at)
+        at = data.rfind(b"\n", 0, begin)
+        is_quoted = data.count(b'"', max(at, 0), begin) % 2 == 1
+    return at + 1
 
 
 def _outside(places: npt.NDArray[np.int64], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -71,14 +83,16 @@ def _outside(places: npt.NDArray[np.int64], quotes: npt.NDArray[np.int64]) -> np
 def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | None:
     """The rows of a block by Arrow's parser, which is not strict. None where Python's might read them otherwise, or not."""
     delimiter = _delimiter(file)
-    data = np.frombuffer(block, np.uint8)
-    quotes, returns = np.flatnonzero(data == QUOTE), np.flatnonzero(data == ord("\r"))
-    padded = np.concatenate([[ord("\n")], data, [ord("\n")]])  # byte i of the block is i + 1 here
+    padded = np.frombuffer(b"\n%b\n" % block, np.uint8)  # byte i of the block is i + 1 here
+    quotes = np.flatnonzero(padded[1:-1] == QUOTE)
     begins, ends = (np.zeros(256, bool) for _ in range(2))
     begins[[ord(delimiter), ord("\n"), QUOTE]] = ends[[ord(delimiter), ord("\n"), ord("\r"), QUOTE]] = True
     if len(quotes) % 2 or not begins[padded[quotes[::2]]].all() or not ends[padded[quotes[1::2] + 2]].all():
         return None
-    if (padded[_outside(returns, quotes) + 2] != ord("\n")).any() or block.startswith(BOM) or len(block) > MAX_BLOCK:
+    if block.startswith(BOM) or len(block) > MAX_BLOCK:
+        return None
+    returns = np.flatnonzero(padded[1:-1] == ord("\r"))
+    if _outside(returns[padded[returns + 2] != ord("\n")], quotes).size:
         return None
     wanted = {file.columns[k]: f"{header.index(name)}" for k, name in enumerate(file.columns)}
     try:
