@@ -18,7 +18,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
-BYTES_AT_ONCE = 4 << 20
+BYTES_AT_ONCE = 2 << 20
 """Of raw chunks that are written together."""
 
 

@@ -19,7 +19,9 @@ from typing import Any, BinaryIO, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-WRITE_BUFFER_BYTES = 4 << 20
+WRITE_BUFFER_BYTES = 2 << 20
+SMALL_BYTES = 1 << 16
+"""A file of so many bytes takes none of the buffers, of which each stays in memory that was once filled."""
 DIRECT_ALIGNMENT = 4096
 
 REMEDIES = {errno.ENOSPC: "Make room", errno.EDQUOT: "Make room", errno.EIO: "Check the disk", errno.ESTALE: "Mount it again"}
@@ -87,10 +89,20 @@ class LocalSink:
         self._target, self._seen, self._top = target, seen, top
         self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
         self._fd, self._filled, self._size = -1, 0, 0
-        self._buffer: Buffer | None = take_buffer()
+        self._held = bytearray()
+        self._buffer: Buffer | None = None
         self._writing: tuple[Future[None], Buffer] | None = None
 
     def write(self, data: memoryview) -> None:
+        if self._buffer is None:
+            if len(self._held) + len(data) <= SMALL_BYTES:
+                self._held += data
+                return
+            self._buffer = take_buffer()
+            self._fill(memoryview(self._held))
+        self._fill(data)
+
+    def _fill(self, data: memoryview) -> None:
         while data:
             assert self._buffer is not None
             part = data[: WRITE_BUFFER_BYTES - self._filled]
@@ -106,13 +118,14 @@ class LocalSink:
     def commit(self) -> None:
         try:
             with named_errors(self._target):
-                assert self._buffer is not None
                 if self._top is not None:
                     refuse_links(self._target.parent, self._top)
                 if self._fd < 0:  # small: not worth a direct write
                     self._fd = self._open(direct=False)
-                    self._seen(self._buffer[: self._filled].data)
-                    _write_all(self._fd, self._buffer, self._filled)
+                    data = np.frombuffer(self._held, np.uint8) if self._buffer is None else self._buffer[: self._filled]
+                    self._seen(data.data)
+                    _write_all(self._fd, data, len(data))
+                    self._size = len(data)
                 elif self._filled:
                     # A direct write covers whole blocks; the bytes behind the end are cut off below.
                     self._flush(-(-self._filled // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)

@@ -42,7 +42,7 @@ PIECE_TOKENS = 1 << 25
 """Tokens of a piece, unless one document has more: a shuffle holds a piece in memory for each worker."""
 PIECE_DOCUMENTS = 1 << 20
 DOCUMENT_BYTES = 8 * len(("start", *DOCUMENT_ARRAYS))
-BLOCK_TOKENS = 1 << 19
+BLOCK_TOKENS = 1 << 18
 
 SAMPLING = 0x5A3B1E
 """Samples and validation are drawn with different keys, or a sample of the same seed would begin with validation's documents."""

@@ -12,22 +12,23 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.stored import StoredArray
 
-READ_AHEAD = 3
 MAX_SLICES_OF_A_BLOCK = 512
 """Of more runs, as many short documents make them, the items are chosen by a mask, which takes as long for any number."""
 
 
 class Reads(NamedTuple):
-    """How tokens are read: in blocks of *block* tokens. Where less than one part in *sparse* of a block is wanted, each run is
-    read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner chunks are checked.
+    """How tokens are read: in blocks of *block* tokens, *ahead* of them at a time. Where less than one part in *sparse* of a
+    block is wanted, each run is read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner
+    chunks are checked.
     """
 
     block: int
     sparse: int | None
     whole: bool = False
+    ahead: int = 3
 
 
-FROM_DISK = Reads(1 << 19, 8)
+FROM_DISK = Reads(1 << 18, 8, ahead=2)
 FROM_STORE = Reads(1 << 20, None)
 """A request of an object store takes as long as reading some megabytes."""
 
@@ -66,15 +67,15 @@ def read_runs(
     """
     if not len(begins):
         return
-    buffers = deque(np.empty((READ_AHEAD + 1, reads.block), source.numpy_dtype))
+    buffers = deque(np.empty((reads.ahead + 1, reads.block), source.numpy_dtype))
 
-    with ThreadPoolExecutor(READ_AHEAD) as readers:
+    with ThreadPoolExecutor(reads.ahead) as readers:
         under_way: deque[tuple[_Block, Future[npt.NDArray[Any]]]] = deque()
         for block in _blocks(begins, ends, reads, source.length):
             out = buffers[0][: block.end - block.begin]
             buffers.rotate(-1)  # a buffer is used again when all the others have been
             under_way.append((block, readers.submit(source.read, block.begin, block.end, out)))
-            if len(under_way) == READ_AHEAD:
+            if len(under_way) == reads.ahead:
                 yield from _of_block(*under_way.popleft(), begins, ends)
         while under_way:
             yield from _of_block(*under_way.popleft(), begins, ends)

@@ -159,6 +159,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
             names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
             digests.append(names)
             documents.append(counts)
+            del segments, part, batch  # or they stay while the next ones are read
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
     return TokenShard(
