@@ -18,6 +18,7 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from serve import POOLS
 
+from flows.__main__ import ARROW_MEMORY, LARGE_PAGES, TUNABLES
 from flows.watch.outages import outages
 
 ENGINE = Path(__file__).with_name("engine.py")
@@ -59,8 +60,9 @@ class BegunAtOnce(ProcessJobConfiguration):
 
 
 if __name__ == "__main__":
-    # Its runs have memory in large pages, as builds on the command line do (flows/__main__.py).
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    if sys.platform == "linux":  # its runs have memory as builds on the command line do
+        for name, value in {TUNABLES: LARGE_PAGES, **ARROW_MEMORY}.items():
+            os.environ.setdefault(name, value)
     ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
     ProcessWorker.job_configuration = BegunAtOnce
     outages()
