@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import hashlib
 import logging
 import threading
@@ -336,9 +337,16 @@ def may_use_fast_engine(
     key = tokenizer.digest, tokenizer.limits
     fault = _faults.get(key) or _fault_on(tokenizer, [*samples, *(() if key in _faults else awkward_texts())])
     if fault is None:
+        _give_back_memory()
         return True
     logger.warning(SLOW, fault, cost_of_reference(tokenizer, samples, text_bytes, processors))
     return False
+
+
+def _give_back_memory() -> None:
+    """Give the system back what loading and trying have left. The C library would keep it for the threads that did so."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 SLOW = "The fast engine %s. Using the slower reference engine%s."
