@@ -40,9 +40,12 @@ from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
+from tasks.shards.contents import Opened, open_contents
+from tasks.shards.fresh import Fresh
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.shards.write import tokenize_or_load
 from tasks.split.ahead import Ahead
 from tasks.split.duplicates import Dropping
 from tasks.split.kinds import Kinds
@@ -165,12 +168,22 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 meter.begin("tokenize", total, stored=total - sum(map(TOKENIZE.size, missing)))
                 held.enter_context(fetched_ahead(missing if runner.reads_here else [], config.sources, place))
 
+                tokenizing = TOKENIZE.given(
+                    recipe, place, indexed
+                )  # slice -> token shard, staged on the machine that tokenizes it
+                splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
+                fresh, ahead = Fresh(), None
+                if runner.works_here and not config.masked:
+                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh))
+                    tokenizing = tokenizing._replace(by=lambda step, slice_: tokenize_or_load(slice_, *step.shared, fresh))
+                    splitting = splitting._replace(by=lambda _, span: ahead.write(span))
+
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the
                 # slices behind are still tokenized.
                 shards = in_order(
                     runner,
                     slices.values(),
-                    TOKENIZE.given(recipe, place, indexed),  # slice -> token shard, staged on the machine that tokenizes it
+                    tokenizing,
                     SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
                 )
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
@@ -179,11 +192,8 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 placed = kinds.of_places(place_shards(text, recipe, shards))
                 if dropping:
                     placed = in_turn(runner, placed, DUPLICATES.given(dropping))  # -> without texts of earlier ones
-                places = count_in_order(placed, counted, rule, place.root, version.name)
-                splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
-                if runner.works_here and not config.masked:
-                    ahead = held.enter_context(Ahead(rule, layout, place, version.name))
-                    places, splitting = ahead.follow(places), splitting._replace(by=lambda _, span: ahead.write(span))
+                places = count_in_order(placed, counted, rule, place.root, version.name, fresh.open)
+                places = ahead.follow(places) if ahead else places
                 spans: list[Span] = []
                 writing: list[Started] = []
                 with settled(writing):
@@ -304,11 +314,16 @@ def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> It
 
 
 def count_in_order(
-    places: Iterable[ShardPlace], seen: list[CountedPlace], rule: SplitRule, root: Store, version: str
+    places: Iterable[ShardPlace],
+    seen: list[CountedPlace],
+    rule: SplitRule,
+    root: Store,
+    version: str,
+    opened: Opened = open_contents,
 ) -> Iterator[CountedPlace]:
     """Places as they come, with their counts; *seen* keeps them all."""
     for at in places:
-        seen.append((at, count_documents(at, rule, root, version)))
+        seen.append((at, count_documents(at, rule, root, version, opened)))
         yield seen[-1]
 
 

@@ -21,11 +21,22 @@ from tasks.models import Held, Name, TokenShard
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.columns import shard_columns
 from tasks.shards.read import open_arrays
-from tasks.shards.runs import FROM_DISK, FROM_STORE, read_runs
+from tasks.shards.runs import FROM_DISK, FROM_STORE, read_runs, runs_in_memory
 
 WINDOW_TOKENS = 1 << 21
 """Tokens that are put together at a time where they come from both splits of a version."""
 VERSIONS_OPEN = 4
+
+
+Parts = Sequence[npt.NDArray[np.uint32]]
+"""Tokens in memory, in parts one behind the other."""
+
+
+class InMemory(NamedTuple):
+    """The tokens of a shard that has no loss mask."""
+
+    encoded_tokens: Parts
+    loss_mask: None = None
 
 
 class Contents(NamedTuple):
@@ -39,7 +50,7 @@ class Contents(NamedTuple):
     array: npt.NDArray[np.int8]
     begins: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    arrays: tuple[FlatTokens, ...]
+    arrays: tuple[FlatTokens, ...] | tuple[InMemory]
     rows: Callable[[], npt.NDArray[np.uint64]]
     columns: Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
 
@@ -58,7 +69,7 @@ class Contents(NamedTuple):
             yield np.ones(min(WINDOW_TOKENS, count - start), np.uint8)
 
     def _items(
-        self, arrays: Sequence[StoredArray], wanted: npt.NDArray[np.bool_], low: int, high: int
+        self, arrays: Sequence[StoredArray | Parts], wanted: npt.NDArray[np.bool_], low: int, high: int
     ) -> Iterator[npt.NDArray[Any]]:
         array, begins, lengths = self.array[wanted], self.begins[wanted], self.lengths[wanted]
         some = lengths > 0
@@ -75,24 +86,32 @@ class Contents(NamedTuple):
 
 
 def _runs(
-    arrays: Sequence[StoredArray], array: npt.NDArray[np.int8], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    arrays: Sequence[StoredArray | Parts], array: npt.NDArray[np.int8], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[Any]]:
     """The items of runs, one behind the other, each of the array of that number."""
     if not len(array):
         return
-    reads = FROM_DISK if arrays[0].store.is_local else FROM_STORE
+    if not isinstance(arrays[0], StoredArray):
+        yield from runs_in_memory(arrays[0], begins, ends)  # there is one array
+        return
+    stored = [source for source in arrays if isinstance(source, StoredArray)]
+    reads = FROM_DISK if stored[0].store.is_local else FROM_STORE
     if (array == array[0]).all():
-        yield from read_runs(arrays[int(array[0])], begins, ends, reads)
+        yield from read_runs(stored[int(array[0])], begins, ends, reads)
         return
     windows = np.cumsum(ends - begins) // WINDOW_TOKENS
     for window in np.split(np.arange(len(array)), np.flatnonzero(np.diff(windows)) + 1):
         lengths = ends[window] - begins[window]
-        items = np.empty(int(lengths.sum()), arrays[0].numpy_dtype)
-        for i, source in enumerate(arrays):
+        items = np.empty(int(lengths.sum()), stored[0].numpy_dtype)
+        for i, source in enumerate(stored):
             mine = array[window] == i
             parts = [part.copy() for part in read_runs(source, begins[window][mine], ends[window][mine], reads)]
             items[np.repeat(mine, lengths)] = np.concatenate([*parts, items[:0]])
         yield items
+
+
+Opened = Callable[[Store, TokenShard], Contents]
+"""How a shard is opened for its documents."""
 
 
 def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
@@ -109,8 +128,13 @@ def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
         np.diff(starts),
         (tokens,),
         lambda: documents.row.read(0, tokens.seq_count),
-        lambda wanted: shard_columns(root, shard).take(wanted, list(shard.columns)),
+        functools.partial(columns_of_shard, root, shard),
     )
+
+
+def columns_of_shard(root: Store, shard: TokenShard, wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
+    return shard_columns(root, shard).take(wanted, list(shard.columns))
 
 
 class _Split(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,6 +14,10 @@ from flat_tokens.arrays.stored import StoredArray
 
 MAX_SLICES_OF_A_BLOCK = 512
 """Of more runs, as many short documents make them, the items are chosen by a mask, which takes as long for any number."""
+
+
+LONG_RUN = 1 << 17
+"""Tokens of a run that is better written alone than copied together with others."""
 
 
 class Reads(NamedTuple):
@@ -76,21 +80,37 @@ def read_runs(
             buffers.rotate(-1)  # a buffer is used again when all the others have been
             under_way.append((block, readers.submit(source.read, block.begin, block.end, out)))
             if len(under_way) == reads.ahead:
-                yield from _of_block(*under_way.popleft(), begins, ends)
+                block, reading = under_way.popleft()
+                yield from _of_block(block, reading.result(), begins, ends)
         while under_way:
-            yield from _of_block(*under_way.popleft(), begins, ends)
+            block, reading = under_way.popleft()
+            yield from _of_block(block, reading.result(), begins, ends)
+
+
+def runs_in_memory(
+    parts: Sequence[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[Any]]:
+    """The items of the same runs where they are in memory, in parts one behind the other."""
+    borders = np.cumsum([0, *map(len, parts)])
+    firsts = np.searchsorted(ends, borders[:-1], "right").tolist()
+    lasts = np.searchsorted(begins, borders[1:], "left").tolist()
+    for part, begin, end, first, last in zip(parts, borders[:-1].tolist(), borders[1:].tolist(), firsts, lasts, strict=True):
+        if first < last:
+            yield from _of_block(_Block(begin, end, first, last), part, begins, ends)
 
 
 def _of_block(
-    block: _Block, reading: Future[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    block: _Block, tokens: npt.NDArray[Any], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[Any]]:
     """The items of a block that belong to its runs."""
-    tokens = reading.result()
     low = np.maximum(begins[block.first : block.last], block.begin) - block.begin
     high = np.minimum(ends[block.first : block.last], block.end) - block.begin
     if len(low) <= MAX_SLICES_OF_A_BLOCK:
         parts = [tokens[i:j] for i, j in zip(low.tolist(), high.tolist(), strict=True)]
-        yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) * LONG_RUN <= len(tokens):
+            yield from parts
+        else:
+            yield np.concatenate(parts)
         return
     edge = np.zeros(len(tokens) + 1, np.int8)
     edge[low] += 1

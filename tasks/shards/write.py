@@ -25,6 +25,7 @@ from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
+from tasks.shards.fresh import Fresh, Making
 from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
 from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
 from tasks.shards.receipts import put_aside, receipt_json, repairing, without_receipt
@@ -45,15 +46,17 @@ class Staged(NamedTuple):
     shard: TokenShard
 
 
-def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> Staged | TokenShard:
+def tokenize_or_load(
+    slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = (), fresh: Fresh | None = None
+) -> Staged | TokenShard:
     """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
-    file fetched.
+    file fetched. *fresh* keeps what is made in memory, too.
     """
     stored = load_or_held(place.root, indexed, recipe.key(slice_))
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
-    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed))
+    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed, fresh))
 
 
 def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
@@ -116,7 +119,7 @@ def staging_shard(key: str, place: Place, masked: bool = False, digested: bool =
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
-def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> TokenShard:
+def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = (), fresh: Fresh | None = None) -> TokenShard:
     """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document. Segments
     whose tokens the output has are not tokenized again.
     """
@@ -127,7 +130,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
     tally, before, taken = Tally(), 0, 0
     digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    file = slice_.file
+    file, made = slice_.file, None if fresh is None else Making(fresh)
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
@@ -149,6 +152,8 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
                 writer.tokens.append(batch)
                 writer.key.append(part.keys)
                 writer.row.append(part.rows)
+                if made is not None:
+                    made.append(batch, part.keys, part.rows)
                 if part.columns is not None:
                     writer.columns.append(part.columns, tally.kinds)
                 if writer.digest is not None and writer.text_bytes is not None:
@@ -162,7 +167,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
             del segments, part, batch  # or they stay while the next ones are read
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
-    return TokenShard(
+    shard = TokenShard(
         key=key,
         inputs=recipe.key_inputs(slice_),
         text_bytes=tally.text_bytes,
@@ -176,6 +181,9 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
         columns=writer.columns.kinds,
         **writer.stored,
     )
+    if made is not None:
+        made.end(place.root, shard)
+    return shard
 
 
 def text_length(documents: Documents) -> int:

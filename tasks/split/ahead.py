@@ -16,8 +16,10 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import SPLITS
 from tasks.models import Split
 from tasks.output.staging import Place
+from tasks.shards.contents import Contents, open_contents
+from tasks.shards.fresh import Fresh
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, Span, SplitRule, span_length
-from tasks.split.write import Written, check_length, items_of, put_tokens, write_span
+from tasks.split.write import Written, check_length, put_tokens, tokens_from, write_span
 
 BACKLOG = 2
 """Shards that wait for their split's thread where it begins one span more. A thread that falls further behind leaves spans to the
@@ -29,10 +31,14 @@ workers, who have time for it at the end.
 """
 
 
+Shard = tuple[ShardPlace, Contents | None]
+"""A shard with its place in a split, and its documents where they are in memory."""
+
+
 class _Coming(NamedTuple):
     """A span that is being written: its shards as they come, then "end", and what is written of it, with its length."""
 
-    shards: SimpleQueue[ShardPlace | Literal["end", "give up"]]
+    shards: SimpleQueue[Shard | Literal["end", "give up"]]
     written: Future[tuple[Written, int]]
 
 
@@ -45,16 +51,17 @@ class _Hand:
         self._thread = ThreadPoolExecutor(1, f"{split} ahead")
         self._begun: dict[int, _Coming] = {}
 
-    def add(self, shard: ShardPlace, token_count: int) -> None:
-        """The next shard with tokens of the split."""
+    def add(self, shard: ShardPlace, token_count: int, contents: Contents | None) -> None:
+        """The next shard with tokens of the split, and its documents where they are in memory."""
         begin, self._end = self._end, self._end + token_count
         here = shard.model_copy(update={"first_token": begin, "token_count": token_count})
         for start in range(begin // self._length * self._length, self._end, self._length):
-            if begin <= start and token_count >= SMALL_TOKENS and self._backlog() <= BACKLOG:
+            may_wait = token_count >= SMALL_TOKENS and self._backlog() <= BACKLOG
+            if begin <= start and (contents is not None or may_wait):
                 shards: SimpleQueue[Any] = SimpleQueue()
                 self._begun[start] = _Coming(shards, self._thread.submit(self._write, start, shards))
             if (coming := self._begun.get(start)) is not None:
-                coming.shards.put(here)
+                coming.shards.put((here, contents))
                 if self._end >= start + self._length:
                     coming.shards.put("end")
 
@@ -88,13 +95,20 @@ class _Hand:
         span = ShardSpan(split=self._split, of_tokens=True, start=start, stop=start + self._length, places=())
         tokens = (
             some
-            for at in _as_they_come(shards)
-            for some in items_of(span, at, self._rule, self._place, self._version, "encoded_tokens")
+            for at, contents in _as_they_come(shards)
+            for some in tokens_from(
+                contents or open_contents(self._place.root, at.shard, "encoded_tokens"),
+                span,
+                at,
+                self._rule,
+                self._place,
+                self._version,
+            )
         )
         return put_tokens(span, tokens, self._layout, self._place, self._version)
 
 
-def _as_they_come(shards: SimpleQueue[Any]) -> Iterator[ShardPlace]:
+def _as_they_come(shards: SimpleQueue[Any]) -> Iterator[Shard]:
     while (shard := shards.get()) != "end":
         if shard == "give up":
             raise CancelledError
@@ -102,18 +116,22 @@ def _as_they_come(shards: SimpleQueue[Any]) -> Iterator[ShardPlace]:
 
 
 class Ahead:
-    """Writes spans of tokens of both splits ahead, within a block that ends when the build needs them no more."""
+    """Writes spans of tokens of both splits ahead, within a block that ends when the build needs them no more. *fresh*: where
+    shards are that are still in memory.
+    """
 
-    def __init__(self, rule: SplitRule, layout: LayoutName, place: Place, version: str) -> None:
+    def __init__(self, rule: SplitRule, layout: LayoutName, place: Place, version: str, fresh: Fresh) -> None:
+        self._fresh = fresh
         self._shared = rule, layout, place, version
         self._hands: dict[str, _Hand] = {split: _Hand(split, *self._shared) for split in SPLITS}
 
     def follow(self, counted: Iterable[CountedPlace]) -> Iterator[CountedPlace]:
         """The same places, each noted before it is yielded."""
         for at, counts in counted:
+            contents = self._fresh.take(at.shard)
             for hand, token_count in zip(self._hands.values(), (counts.train_tokens, counts.validation_tokens), strict=True):
                 if token_count:
-                    hand.add(at, token_count)
+                    hand.add(at, token_count, contents)
             yield at, counts
         for hand in self._hands.values():
             hand.end()

@@ -16,7 +16,7 @@ from flat_tokens.manifest import DUPLICATE, DUPLICATES, SPLITS
 from flat_tokens.stores.store import Store, StoredObject
 from tasks.models import Model, Split, TokenShard
 from tasks.output.paths import version_store
-from tasks.shards.contents import open_contents
+from tasks.shards.contents import Opened, open_contents
 
 SPAN_TOKENS = 1 << 26
 """Tokens that one task writes, at least one stored object."""
@@ -165,12 +165,12 @@ class Counts(NamedTuple):
 CountedPlace = tuple[ShardPlace, Counts]
 
 
-def count_documents(at: ShardPlace, rule: SplitRule, root: Store, version: str = "") -> Counts:
+def count_documents(at: ShardPlace, rule: SplitRule, root: Store, version: str = "", opened: Opened = open_contents) -> Counts:
     """Count a shard's sequences and tokens of each split, from its keys and starts. *version* has the lists of copies."""
     here = (at.kept.written, at.kept.token_count)
     if at.all_in is not None or rule.fraction == 0:
         return Counts(0, 0, *here) if at.all_in == "validation" else Counts(*here, 0, 0)
-    contents = open_contents(root, at.shard)
+    contents = opened(root, at.shard)
     drawn = rule.draws(contents.keys)
     if at.copies is not None:
         drawn &= staying(at, version_store(root, version))

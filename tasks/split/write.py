@@ -51,8 +51,8 @@ def names_below_output(written: Written, rule: SplitRule, layout: LayoutName, pl
 def write_span(span: ShardSpan, rule: SplitRule, layout: LayoutName, place: Place, version: Name) -> Written:
     """Write a span's objects below ``versions/<version>``, each once and whole."""
     if span.of_tokens:
-        tokens = (some for at in span.places for some in items_of(span, at, rule, place, version, "encoded_tokens"))
-        masks = (some for at in span.places for some in items_of(span, at, rule, place, version, LOSS_MASK))
+        tokens = (some for at in span.places for some in _items_of(span, at, rule, place, version, "encoded_tokens"))
+        masks = (some for at in span.places for some in _items_of(span, at, rule, place, version, LOSS_MASK))
         return store_tokens(span, tokens, masks, layout, place, version)
     entries = (_entries_of(span, at, rule, place, version) for at in span.places)
     kinds = dict.fromkeys(span.columns, "null")
@@ -142,11 +142,18 @@ def check_length(at: Span, length: int) -> None:
         raise AssertionError(f"{at.label}: {length} items came instead of {at.stop - at.start}")
 
 
-def items_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, name: str) -> Iterator[npt.NDArray[Any]]:
+def _items_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, name: str) -> Iterator[npt.NDArray[Any]]:
     """The span's tokens that come from one shard, in order, or their loss mask, by the *name* of the array."""
     contents = open_contents(place.root, at.shard, name)
+    return tokens_from(contents, span, at, rule, place, version, masks=name == LOSS_MASK)
+
+
+def tokens_from(
+    contents: Contents, span: Span, at: ShardPlace, rule: SplitRule, place: Place, version: str, *, masks: bool = False
+) -> Iterator[npt.NDArray[Any]]:
+    """The span's tokens that come from a shard with these contents, in order, or their loss mask."""
     keep = _chosen_at(span, at, rule, place, version, contents)
-    read = contents.masks if name == LOSS_MASK else contents.tokens
+    read = contents.masks if masks else contents.tokens
     # (split, token) -> (shard, token of those kept)
     return read(keep, span.start - at.first_token, span.stop - at.first_token)
 

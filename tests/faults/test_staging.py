@@ -135,12 +135,12 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypa
     failed, stayed = threading.Event(), []
     real = tasks.shards.write.tokenize_slice
 
-    def tokenize(slice_: Any, recipe: Any, place: Any, indexed: Any) -> Any:
+    def tokenize(slice_: Any, recipe: Any, place: Any, *more: Any) -> Any:
         if slice_.start:
             failed.wait(20)
             time.sleep(0.3)
             stayed.append(Path(place.staging).exists())
-        return real(slice_, recipe, place, indexed)
+        return real(slice_, recipe, place, *more)
 
     def count(*_: Any) -> Any:
         failed.set()
