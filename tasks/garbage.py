@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync_directory
+from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -148,7 +148,7 @@ def _remove_version(root: Store, version: str) -> bool:
             if _is_wanted(root, version) or not root.exists(directory):  # another collection was faster
                 return False
             trash = _throw_away(root, directory)
-            sync_directory(Path(root.path(VERSIONS)))  # or a power loss might bring it back without what is removed next
+            sync(Path(root.path(VERSIONS)))  # or a power loss might bring it back without what is removed next
         root.remove(trash)
     else:
         markers = dict[str, bytes]()

@@ -80,13 +80,16 @@ def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview 
 
 
 class LocalSink:
-    """A file written past the page cache where the system allows it, synced, then renamed into place. Token data is written once
-    and read much later, if at all by this machine: if it pushed everything else out of the page cache, a build would be slower
-    than its disk. While one buffer is written, the next one is filled. *seen* gets the file's bytes in order, a buffer at a time.
+    """A file written past the page cache where the system allows it, synced if it is to be *durable*, then renamed into place.
+    Token data is written once and read much later, if at all by this machine: if it pushed everything else out of the page
+    cache, a build would be slower than its disk. While one buffer is written, the next one is filled. *seen* gets the file's
+    bytes in order, a buffer at a time.
     """
 
-    def __init__(self, target: Path, staging: Path, seen: Callable[[memoryview], object], top: str | None = None) -> None:
-        self._target, self._seen, self._top = target, seen, top
+    def __init__(
+        self, target: Path, staging: Path, seen: Callable[[memoryview], object], top: str | None = None, durable: bool = True
+    ) -> None:
+        self._target, self._seen, self._top, self._durable = target, seen, top, durable
         self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
         self._fd, self._filled, self._size = -1, 0, 0
         self._held = bytearray()
@@ -131,11 +134,13 @@ class LocalSink:
                     self._flush(-(-self._filled // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
                 self._wait()
                 os.ftruncate(self._fd, self._size)
-                os.fsync(self._fd)
+                if self._durable:
+                    os.fsync(self._fd)
                 self._close()
-                make_directory(self._target.parent)
+                self._make_directory(self._target.parent)
                 os.replace(self._temporary, self._target)
-                sync_directory(self._target.parent)
+                if self._durable:
+                    sync(self._target.parent)
         except BaseException:
             self.discard()
             raise
@@ -165,8 +170,14 @@ class LocalSink:
             finally:
                 give_back(buffer)
 
+    def _make_directory(self, path: Path) -> None:
+        if self._durable:
+            make_directory(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+
     def _open(self, *, direct: bool) -> int:
-        make_directory(self._temporary.parent)
+        self._make_directory(self._temporary.parent)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         if direct and hasattr(os, "O_DIRECT"):
             try:
@@ -274,11 +285,21 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # made by another process, which may have removed it again by now
             path.mkdir()
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames and creations in a directory survive a power loss."""
+def make_durable(top: Path) -> None:
+    """Make all that lies in a directory survive a power loss. Together this takes the disk much less time than one by one."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    places = [Path(directory, name) for directory, _, names in os.walk(top, onerror=stop) for name in ("", *names)]
+    list(_writing_threads().map(sync, places))
+
+
+def sync(path: Path) -> None:
+    """Make what was written to a file, or renames and creations in a directory, survive a power loss."""
     fd = os.open(path, os.O_RDONLY)
     try:
         with named_errors(path):

@@ -109,7 +109,8 @@ class Store:
     *staging*: local objects are written in this directory, on the same disk, before they get their names; large objects of
     remote stores are kept here until they are complete. *read_once*: the data is read once, so large reads from a local
     disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds. *top*: the store that
-    ``/`` led down from; from there on, writes follow no link. *digests*: the kind of the digests of written objects.
+    ``/`` led down from; from there on, writes follow no link. *digests*: the kind of the digests of written objects. *durable*:
+    a local object that is written survives a power loss; else ``local.make_durable`` sees to it for many objects together.
     """
 
     root: str
@@ -119,6 +120,7 @@ class Store:
     patience: float = PATIENCE_SECONDS
     top: str | None = field(default=None, repr=False, compare=False)
     digests: DigestKind = field(default="blake3", repr=False)
+    durable: bool = field(default=True, repr=False, compare=False)
 
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
@@ -464,7 +466,8 @@ class ObjectWriter:
         target = Path(store.path(key))
         staging = Path(store.staging or target.parent)
         see = self._digest.update
-        self._sink = local.LocalSink(target, staging, see, store.top) if store.is_local else RemoteSink(store, key, see)
+        here = store.is_local
+        self._sink = local.LocalSink(target, staging, see, store.top, store.durable) if here else RemoteSink(store, key, see)
 
     def write(self, data: Any) -> None:
         """Append the bytes of anything with a contiguous buffer."""

@@ -45,7 +45,7 @@ from tasks.shards.fresh import Fresh
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import tokenize_or_load
+from tasks.shards.write import tokenize_and_keep
 from tasks.split.ahead import Ahead
 from tasks.split.duplicates import Dropping
 from tasks.split.kinds import Kinds
@@ -168,14 +168,12 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 meter.begin("tokenize", total, stored=total - sum(map(TOKENIZE.size, missing)))
                 held.enter_context(fetched_ahead(missing if runner.reads_here else [], config.sources, place))
 
-                tokenizing = TOKENIZE.given(
-                    recipe, place, indexed
-                )  # slice -> token shard, staged on the machine that tokenizes it
+                tokenizing = TOKENIZE.given(recipe, place, indexed)  # slice -> token shard, staged where it is tokenized
                 splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
                 fresh, ahead = Fresh(), None
                 if runner.works_here and not config.masked:
                     ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh))
-                    tokenizing = tokenizing._replace(by=lambda step, slice_: tokenize_or_load(slice_, *step.shared, fresh))
+                    tokenizing = tokenizing._replace(by=lambda _, slice_: tokenize_and_keep(fresh, slice_, recipe, place, indexed))
                     splitting = splitting._replace(by=lambda _, span: ahead.write(span))
 
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the

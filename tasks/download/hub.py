@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlencode
 
 import pyarrow as pa
 
-from flat_tokens.stores.local import make_directory, sync_directory
+from flat_tokens.stores.local import make_directory, sync
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
 from tasks.config import Source
 from tasks.locations import check_hop
@@ -241,7 +241,7 @@ def _converted(uri: str, directory: Path) -> Path:
             rows = datasets.load_dataset(f"hf://datasets/{repo}", **named, streaming=True, cache_dir=scratch)
             _write_parquet(rows, columns, f"dataset {repo}, split {settings['split']!r}", temporary)
             os.replace(temporary, path)
-            sync_directory(directory)
+            sync(directory)
 
     ask(f"dataset {repo}", write, commit, worn_out=OSError)
     return path

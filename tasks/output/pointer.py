@@ -18,7 +18,7 @@ from typing import NamedTuple
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import LINK, MANIFEST, POINTER, check_pointer
 from flat_tokens.stores import signing
-from flat_tokens.stores.local import kind_of, sync_directory
+from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.store import Store
@@ -267,4 +267,4 @@ def _link_latest(root: Store, version: str) -> None:
     fresh = link.with_name(f".{LINK}.fresh")
     fresh.symlink_to(target)
     os.replace(fresh, link)
-    sync_directory(link.parent)
+    sync(link.parent)

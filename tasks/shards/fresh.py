@@ -14,7 +14,8 @@ from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
 from tasks.shards.contents import Contents, InMemory, columns_of_shard, open_contents
 
-FRESH_BYTES = 128 << 20
+FRESH_BYTES = 64 << 20
+SHARDS_AT_A_TIME = 4
 NONE = np.empty(0, np.uint64)
 
 
@@ -22,7 +23,7 @@ class Fresh:
     """The documents of new shards, whose tokens take *limit* bytes at most. A shard for which there is no room is not kept."""
 
     def __init__(self, limit: int = FRESH_BYTES) -> None:
-        self._left, self._lock = limit, threading.Lock()
+        self._limit, self._left, self._lock = limit, limit, threading.Lock()
         self._contents: dict[str, Contents] = {}
 
     def open(self, root: Store, shard: TokenShard) -> Contents:
@@ -36,6 +37,12 @@ class Fresh:
     def put(self, shard: TokenShard, contents: Contents) -> None:
         """Keep the documents of a shard."""
         self._contents[shard.key] = contents
+
+    def takes(self, text_bytes: int) -> bool:
+        """Whether shards of slices with so much text are kept: some of them must fit at a time. A byte of text makes about a byte
+        of tokens.
+        """
+        return SHARDS_AT_A_TIME * text_bytes <= self._limit
 
     def has_room(self, tokens: npt.NDArray[np.uint32]) -> bool:
         """Count the bytes of an array for as long as it is in memory, if there is room for them."""

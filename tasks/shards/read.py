@@ -90,7 +90,7 @@ class KnownStore(Store):
             _kept.keep(data)
         known = {root.path(f"{directory}/{stored.key}"): stored for stored in objects}
         turn = hash(root.path(directory)) % TURNS
-        return cls(root.root, root.fs, root.staging, root.read_once, root.patience, root.top, root.digests, known, turn)
+        return cls(**vars(root), known=known, turn=turn)
 
     def read_ranges(
         self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]

@@ -8,13 +8,14 @@ import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.stores.local import kind_of, make_directory, named_errors, sync_directory
+from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
@@ -46,12 +47,17 @@ class Staged(NamedTuple):
     shard: TokenShard
 
 
-def tokenize_or_load(
-    slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = (), fresh: Fresh | None = None
-) -> Staged | TokenShard:
+def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> Staged | TokenShard:
     """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
-    file fetched. *fresh* keeps what is made in memory, too.
+    file fetched.
     """
+    return tokenize_and_keep(None, slice_, recipe, place, indexed)
+
+
+def tokenize_and_keep(
+    fresh: Fresh | None, slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()
+) -> Staged | TokenShard:
+    """The same; what is made now is kept in memory, too, where *fresh* has room for it."""
     stored = load_or_held(place.root, indexed, recipe.key(slice_))
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
@@ -110,9 +116,9 @@ class ShardWriter(NamedTuple):
 @contextlib.contextmanager
 def staging_shard(key: str, place: Place, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
     """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
-    texts. The block appends to its arrays.
+    texts. The block appends to its arrays. What a staging directory holds need not survive a power loss.
     """
-    store, spec = Store.at(Path(place.staging) / key), document_spec(SHARD_LAYOUT)
+    store, spec = replace(Store.at(Path(place.staging) / key), durable=False), document_spec(SHARD_LAYOUT)
     names = (*DocumentArrays._fields, *(DigestArrays._fields if digested else ()))
     with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
         arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in names}
@@ -130,7 +136,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
     tally, before, taken = Tally(), 0, 0
     digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    file, made = slice_.file, None if fresh is None else Making(fresh)
+    file, made = slice_.file, Making(fresh) if fresh is not None and fresh.takes(slice_.text_bytes) else None
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
@@ -207,6 +213,7 @@ def write_shard(draft: TokenShard, place: Place) -> TokenShard:
 
 
 def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
+    make_durable(staged)
     make_directory(target.parent)
     for _ in range(3):
         try:
@@ -215,7 +222,7 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
             if kind_of(target) is None:
                 raise
         else:
-            sync_directory(target.parent)
+            sync(target.parent)
             return
         # Without a receipt: left by a dead process, or being written by another one at this moment.
         if _is_whole(root / shard_key(draft.key), draft):

@@ -1,15 +1,17 @@
-"""Lookups of local files: what is not there is told apart from what could not be looked up."""
+"""Local files: what is not there is told apart from what could not be looked up; and what survives a power loss."""
 
 from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flat_tokens.stores.local import kind_of, make_directory, raise_named, real_path
+from flat_tokens.stores.local import kind_of, make_directory, make_durable, raise_named, real_path
+from flat_tokens.stores.store import Store
 
 
 @pytest.fixture
@@ -90,3 +92,20 @@ def test_a_directory_that_another_process_makes_and_removes_meanwhile_is_no_erro
     monkeypatch.setattr(os, "mkdir", made_and_removed)
     make_directory(tmp_path / "shared")
     assert not (tmp_path / "shared").exists()
+
+
+def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that need not be durable one by one are not, and not written in another place."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    store = replace(Store.at(tmp_path / "staged"), durable=False)
+    store.put("a/b/object", b"1")
+    store.put("beside", b"2")
+    assert synced == []
+    make_durable(tmp_path / "staged")
+    assert sorted(synced) == [str(tmp_path / "staged" / name) for name in ("", "a", "a/b", "a/b/object", "beside")]
+
+
+def test_a_directory_that_is_not_there_is_not_made_durable(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        make_durable(tmp_path / "missing")

@@ -17,7 +17,7 @@ from tasks.output.staging import Place, attempt
 from tasks.shards.contents import Contents, open_contents
 from tasks.shards.fresh import Fresh, Making
 from tasks.shards.runs import runs_in_memory
-from tasks.shards.write import store_shard, tokenize_or_load
+from tasks.shards.write import store_shard, tokenize_and_keep
 from tests.examples import examples
 from tests.tasks.shards.test_shards import prepared
 
@@ -45,8 +45,8 @@ def test_a_new_shard_in_memory_is_the_one_that_is_stored(tmp_path: Path, place: 
     lines = ['{"text": "one"}', "", '{"text": ""}', '{"text": "three words here"}']
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines))
     (part,), recipe = prepared(Source(path=str(tmp_path / "in")), place, 1 << 20, empty="keep")
-    fresh = Fresh()
-    shard = store_shard(tokenize_or_load(part, recipe, place, (), fresh), place)
+    fresh = Fresh(4 * part.text_bytes)
+    shard = store_shard(tokenize_and_keep(fresh, part, recipe, place), place)
     stored, found = open_contents(place.root, shard, "documents/row"), fresh.open(place.root, shard)
     assert found is fresh.take(shard)
     assert (found.keys.tolist(), found.rows().tolist()) == (stored.keys.tolist(), stored.rows().tolist())
@@ -64,13 +64,22 @@ def test_a_shard_without_room_is_not_kept_and_takes_none(tmp_path: Path, place: 
     fresh = Fresh(40)
     making = Making(fresh)
     making.append(FORTY_BYTES, ONE, ONE)
-    shard = store_shard(tokenize_or_load(part, recipe, place, (), fresh), place)
+    shard = store_shard(tokenize_and_keep(fresh, part, recipe, place), place)
     making.append(FORTY_BYTES, ONE, ONE)
     making.end(place.root, shard)
     assert fresh.take(shard) is None
 
 
-def test_room_is_free_again_when_nobody_has_the_tokens(tmp_path: Path, place: Place) -> None:
+def test_a_large_slice_is_not_kept(tmp_path: Path, place: Place) -> None:
+    """One alone would fill the memory that others need."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "ten tokens"}\n')
+    (part,), recipe = prepared(Source(path=str(tmp_path / "in")), place, 1 << 20)
+    fresh = Fresh(4 * part.text_bytes - 1)
+    assert fresh.take(store_shard(tokenize_and_keep(fresh, part, recipe, place), place)) is None
+
+
+def test_room_is_free_again_when_nobody_has_the_tokens() -> None:
     fresh = Fresh(40)
     tokens = np.zeros(10, np.uint32)
     assert fresh.has_room(tokens)

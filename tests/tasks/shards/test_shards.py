@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -255,6 +256,25 @@ def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Reci
 
 def tree(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
+    slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file and directory of it: of a shard under its name, each object is whole."""
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+    part, recipe, place = slices
+    draft = tokenize_slice(part, recipe, place)
+    staged, real = Path(place.staging) / draft.key, os.rename
+
+    def rename(old: Path, new: Path) -> None:
+        assert {str(path) for path in (staged, *staged.rglob("*"))} <= synced
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    write_shard(draft, place)
+    assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
 
 def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe, Place]) -> None:

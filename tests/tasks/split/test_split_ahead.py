@@ -53,8 +53,8 @@ def keep(fresh: Fresh, shard: Shard, at: ShardPlace, place: Place, batch_size: i
     making = Making(fresh)
     for first in range(0, len(shard.documents), batch_size):
         some = shard.documents[first : first + batch_size]
-        keys, rows = np.array([document.key for document in some], np.uint64), np.arange(first, first + len(some), dtype=np.uint64)
-        making.append(TokenBatch.from_sequences([document.tokens for document in some]), keys, 2 * rows)
+        keys, rows = np.array([document.key for document in some], np.uint64), 2 * np.arange(len(some), dtype=np.uint64)
+        making.append(TokenBatch.from_sequences([document.tokens for document in some]), keys, rows + np.uint64(2 * first))
     making.end(place.root, at.shard)
 
 
