@@ -173,7 +173,9 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 fresh, ahead = Fresh(), None
                 if runner.works_here and not config.masked:
                     ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh))
-                    tokenizing = tokenizing._replace(by=lambda _, slice_: tokenize_and_keep(fresh, slice_, recipe, place, indexed))
+                    tokenizing = tokenizing._replace(
+                        by=lambda _, slice_: tokenize_and_keep(fresh, slice_, recipe, place, indexed)
+                    )
                     splitting = splitting._replace(by=lambda _, span: ahead.write(span))
 
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the

@@ -46,7 +46,7 @@ class Processes:
         self._workers = workers
         self._counts = context.SimpleQueue()
         self._records: multiprocessing.Queue[Any] = context.Queue()
-        settings = (self._counts, self._records, dict(fsspec.config.conf), signing.keys(), workers)
+        settings = (self._counts, self._records, dict(fsspec.config.conf), signing.keys(), workers + 1)
         self._pool = ProcessPoolExecutor(workers, context, _begin, settings)
         self._listening = threading.Thread(target=self._listen, name="counts", daemon=True)
         self._logs = logging.handlers.QueueListener(self._records, _Here())
@@ -74,10 +74,12 @@ class Processes:
     def __enter__(self) -> Processes:
         self._listening.start()
         self._logs.start()
+        engines.share_memory(self._workers + 1)  # threads of this process tokenize what is small
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        engines.share_memory(1)
         self._counts.put(None)
         self._listening.join()
         self._logs.stop()

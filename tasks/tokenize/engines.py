@@ -278,7 +278,7 @@ _processes = 1
 
 
 def share_memory(processes: int) -> None:
-    """Say that so many processes of this machine tokenize at the same time, each on a thread."""
+    """Say that so many processes of this machine tokenize at the same time."""
     global _processes
     _processes = processes
 

@@ -19,6 +19,7 @@ from flows.runners.processes import Processes
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.progress import meter
+from tasks.tokenize import engines
 from tests.faults.support import settings_of, version_digests, write_notes
 from tests.flows.pool import family, until
 
@@ -73,6 +74,15 @@ def test_small_items_are_done_by_the_thread(tmp_path: Path, notes: Path, monkeyp
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", lambda *_: pytest.fail("a process was asked"))
     with Threads(2) as runner:
         assert build(config_of(tmp_path / "out", notes), runner).slices > 3
+
+
+def test_processes_and_this_one_share_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one's threads tokenize what is small, however many they are."""
+    monkeypatch.setattr(engines, "available_memory", lambda: 10 << 30)
+    assert engines.resident_limit(16) == 5 << 30
+    with Processes(9):
+        assert engines.resident_limit(16) == 512 << 20
+    assert engines.resident_limit(16) == 5 << 30
 
 
 def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
