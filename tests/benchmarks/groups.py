@@ -2,7 +2,7 @@
 
 100,000 slices in groups of 100 as runs of their own, with the server of `make serve`; workers are simulated by eight threads that
 report results without tokenizing, so that what is measured is what spreading a build costs: the parent in requests and in time,
-and the server. A real group takes its worker 4 to 10 s to start: groups should be minutes long.
+and the server. A real group takes its worker two to three seconds to start: groups should be minutes long.
 """
 
 from __future__ import annotations
