@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ class Fresh:
 
     def __init__(self, limit: int = FRESH_BYTES) -> None:
         self._limit, self._left, self._lock = limit, limit, threading.Lock()
+        self._gone = deque[int]()
         self._contents: dict[str, Contents] = {}
 
     def open(self, root: Store, shard: TokenShard) -> Contents:
@@ -47,15 +49,14 @@ class Fresh:
     def has_room(self, tokens: npt.NDArray[np.uint32]) -> bool:
         """Count the bytes of an array for as long as it is in memory, if there is room for them."""
         with self._lock:
+            while self._gone:
+                self._left += self._gone.popleft()
             if tokens.nbytes > self._left:
                 return False
             self._left -= tokens.nbytes
-        weakref.finalize(tokens, self._give_back, tokens.nbytes).atexit = False
+        # An array may go at any moment, even within the lock's block: its end takes no lock.
+        weakref.finalize(tokens, self._gone.append, tokens.nbytes).atexit = False
         return True
-
-    def _give_back(self, size: int) -> None:
-        with self._lock:
-            self._left += size
 
 
 class Making:
