@@ -66,12 +66,15 @@ class ArrayWriter:
         chunks = np.ascontiguousarray(items).reshape(-1, self._spec.chunk_length)
         if self._spec.zstd_level is None:
             data = chunks.view(np.uint8)
-            stored = np.empty((len(data), data.shape[1] + 4), np.uint8)
-            stored[:, :-4] = data
-            stored[:, -4:].view("<u4")[:, 0] = [google_crc32c.value(chunk) for chunk in chunks]
-            size = stored.shape[1]
-            self._index += [(offset, size) for offset in range(writer.size, writer.size + stored.size, size)]
-            writer.write(stored)
+
+            def fill(rows: npt.NDArray[np.uint8], first: int) -> None:
+                some = data[first : first + len(rows)]
+                rows[:, -4:].view("<u4")[:, 0] = [google_crc32c.value(chunk) for chunk in some]
+                rows[:, :-4] = some
+
+            count, size = len(data), data.shape[1] + 4
+            self._index += [(writer.size + i * size, size) for i in range(count)]
+            writer.write_rows(count, size, fill)
             return
         for chunk in chunks:
             offset = writer.size

@@ -28,6 +28,8 @@ REMEDIES = {errno.ENOSPC: "Make room", errno.EDQUOT: "Make room", errno.EIO: "Ch
 
 
 Buffer = npt.NDArray[np.uint8]
+Fill = Callable[[Buffer, int], object]
+"""``fill(rows, first)`` writes rows of an object, those from *first* on, into memory: uint8[n, width]."""
 # Page-aligned buffers for direct reads and writes, kept because touching fresh memory costs more than the disk does.
 _spare_buffers: list[Buffer] = []
 
@@ -105,18 +107,38 @@ class LocalSink:
             self._fill(memoryview(self._held))
         self._fill(data)
 
+    def write_rows(self, count: int, width: int, fill: Fill) -> None:
+        """Append *count* rows of *width* bytes. Those that fit are written where they stay until the disk has them."""
+        first = 0
+        while first < count:
+            fitting = 0 if self._buffer is None else min((WRITE_BUFFER_BYTES - self._filled) // width, count - first)
+            if self._buffer is not None and fitting:
+                end = self._filled + fitting * width
+                fill(self._buffer[self._filled : end].reshape(fitting, width), first)
+                self._advance(fitting * width)
+            else:
+                fitting = 1
+                row = np.empty((1, width), np.uint8)
+                fill(row, first)
+                self.write(row.reshape(-1).data)
+            first += fitting
+
+    def _advance(self, length: int) -> None:
+        """Count bytes that the buffer has got. A full one goes to the disk."""
+        self._filled += length
+        self._size += length
+        if self._filled == WRITE_BUFFER_BYTES:
+            with named_errors(self._target):
+                self._flush(WRITE_BUFFER_BYTES)
+
     def _fill(self, data: memoryview) -> None:
         while data:
             assert self._buffer is not None
             part = data[: WRITE_BUFFER_BYTES - self._filled]
             # numpy copies without the interpreter's lock.
             self._buffer[self._filled : self._filled + len(part)] = np.frombuffer(part, np.uint8)
-            self._filled += len(part)
-            self._size += len(part)
+            self._advance(len(part))
             data = data[len(part) :]
-            if self._filled == WRITE_BUFFER_BYTES:
-                with named_errors(self._target):
-                    self._flush(WRITE_BUFFER_BYTES)
 
     def commit(self) -> None:
         try:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import fsspec
+import numpy as np
 from blake3 import blake3
 from fsspec.implementations.local import LocalFileSystem
 
@@ -439,6 +440,12 @@ class RemoteSink:
             with local.named_errors(Path(self._file.name)):
                 self._file.write(data)
 
+    def write_rows(self, count: int, width: int, fill: local.Fill) -> None:
+        """Append *count* rows of *width* bytes."""
+        rows = np.empty((count, width), np.uint8)
+        fill(rows, 0)
+        self.write(rows.reshape(-1).data)
+
     def commit(self) -> None:
         try:
             if self._file is None:
@@ -474,6 +481,11 @@ class ObjectWriter:
         view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
         self.size += len(view)
         self._sink.write(view)
+
+    def write_rows(self, count: int, width: int, fill: local.Fill) -> None:
+        """Append *count* rows of *width* bytes. *fill* writes them, some at a time, straight into a local file's buffer."""
+        self.size += count * width
+        self._sink.write_rows(count, width, fill)
 
     def __enter__(self) -> Self:
         return self

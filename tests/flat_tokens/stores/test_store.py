@@ -65,6 +65,33 @@ def test_pieces_of_any_size_follow_each_other(tmp_path_factory: pytest.TempPathF
     assert files(root) == {"object": b"".join(pieces)}
 
 
+@pytest.mark.parametrize("where", ["local", "memory"])
+@pytest.mark.parametrize("before", [0, 100_000, WRITE_BUFFER_BYTES - 131_076, WRITE_BUFFER_BYTES - 1])
+@pytest.mark.parametrize(
+    ("count", "width"), [(0, 10), (3, 10), (40, 131_076), (2, WRITE_BUFFER_BYTES), (2, WRITE_BUFFER_BYTES + 1)]
+)
+def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(
+    tmp_path: Path, where: str, before: int, count: int, width: int
+) -> None:
+    store = Store.at(tmp_path if where == "local" else f"memory://{uuid.uuid4().hex}")
+    head, rows = some_bytes(before), np.frombuffer(some_bytes(count * width), np.uint8).reshape(count, width)
+    filled: list[int] = []
+
+    def fill(some: np.ndarray[Any, np.dtype[np.uint8]], first: int) -> None:
+        filled.extend(range(first, first + len(some)))
+        some[:] = rows[first : first + len(some)]
+
+    with store.create("object") as writer:
+        writer.write(head)
+        writer.write_rows(count, width, fill)
+        assert writer.size == before + count * width
+        writer.write(b"tail")
+    assert filled == list(range(count))
+    data = head + rows.tobytes() + b"tail"
+    assert store.read("object") == data
+    assert writer.stored == StoredObject("object", len(data), f"blake3:{blake3(data).hexdigest()}")
+
+
 @pytest.mark.parametrize(
     "data",
     [
