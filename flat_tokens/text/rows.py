@@ -356,6 +356,11 @@ def to_large(values: pa.Array) -> pa.LargeStringArray:
         values = values.dictionary_decode()
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.large_string())
+    if pa.types.is_string(values.type) and len(values) and not values.null_count:
+        # Without the library's compute functions, which take long to import.
+        _, offsets, data = values.buffers()
+        window = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+        return pa.LargeStringArray.from_buffers(len(values), pa.py_buffer(window.astype(np.int64)), data)
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         values = values.cast(pa.large_binary())
         return pa.Array.from_buffers(pa.large_string(), len(values), values.buffers(), offset=values.offset)
