@@ -52,7 +52,7 @@ from tasks.split.kinds import Kinds
 from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.chat import Chat, chats_of
-from tasks.tokenize.engines import Tokenizer, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, may_use_fast_engine, try_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
 
 SAMPLE_DOCUMENTS = 64
@@ -90,12 +90,15 @@ class Text(NamedTuple):
 
 def build(config: BuildConfig, runner: Runner) -> BuildResult:
     """Publish the version that the sources give now. A version that is there already is left as it is."""
-    with opened(config) as output:
-        with timed("download", output.seconds), ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside, opened(config) as output:
+        with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
-        return build_version(config, text, loading.result(), runner, output)
+            tokenizer = loading.result()
+        result = build_version(config, text, tokenizer, runner, output)
+        beside.submit(forget_what_was_learned)  # while the disk forgets the shards
+        return result
 
 
 def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:

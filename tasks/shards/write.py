@@ -130,9 +130,8 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     whose tokens the output has are not tokenized again.
     """
     key, source = recipe.key(slice_), recipe.source(slice_)
-    engine = encoder_of(
-        engine_of(load_tokenizer(recipe.tokenizer), recipe.fast), source, recipe.chat(slice_), recipe.tokenizer, recipe.documents
-    )
+    engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
+    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
     known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
     tally, before, taken = Tally(), 0, 0
     digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
@@ -140,6 +139,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
+        engine.at_work(),
         staging_shard(key, place, recipe.masked(slice_), recipe.documents.duplicates == "drop") as writer,
     ):
         for segments in cut(read_documents(slice_, source, recipe.documents, tally)):
@@ -153,7 +153,7 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
                     taken += text_length(part)
                 else:
                     last_rows = part.rows[borders[first + 1 : last + 1] - borders[first] - 1]
-                    batch, part = tokens_of(part, slice_, source, recipe.documents, engine, tally)
+                    batch, part = tokens_of(part, slice_, source, recipe.documents, encoder, tally)
                     counts[first:last] = np.diff(np.searchsorted(part.rows, last_rows, "right"), prepend=0)
                 writer.tokens.append(batch)
                 writer.key.append(part.keys)
