@@ -41,7 +41,7 @@ TABLES = (
 """Modules of this package in the order of the page. The docstring of each is its title and prose. ``measure(bench)`` returns the
 tables; ``PACKAGES`` are those whose versions matter.
 """
-WITHOUT_TEXT = {"duplicates", "orchestration", "groups", "object_stores", "reading", "from_store", "exports"}
+WITHOUT_TEXT = {"duplicates", "orchestration", "object_stores", "reading", "from_store", "exports"}
 ROUNDS = 3
 GIGABYTES = 1.0
 QUICK_GIGABYTES = 0.004

@@ -1,8 +1,13 @@
 """Groups.
 
-100,000 slices in groups of 100 as runs of their own, with the server of `make serve`; workers are simulated by eight threads that
-report results without tokenizing, so that what is measured is what spreading a build costs: the parent in requests and in time,
-and the server. A real group takes its worker two to three seconds to start: groups should be minutes long.
+Slices in groups of 100 as runs of their own, with the server of `make serve`; workers are simulated by eight threads that report
+results without tokenizing, so that what is measured is what spreading a build costs: the parent in requests and in time, and the
+server.
+
+The second table is of real groups of one slice each, with a worker as `make serve` has it, which takes one at a time. The
+reference engine tokenizes, a thread to a slice, so that a group has some seconds of work: "alone" is the time of a slice in a
+build on one thread without a server. Seconds of the tokenize stage for each group: the first one's wait and the last one's report
+are part of it. What remains is a group's start and its requests; groups should be minutes long.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -19,10 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.bench import Bench, Grid
+from tests.benchmarks.bench import Bench, Grid, python
+from tests.benchmarks.build import TOKENIZER, config_of
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
-GROUPS, SLICES, WORKERS = (100, 1000), 100, 8
+GROUPS, SLICES, WORKERS = (100, 400), 100, 8
+REAL_SHARE, REAL_SLICE = 0.25, "16 MB"
 TICKS = os.sysconf("SC_CLK_TCK")
 MARK = "measured: "
 
@@ -225,14 +233,37 @@ def spread_out(scratch: Path, groups: int, slices: int) -> Sequence[object]:
     ]
 
 
+def of_real_groups(bench: Bench, scratch: Path) -> Sequence[object]:
+    """A row: a build whose every slice is a group, on one worker, beside one that spreads nothing."""
+    from tests.flows.pool import finished, pool
+
+    slow = {"name": TOKENIZER, "engine": "reference"}
+    text, output = bench.share(REAL_SHARE), scratch / "real"
+    settings = {"slice_bytes": REAL_SLICE, "tokenizer": slow}
+    config = config_of(bench, text, output, workers=1, **settings)
+    alone = json.loads(bench.run(python("-m", "flows", "build", config, "--no-server", "--json", "--quiet"), clear=[output]).out)
+    shutil.rmtree(output)
+    home = scratch / "home-real"
+    home.mkdir(parents=True)
+    with pool(home) as started, (home / "worker.log").open("w") as log:
+        worker = ("worker", "start", "--pool", "flat-tokens-groups", "--name", "groups", "--limit", "1")
+        started.start("deployments/worker.py", *worker, stdout=log, stderr=log)
+        config = config_of(bench, text, output, runner="groups", groups={"threshold": 1, "slices": 1}, **settings)
+        spread_out = finished(started.build(config))
+    seconds = [build["seconds"]["tokenize"] / build["slices"] for build in (alone, spread_out)]
+    return [spread_out["slices"], *(f"{of_each:.1f}" for of_each in seconds), f"{seconds[1] - seconds[0]:.1f}"]
+
+
 def measure(bench: Bench) -> list[Grid]:
     scratch = bench.fresh("groups")
     counts, slices = bench.size((GROUPS, SLICES), ((3,), 2))
     rows = [spread_out(scratch, count, slices) for count in counts]
+    real = of_real_groups(bench, scratch)
     bench.fresh("groups")
     columns = ["slices", "groups", "s", "storing a group, ms", "creating its run, ms", "looking at all, s"]
     more = ["requests of the parent a group", "parent's memory, MB (before)", "server's processor, ms a group", "database, MB"]
-    return [Grid([*columns, *more], rows)]
+    of_real = ["groups", "alone, s a slice", "as groups, s each", "more, s"]
+    return [Grid([*columns, *more], rows), Grid(of_real, [real], "Real groups.")]
 
 
 if __name__ == "__main__":

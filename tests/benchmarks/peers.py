@@ -28,7 +28,7 @@ from tests.benchmarks.build import config_of
 from tests.benchmarks.corpus import as_json_lines
 
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow")
-SHARE = 0.25
+SHARE = 0.1
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 Document = npt.NDArray[np.unsignedinteger]
