@@ -18,7 +18,7 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from serve import POOLS
 
-from flows.__main__ import ARROW_MEMORY, LARGE_PAGES, TUNABLES
+from flows.__main__ import ARROW_MEMORY, LARGE_PAGES, NO_MORE_THREADS, TUNABLES
 from flows.watch.outages import outages
 
 ENGINE = Path(__file__).with_name("engine.py")
@@ -60,8 +60,8 @@ class BegunAtOnce(ProcessJobConfiguration):
 
 
 if __name__ == "__main__":
-    if sys.platform == "linux":  # its runs have memory as builds on the command line do
-        for name, value in {TUNABLES: LARGE_PAGES, **ARROW_MEMORY}.items():
+    if sys.platform == "linux":  # its runs have memory and threads as builds on the command line do
+        for name, value in {TUNABLES: LARGE_PAGES, **ARROW_MEMORY, **NO_MORE_THREADS}.items():
             os.environ.setdefault(name, value)
     ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
     ProcessWorker.job_configuration = BegunAtOnce

@@ -16,6 +16,10 @@ holds three times what is in use.
 """
 SWITCH_SECONDS = 0.0005
 """A thread that comes back from a library waits so long, at most, for one that does not: Python's 5 ms are a whole batch."""
+NO_MORE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's linear algebra starts a thread for every core when it is imported, which takes some 80 ms of the processors. A build's
+own threads keep them all busy.
+"""
 BUILDING = ("build", "refresh", "retokenize")
 
 
@@ -38,7 +42,7 @@ def begin_with_large_pages() -> None:
     """
     if sys.platform != "linux":
         return
-    for name, value in ARROW_MEMORY.items():
+    for name, value in {**ARROW_MEMORY, **NO_MORE_THREADS}.items():
         os.environ.setdefault(name, value)
     if TUNABLES not in os.environ:
         os.environ[TUNABLES] = LARGE_PAGES

@@ -111,7 +111,7 @@ def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do
 
 def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where the user has not told the C library something else, and not for commands that tokenize nothing. Arrow's
-    allocator stays the user's, too.
+    allocator and the threads of numpy's linear algebra stay the user's, too.
     """
     begun: list[list[str]] = []
     monkeypatch.setattr(flows.commands.main, "main", lambda arguments: 0)
@@ -120,7 +120,8 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "flows", "build", "x.yaml"])
     monkeypatch.setattr(sys, "argv", ["flows", "build", "/nonexistent.yaml"])
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
-    for tunables in (None, "glibc.malloc.hugetlb=0"):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    for tunables, threads in ((None, "3"), ("glibc.malloc.hugetlb=0", "1")):
         monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
         monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
         if tunables:
@@ -128,6 +129,8 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
         with pytest.raises(SystemExit):
             run()
         assert (os.environ["ARROW_DEFAULT_MEMORY_POOL"], "narenas:1" in os.environ["JE_ARROW_MALLOC_CONF"]) == ("system", True)
+        assert os.environ["OPENBLAS_NUM_THREADS"] == threads
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     monkeypatch.setattr(sys, "argv", ["flows", "status", "/nonexistent"])
     monkeypatch.delenv("GLIBC_TUNABLES")
     with pytest.raises(SystemExit):
