@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import os
 import sys
 
@@ -20,6 +21,8 @@ NO_MORE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's linear algebra starts a thread for every core when it is imported, which takes some 80 ms of the processors. A build's
 own threads keep them all busy.
 """
+NEW_OBJECTS = 100_000
+"""Python looks for cycles behind every 700 objects that stay, and importing makes hundreds of thousands: a tenth of its time."""
 BUILDING = ("build", "refresh", "retokenize")
 
 
@@ -27,6 +30,7 @@ def run() -> None:
     """Run the command of this process's arguments."""
     if sys.argv[1:2] and sys.argv[1] in BUILDING:
         begin_with_large_pages()
+    gc.set_threshold(NEW_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
     from flows.commands.main import main  # takes longer than to begin anew
 
