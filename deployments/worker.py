@@ -1,11 +1,12 @@
 """``prefect worker start`` which says of an outage of the server that there is one, and no more, which asks for the next run
-as soon as one has ended, and which begins groups by ``engine.py``: ``python deployments/worker.py worker start --pool POOL``.
+as soon as one has ended, and which begins groups by ``engine.py``, where it can in a process that has begun before (spare.py):
+``python deployments/worker.py worker start --pool POOL``.
 """
 
 import functools
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installe
 sys.path.insert(0, str(Path(__file__).parent))
 
 from prefect.cli import app
+from prefect.utilities import processutils
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from serve import POOLS
+from spare import ENGINE, Spares
 
 from flows.__main__ import ARROW_MEMORY, LARGE_PAGES, NO_MORE_THREADS, TUNABLES
 from flows.watch.outages import outages
-
-ENGINE = Path(__file__).with_name("engine.py")
 
 
 def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -45,6 +46,27 @@ def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
     return run_and_ask
 
 
+def closing(leave: Callable[..., Awaitable[Any]], spares: Spares) -> Callable[..., Awaitable[Any]]:
+    """A worker's *leave*, its ``__aexit__``, which also ends the process that waits for a group."""
+
+    @functools.wraps(leave)
+    async def leave_and_close(*arguments: Any) -> Any:
+        try:
+            return await leave(*arguments)
+        finally:
+            await spares.close()
+
+    return leave_and_close
+
+
+def checkout_of(deployment: Any) -> Iterator[str]:
+    """The directory where a deployment's runs begin, as register.py tells Prefect; none if it says something else."""
+    for step in (deployment and deployment.pull_steps) or ():
+        with suppress(KeyError, TypeError):
+            yield str(step["prefect.deployments.steps.set_working_directory"]["directory"])
+            return
+
+
 class BegunAtOnce(ProcessJobConfiguration):
     """What a worker is told of a run. Where no command is set, Prefect begins a process that prepares a directory, imports
     Prefect for that, and then begins anew as the run: a second more. A group needs no directory but the checkout, which its
@@ -55,7 +77,7 @@ class BegunAtOnce(ProcessJobConfiguration):
         self, flow_run: Any, deployment: Any = None, flow: Any = None, work_pool: Any = None, *more: Any, **named: Any
     ) -> None:
         if work_pool is not None and work_pool.name == POOLS["groups"]:
-            self.command = command_to_string([sys.executable, str(ENGINE)])
+            self.command = command_to_string([sys.executable, str(ENGINE), *checkout_of(deployment)])
         super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, *more, **named)
 
 
@@ -65,5 +87,8 @@ if __name__ == "__main__":
             os.environ.setdefault(name, value)
     ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
     ProcessWorker.job_configuration = BegunAtOnce
+    spares = Spares(processutils.open_process)
+    processutils.open_process = spares.open
+    ProcessWorker.__aexit__ = closing(ProcessWorker.__aexit__, spares)  # type: ignore[method-assign]
     outages()
     app()

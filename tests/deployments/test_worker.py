@@ -11,9 +11,10 @@ from uuid import uuid4
 import anyio
 import pytest
 from prefect.client.schemas.objects import FlowRun, WorkPool
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.utilities.processutils import command_from_string
 
-from deployments.worker import ENGINE, BegunAtOnce, asking_behind
+from deployments.worker import ENGINE, BegunAtOnce, asking_behind, closing
 
 
 @dataclass
@@ -69,12 +70,53 @@ def test_a_worker_that_ends_is_left_alone() -> None:
     assert worker.done == ["a", "late"]
 
 
-@pytest.mark.parametrize(("pool", "is_begun_at_once"), [("flat-tokens-groups", True), ("flat-tokens", False)])
-def test_a_group_begins_as_its_own_process_and_a_build_as_prefect_wants_it(pool: str, is_begun_at_once: bool) -> None:
-    """A build has a hook, which Prefect runs where it has prepared the run."""
+def deployment(*steps: dict[str, Any]) -> DeploymentResponse:
+    return DeploymentResponse(flow_id=uuid4(), name="group", pull_steps=list(steps), work_pool_name="p", id=uuid4())
+
+
+HERE = {"prefect.deployments.steps.set_working_directory": {"directory": "/checkout"}}
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (deployment(HERE), ["/checkout"]),
+        (deployment({"git_clone": {"repository": "r"}}, HERE), ["/checkout"]),
+        (deployment({"git_clone": {"repository": "r"}}), []),
+        (None, []),
+    ],
+)
+def test_a_group_begins_as_its_own_process_in_the_checkout_of_its_deployment(
+    of: DeploymentResponse | None, words: list[str]
+) -> None:
     run = BegunAtOnce()
-    run.prepare_for_flow_run(FlowRun(flow_id=uuid4()), work_pool=WorkPool(name=pool, type="process"), worker_name="w")
-    assert run._command_configured is is_begun_at_once
-    if is_begun_at_once:
-        assert command_from_string(run.command or "") == [sys.executable, str(ENGINE)]
-        assert ENGINE.is_file()
+    pool = WorkPool(name="flat-tokens-groups", type="process")
+    run.prepare_for_flow_run(FlowRun(flow_id=uuid4()), of, work_pool=pool, worker_name="w")
+    assert run._command_configured
+    assert command_from_string(run.command or "") == [sys.executable, str(ENGINE), *words]
+    assert ENGINE.is_file()
+
+
+def test_a_build_begins_as_prefect_wants_it() -> None:
+    """It has a hook, which Prefect runs where it has prepared the run."""
+    run = BegunAtOnce()
+    pool = WorkPool(name="flat-tokens", type="process")
+    run.prepare_for_flow_run(FlowRun(flow_id=uuid4()), deployment(HERE), work_pool=pool, worker_name="w")
+    assert not run._command_configured
+
+
+def test_a_worker_that_ends_ends_the_process_that_waits() -> None:
+    """Also when it ends with an error of its own."""
+    closed: list[str] = []
+
+    class Waiting:
+        async def close(self) -> None:
+            closed.append("waiting")
+
+    async def leave(*_: object) -> None:
+        closed.append("worker")
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(closing(leave, Waiting())(None, None, None))  # type: ignore[arg-type]
+    assert closed == ["worker", "waiting"]

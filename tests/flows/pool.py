@@ -111,7 +111,7 @@ class Pool:
         """A worker, which takes a run at a time."""
         with (self.home / f"worker-{name}.log").open("a") as log:
             return self.start(
-                "-m", "prefect", "worker", "start", "--pool", pool, "--name", name, "--limit", "1", stdout=log, stderr=log
+                "deployments/worker.py", "worker", "start", "--pool", pool, "--name", name, "--limit", "1", stdout=log, stderr=log
             )
 
     def build(self, config: Path, *arguments: str) -> Process:
