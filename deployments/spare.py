@@ -17,6 +17,7 @@ from anyio.abc import Process
 
 ENGINE = Path(__file__).with_name("engine.py")
 SPARE = "spare"
+"""The word of the command that engine.py waits for."""
 PACKAGES = ("flows", "tasks", "flat_tokens")
 OF_A_RUN = "PREFECT__"
 """How the names of environment variables begin that tell a process which run it is. It reads them when the run begins."""

@@ -6,7 +6,7 @@ as soon as one has ended, and which begins groups by ``engine.py``, where it can
 import functools
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,11 @@ def closing(leave: Callable[..., Awaitable[Any]], spares: Spares) -> Callable[..
     return leave_and_close
 
 
-def checkout_of(deployment: Any) -> Iterator[str]:
-    """The directory where a deployment's runs begin, as register.py tells Prefect; none if it says something else."""
-    for step in (deployment and deployment.pull_steps) or ():
-        with suppress(KeyError, TypeError):
-            yield str(step["prefect.deployments.steps.set_working_directory"]["directory"])
-            return
+def directory_of(deployment: Any) -> list[str]:
+    """The directory where a deployment's runs begin, as register.py tells Prefect; nothing if it says something else."""
+    steps = (deployment and deployment.pull_steps) or ()
+    told = [step.get("prefect.deployments.steps.set_working_directory") or {} for step in steps]
+    return [str(inputs["directory"]) for inputs in told if "directory" in inputs][:1]
 
 
 class BegunAtOnce(ProcessJobConfiguration):
@@ -77,7 +76,7 @@ class BegunAtOnce(ProcessJobConfiguration):
         self, flow_run: Any, deployment: Any = None, flow: Any = None, work_pool: Any = None, *more: Any, **named: Any
     ) -> None:
         if work_pool is not None and work_pool.name == POOLS["groups"]:
-            self.command = command_to_string([sys.executable, str(ENGINE), *checkout_of(deployment)])
+            self.command = command_to_string([sys.executable, str(ENGINE), *directory_of(deployment)])
         super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, *more, **named)
 
 
