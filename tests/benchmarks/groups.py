@@ -30,7 +30,7 @@ from tests.benchmarks.build import TOKENIZER, config_of
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
 GROUPS, SLICES, WORKERS = (100, 400), 100, 8
-REAL_SHARE, REAL_SLICE = 0.5, "40 MB"
+REAL_SHARE, REAL_SLICE = 0.5, "34 MB"
 TICKS = os.sysconf("SC_CLK_TCK")
 MARK = "measured: "
 
