@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 
 import google_crc32c
@@ -26,12 +27,22 @@ class ArrayWriter:
     """Writes the objects of an array in order, from object *first_object* on, in memory of a few megabytes.
 
     From the first object on it writes a whole array, whose length need not be known, and then its metadata.
-    ``write_metadata=False`` writes some objects alone, for arrays that several writers write together.
+    ``write_metadata=False`` writes some objects alone, for arrays that several writers write together. *unfinished*: the path of
+    a local object until it is whole, by its number.
     """
 
-    def __init__(self, store: Store, name: str, spec: ArraySpec, *, first_object: int = 0, write_metadata: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        spec: ArraySpec,
+        *,
+        first_object: int = 0,
+        write_metadata: bool = True,
+        unfinished: Callable[[int], Path | None] = lambda _: None,
+    ) -> None:
         self._store, self._name, self._spec = store, name, spec
-        self._next, self._write_metadata = first_object, write_metadata
+        self._next, self._write_metadata, self._unfinished = first_object, write_metadata, unfinished
         self._pending, self._pending_count = np.empty(spec.chunk_length, spec.numpy_dtype), 0
         self._at_once = max(BYTES_AT_ONCE // self._pending.nbytes, 1)
         self._writer: ObjectWriter | None = None
@@ -44,7 +55,8 @@ class ArrayWriter:
         chunk_length, self.length = self._spec.chunk_length, self.length + len(items)
         while len(items):
             if self._writer is None:
-                self._writer = self._store.create(f"{self._name}/{self._spec.object_key(self._next)}")
+                key = f"{self._name}/{self._spec.object_key(self._next)}"
+                self._writer = self._store.create(key, self._unfinished(self._next))
                 self._index, self._next = [], self._next + 1
             if not self._pending_count and len(items) >= chunk_length:
                 most = min(self._at_once, self._spec.chunks_per_object - len(self._index))
@@ -60,6 +72,13 @@ class ArrayWriter:
             items = items[len(part) :]
             if len(self._index) == self._spec.chunks_per_object:
                 self._end_object(self._writer)
+
+    def settle(self) -> None:
+        """Make all items so far survive a power loss and the end of this process: those of the open object in its unfinished
+        file, where item i of a raw array is word i + i // chunk_length, as in the whole object.
+        """
+        if self._writer is not None:
+            self._writer.settle(self._pending[: self._pending_count])
 
     def _emit(self, writer: ObjectWriter, items: npt.NDArray[Any]) -> None:
         """Write whole chunks. Raw ones go together: each call gives the interpreter's lock away, and has to wait for it."""

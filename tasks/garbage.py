@@ -18,17 +18,18 @@ from pydantic import Field
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
-from flat_tokens.stores.records import read_json
+from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.models import Model, digest_of
 from tasks.output import paths
 from tasks.output.leases import collecting, expired_leases, in_use
-from tasks.output.paths import GROUPS, STAGING, VERSIONS, shard_key, version_key
+from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.staging import entries, sweep
 from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin
 from tasks.shards.index import read_index
+from tasks.shards.receipts import read_receipt
 
 COLLECTED = "collected"
 """Directory below the staging for things that are being removed. The next build would sweep it, too."""
@@ -37,7 +38,9 @@ HELD = "a version holds its tokens"
 READERS = 16
 ALWAYS = datetime.max.replace(tzinfo=UTC)
 
-Kind = Literal["version", "staging", "unfinished version", "shard", "file", "quarantine", "record", "group", "lease"]
+Kind = Literal[
+    "version", "staging", "unfinished version", "unfinished objects", "shard", "file", "quarantine", "record", "group", "lease"
+]
 
 
 class Policy(Model):
@@ -171,14 +174,15 @@ def _remove_version(root: Store, version: str) -> bool:
 
 
 def remove_held_shards(root: Store) -> None:
-    """Remove the token shards whose tokens a version holds, unless a build may be reading them."""
-    if not stored_shards(root):
+    """Remove the token shards whose tokens a version holds, and unfinished objects, unless a build may be reading them."""
+    if not stored_shards(root) and not attempts_left(root):
         return
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
             versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
             held = {shard.key for version in versions for shard in read_index(root, version).held}
             gone = [_shard(key, 0, HELD) for key in stored_shards(root) if key in held]
+            gone += unneeded_objects(root, {key for key in stored_shards(root) if key not in held})
             list(pool.map(functools.partial(_remove, root), gone))
             _tidy(root)
 
@@ -186,6 +190,23 @@ def remove_held_shards(root: Store) -> None:
 def stored_shards(root: Store) -> list[str]:
     """Keys of the token shards at an output, whole or not."""
     return [key for key in names_of(root, paths.CACHE) if SHARD_KEY.fullmatch(key)]
+
+
+def attempts_left(root: Store) -> list[str]:
+    """Names of the attempts that have unfinished objects at an output, which is local then."""
+    return list(names_of(root, paths.UNFINISHED)) if root.is_local else []
+
+
+def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
+    """What attempts have left of unfinished objects that no receipt of *shards* names."""
+    attempts, needed = attempts_left(root), set[str]()
+    for key in shards if attempts else ():
+        with contextlib.suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
+            within = read_receipt(read_record(root, receipt_key(key))).within
+            needed |= {within.attempt} if within else set()
+    left = (f"{paths.UNFINISHED}/{attempt}" for attempt in attempts if attempt not in needed)
+    why = "no token shard is in it"
+    return [Garbage(kind="unfinished objects", name=key, byte_count=_size(root, key)[0], why=why) for key in left]
 
 
 def _shard(key: str, byte_count: int, why: str) -> Garbage:
@@ -215,7 +236,7 @@ def _throw_away(root: Store, key: str) -> str:
 def _tidy(root: Store) -> None:
     """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
-        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS)
+        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED)
 
 
 def _remove(root: Store, item: Garbage) -> None:
@@ -264,7 +285,10 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
             yield from _left(root, [version_key(version)], ALWAYS, "unfinished version", "its removal was killed")
         elif not is_dataset(root, version):
             yield from _left(root, [version_key(version)], limit, "unfinished version", "never finished")
-    yield from _unneeded_shards(root, kept, limit)
+    shards = list(_unneeded_shards(root, kept, limit))
+    yield from shards
+    gone = {item.name for item in shards}
+    yield from unneeded_objects(root, (key for key in stored_shards(root) if shard_key(key) not in gone))
     yield from _unneeded_files(root, needs, limit)
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
     yield from _old(root, damaged, limit, "quarantine", "damaged, and built again")

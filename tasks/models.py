@@ -89,9 +89,36 @@ class Held(Model):
     validation: tuple[int, int]
 
 
+class TokenRun(Model):
+    """A run of the tokens of a split, and the digest of their bytes."""
+
+    first: int = Field(ge=0)
+    count: int = Field(ge=0)
+    digest: str
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.count
+
+
+class Within(Model):
+    """Where an unfinished version has the tokens of a slice: in each split a run, in the order of the documents. ``attempt``: the
+    one that has those of its objects that are not whole.
+    """
+
+    version: Name
+    attempt: Name
+    train: TokenRun
+    validation: TokenRun
+
+    def run(self, split: str) -> TokenRun:
+        return self.train if split == "train" else self.validation
+
+
 class TokenShard(Model):
     """The tokens of a slice: objects of its own, of which this is the receipt; it is written last, so that its presence says
-    that the shard is whole. Or a version holds them, and this stands in its index.
+    that the shard is whole. The tokens may stand in an unfinished version instead. Or a version holds all of it, and this stands
+    in its index.
     """
 
     key: Name
@@ -109,6 +136,7 @@ class TokenShard(Model):
     text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
     masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
+    within: Within | None = Field(None, description="The place in an unfinished version that has the tokens")
     held: Held | None = Field(None, description="The place in a version that holds the tokens, instead of objects")
 
     @model_validator(mode="after")

@@ -85,14 +85,21 @@ class LocalSink:
     """A file written past the page cache where the system allows it, synced if it is to be *durable*, then renamed into place.
     Token data is written once and read much later, if at all by this machine: if it pushed everything else out of the page
     cache, a build would be slower than its disk. While one buffer is written, the next one is filled. *seen* gets the file's
-    bytes in order, a buffer at a time.
+    bytes in order, a buffer at a time. *unfinished*: the path of the file until it is whole; else it has a new name in *staging*.
     """
 
     def __init__(
-        self, target: Path, staging: Path, seen: Callable[[memoryview], object], top: str | None = None, durable: bool = True
+        self,
+        target: Path,
+        staging: Path,
+        seen: Callable[[memoryview], object],
+        top: str | None = None,
+        durable: bool = True,
+        unfinished: Path | None = None,
     ) -> None:
         self._target, self._seen, self._top, self._durable = target, seen, top, durable
-        self._temporary = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
+        self._temporary = unfinished or staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
+        self._is_settled = False
         self._fd, self._filled, self._size = -1, 0, 0
         self._held = bytearray()
         self._buffer: Buffer | None = None
@@ -145,8 +152,11 @@ class LocalSink:
             with named_errors(self._target):
                 if self._top is not None:
                     refuse_links(self._target.parent, self._top)
-                if self._fd < 0:  # small: not worth a direct write
-                    self._fd = self._open(direct=False)
+                if self._buffer is None or self._fd < 0:  # small: not worth a direct write
+                    if self._fd < 0:
+                        self._fd = self._open(direct=False)
+                    else:
+                        _end_direct(self._fd)
                     data = np.frombuffer(self._held, np.uint8) if self._buffer is None else self._buffer[: self._filled]
                     self._seen(data.data)
                     _write_all(self._fd, data, len(data))
@@ -167,11 +177,34 @@ class LocalSink:
             self.discard()
             raise
 
+    def settle(self, rest: memoryview) -> None:
+        """Make what was written, and *rest* behind it, survive a power loss and the end of this process, in the unfinished file.
+        *rest* is none of the file's bytes: what is written next takes its place.
+        """
+        with named_errors(self._temporary):
+            if self._fd < 0:
+                self._fd = self._open(direct=True)
+            self._wait()
+            held = self._held if self._buffer is None else self._buffer[: self._filled].data
+            length = len(held) + len(rest)
+            padded = -(-length // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
+            if padded:
+                last = np.frombuffer(mmap.mmap(-1, padded), np.uint8)  # page-aligned, and zeros behind
+                last[: len(held)], last[len(held) : length] = np.frombuffer(held, np.uint8), np.frombuffer(rest, np.uint8)
+                place = os.lseek(self._fd, 0, os.SEEK_CUR)
+                _write_all(self._fd, last, padded)
+                os.lseek(self._fd, place, os.SEEK_SET)
+            os.fsync(self._fd)
+            if not self._is_settled:
+                sync(self._temporary.parent)
+                self._is_settled = True
+
     def discard(self) -> None:
         with contextlib.suppress(OSError):  # the write that failed is why we are here
             self._wait()
         self._close()
-        self._temporary.unlink(missing_ok=True)
+        if not self._is_settled:
+            self._temporary.unlink(missing_ok=True)
 
     def _flush(self, length: int) -> None:
         """Hand the buffer to a writing thread after it has written the one before."""

@@ -315,9 +315,11 @@ class Store:
                     status = os.stat(path)
                     yield path[prefix:], {"size": status.st_size, "mtime": status.st_mtime}
 
-    def create(self, key: str) -> ObjectWriter:
-        """A writer for one object, which appears under *key* when the ``with`` block ends without an exception."""
-        return ObjectWriter(self, key)
+    def create(self, key: str, unfinished: Path | None = None) -> ObjectWriter:
+        """A writer for one object, which appears under *key* when the ``with`` block ends without an exception. *unfinished*: the
+        path of a local one until then.
+        """
+        return ObjectWriter(self, key, unfinished)
 
     def put(self, key: str, data: bytes) -> StoredObject:
         """Write a small object at once. The signature of a record comes before it, and the former record keeps its own."""
@@ -467,14 +469,17 @@ class ObjectWriter:
 
     stored: StoredObject
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, unfinished: Path | None = None) -> None:
         self._store, self._key = store, key
         self._digest, self.size = DIGESTS[store.digests](), 0
         target = Path(store.path(key))
         staging = Path(store.staging or target.parent)
         see = self._digest.update
-        here = store.is_local
-        self._sink = local.LocalSink(target, staging, see, store.top, store.durable) if here else RemoteSink(store, key, see)
+        self._sink = (
+            local.LocalSink(target, staging, see, store.top, store.durable, unfinished)
+            if store.is_local
+            else RemoteSink(store, key, see)
+        )
 
     def write(self, data: Any) -> None:
         """Append the bytes of anything with a contiguous buffer."""
@@ -486,6 +491,13 @@ class ObjectWriter:
         """Append *count* rows of *width* bytes. *fill* writes them, some at a time, straight into a local file's buffer."""
         self.size += count * width
         self._sink.write_rows(count, width, fill)
+
+    def settle(self, rest: Any) -> None:
+        """Make what was written to a local object, and *rest* behind it, survive in the unfinished file. *rest* is none of the
+        object: what is written next takes its place.
+        """
+        assert isinstance(self._sink, local.LocalSink), "only local objects have an unfinished file"
+        self._sink.settle(memoryview(rest).cast("B"))
 
     def __enter__(self) -> Self:
         return self

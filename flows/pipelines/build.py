@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from flows.pipelines.stages import (
     TOKENIZE,
     Runner,
     Started,
+    Step,
     in_order,
     in_turn,
     settled,
@@ -45,7 +46,7 @@ from tasks.shards.fresh import Fresh
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import tokenize_and_keep
+from tasks.shards.write import Staged, tokenize_and_keep
 from tasks.split.ahead import Ahead
 from tasks.split.duplicates import Dropping
 from tasks.split.kinds import Kinds
@@ -175,10 +176,9 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
                 fresh, ahead = Fresh(), None
                 if runner.works_here and not config.masked:
-                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh))
-                    tokenizing = tokenizing._replace(
-                        by=lambda _, slice_: tokenize_and_keep(fresh, slice_, recipe, place, indexed)
-                    )
+                    drops = config.documents.duplicates == "drop"
+                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh, streams=not drops))
+                    tokenizing = tokenizing._replace(by=tokenizing_ahead(ahead, fresh, text, recipe))
                     splitting = splitting._replace(by=lambda _, span: ahead.write(span))
 
                 # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the
@@ -188,8 +188,11 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                     slices.values(),
                     tokenizing,
                     SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
+                    on_error=ahead.stop_streams if ahead else None,
                 )
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
+                if ahead:
+                    held.callback(ahead.stop_streams)
                 dropping = Dropping(place, version.name) if config.documents.duplicates == "drop" else None
                 kinds = Kinds(config.kept_columns, [file.name for file in text.files])
                 placed = kinds.of_places(place_shards(text, recipe, shards))
@@ -223,6 +226,18 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
         slices_reused=len(counted) - len(made),
         text_bytes_tokenized=sum(shard.text_bytes - shard.text_bytes_taken for shard in made.values()),
     )
+
+
+def tokenizing_ahead(ahead: Ahead, fresh: Fresh, text: Text, recipe: Recipe) -> Callable[[Step, Slice], Staged | TokenShard]:
+    """The stage tokenize where this process writes spans ahead: small slices are kept in memory for that, large ones streamed."""
+    places = reversed([*enumerate(text.slices)])  # the first one of equal slices counts
+    firsts = {recipe.key(slice_): (place, slice_.file.split) for place, slice_ in places}
+
+    def tokenize(step: Step, slice_: Slice) -> Staged | TokenShard:
+        streams = partial(ahead.stream, *firsts[recipe.key(slice_)])
+        return tokenize_and_keep(fresh, streams, slice_, *step.shared)
+
+    return tokenize
 
 
 def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:

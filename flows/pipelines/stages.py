@@ -237,11 +237,15 @@ class Runner(Protocol):
         ...
 
 
-def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Generator[Any, None, None]:
-    """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error."""
+def in_order(
+    runner: Runner, items: Iterable[Any], *steps: Step, on_error: Callable[[], object] | None = None
+) -> Generator[Any, None, None]:
+    """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error. *on_error*
+    is called before items under way are waited for.
+    """
     under_way: deque[Started] = deque()
     window = runner.window(steps[0].stage)
-    with settled(under_way):
+    with settled(under_way, on_error):
         for item in items:
             under_way.append(runner.start(item, *steps))
             if len(under_way) >= window:
@@ -263,11 +267,13 @@ def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, 
 
 
 @contextlib.contextmanager
-def settled(items: Collection[Started]) -> Iterator[None]:
+def settled(items: Collection[Started], on_error: Callable[[], object] | None = None) -> Iterator[None]:
     """After an error, wait for the items that are still under way: they write to a staging directory that is about to go."""
     try:
         yield
     except BaseException:
+        if on_error is not None:
+            on_error()
         # All are given up before any is waited for: a thread that ends one would begin the next meanwhile.
         for item in [item for item in items if not item.cancel()]:
             with contextlib.suppress(Exception):  # the first error is the one that is raised

@@ -23,6 +23,7 @@ from flows.pipelines.stages import Stage, Step
 from flows.runners.processes import Processes, hands_of
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
+from tasks.tokenize.crew import crew_of
 
 PACK_ITEMS = 100
 """A task then costs the server little beside its slices, and an error still stops the rest soon."""
@@ -177,6 +178,8 @@ class PrefectTasks:
         # The tags are those of the run. Tasks with tags wait, one after the other, until the server says that no limit has them.
         self._held.enter_context(TagsContext(current_tags=set()))
         self._hands = self._held.enter_context(hands_of(self._workers))
+        if self._hands is None:
+            self._held.enter_context(crew_of(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

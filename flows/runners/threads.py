@@ -11,6 +11,7 @@ from typing import Any, Self
 from flows.pipelines.stages import Stage, Step, through
 from flows.runners.processes import Processes, hands_of
 from tasks.config import available_cores
+from tasks.tokenize.crew import crew_of
 
 ITEMS_OF_A_WORKER = 4
 """Results are taken in order: behind an item that takes long, workers would soon have done all that was handed out."""
@@ -44,6 +45,8 @@ class Threads:
 
     def __enter__(self) -> Self:
         self._hands = self._held.enter_context(hands_of(self._workers))
+        if self._hands is None:
+            self._held.enter_context(crew_of(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

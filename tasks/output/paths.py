@@ -16,6 +16,8 @@ DOCUMENTS = "documents"
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
+UNFINISHED = f"{CACHE}/unfinished"
+"""Below it, for each attempt, objects of its version that are not whole yet, and hold tokens that are nowhere else."""
 STAGING = "_staging"
 QUARANTINE = "_quarantine"
 RUNNING = "_running"
@@ -26,7 +28,7 @@ LOCK = ".latest.lock"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 
-DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
+DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, UNFINISHED, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
 KINDS = {
     **dict.fromkeys(DIRECTORIES, "directory"),
     **dict.fromkeys((POINTER, LOCK), "file"),
@@ -59,6 +61,11 @@ def shard_key(key: str) -> str:
 def receipt_key(key: str) -> str:
     """Key of a token shard's receipt."""
     return f"{CACHE}/{key}/{RECEIPT}"
+
+
+def unfinished_key(attempt: str, split: str, number: int) -> str:
+    """Key of an object of tokens that an attempt has not finished."""
+    return f"{UNFINISHED}/{attempt}/{split}-{number}"
 
 
 def index_key(version: str) -> str:

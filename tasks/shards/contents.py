@@ -17,11 +17,12 @@ from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
 from flat_tokens.manifest import LOSS_MASK, SPLITS, read_manifest
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
-from tasks.models import Held, Name, TokenShard
+from tasks.models import Held, Name, TokenShard, Within
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.columns import shard_columns
 from tasks.shards.read import open_arrays
 from tasks.shards.runs import FROM_DISK, FROM_STORE, read_runs, runs_in_memory
+from tasks.shards.streamed import read_entries, tokens_within
 
 WINDOW_TOKENS = 1 << 21
 """Tokens that are put together at a time where they come from both splits of a version."""
@@ -33,7 +34,7 @@ Parts = Sequence[npt.NDArray[np.uint32]]
 
 
 class InMemory(NamedTuple):
-    """The tokens of a shard that has no loss mask."""
+    """Tokens of a shard that has no loss mask, in memory or mapped into it."""
 
     encoded_tokens: Parts
     loss_mask: None = None
@@ -50,7 +51,7 @@ class Contents(NamedTuple):
     array: npt.NDArray[np.int8]
     begins: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    arrays: tuple[FlatTokens, ...] | tuple[InMemory]
+    arrays: tuple[FlatTokens, ...] | tuple[InMemory, ...]
     rows: Callable[[], npt.NDArray[np.uint64]]
     columns: Callable[[npt.NDArray[np.int64]], pa.RecordBatch]
 
@@ -91,23 +92,27 @@ def _runs(
     """The items of runs, one behind the other, each of the array of that number."""
     if not len(array):
         return
-    if not isinstance(arrays[0], StoredArray):
-        yield from runs_in_memory(arrays[0], begins, ends)  # there is one array
-        return
-    stored = [source for source in arrays if isinstance(source, StoredArray)]
-    reads = FROM_DISK if stored[0].store.is_local else FROM_STORE
     if (array == array[0]).all():
-        yield from read_runs(stored[int(array[0])], begins, ends, reads)
+        yield from _runs_of(arrays[int(array[0])], begins, ends)
         return
     windows = np.cumsum(ends - begins) // WINDOW_TOKENS
     for window in np.split(np.arange(len(array)), np.flatnonzero(np.diff(windows)) + 1):
         lengths = ends[window] - begins[window]
-        items = np.empty(int(lengths.sum()), stored[0].numpy_dtype)
-        for i, source in enumerate(stored):
+        items = np.empty(int(lengths.sum()), arrays[0].numpy_dtype if isinstance(arrays[0], StoredArray) else np.uint32)
+        for i, source in enumerate(arrays):
             mine = array[window] == i
-            parts = [part.copy() for part in read_runs(source, begins[window][mine], ends[window][mine], reads)]
+            parts = [part.copy() for part in _runs_of(source, begins[window][mine], ends[window][mine])]
             items[np.repeat(mine, lengths)] = np.concatenate([*parts, items[:0]])
         yield items
+
+
+def _runs_of(
+    source: StoredArray | Parts, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[Any]]:
+    """The items of runs of one array, one behind the other."""
+    if isinstance(source, StoredArray):
+        return read_runs(source, begins, ends, FROM_DISK if source.store.is_local else FROM_STORE)
+    return runs_in_memory(source, begins, ends)
 
 
 Opened = Callable[[Store, TokenShard], Contents]
@@ -118,6 +123,8 @@ def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
     """Open a shard for its documents. *names*: arrays beside its keys and starts that are read, too."""
     if shard.held is not None:
         return _held(root, shard, shard.held)
+    if shard.within is not None:
+        return _within(root, shard, shard.within)
     tokens, documents = open_arrays(root, shard, "seq_starts", f"{DOCUMENTS}/key", *names)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     keys = documents.key.read(0, tokens.seq_count)
@@ -135,6 +142,23 @@ def open_contents(root: Store, shard: TokenShard, *names: str) -> Contents:
 def columns_of_shard(root: Store, shard: TokenShard, wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
     return shard_columns(root, shard).take(wanted, list(shard.columns))
+
+
+def _within(root: Store, shard: TokenShard, within: Within) -> Contents:
+    """The documents of a shard whose tokens an unfinished version has."""
+    entries = read_entries(root, shard)
+    lengths, begins = entries.length.astype(np.int64), np.empty(len(entries.length), np.int64)
+    for mine in (entries.in_validation, ~entries.in_validation):
+        begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
+    return Contents(
+        entries.key,
+        entries.in_validation.astype(np.int8),  # a number in SPLITS
+        begins,
+        lengths,
+        tuple(InMemory(list(tokens_within(root, within, split))) for split in SPLITS),
+        lambda: entries.row,
+        functools.partial(columns_of_shard, root, shard),
+    )
 
 
 class _Split(NamedTuple):

@@ -6,9 +6,11 @@ import contextlib
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,6 @@ import numpy.typing as npt
 
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, Store
-from flat_tokens.text.rows import text_buffers
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
@@ -29,16 +30,20 @@ from tasks.shards.columns import ShardColumns
 from tasks.shards.fresh import Fresh, Making
 from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
 from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
-from tasks.shards.receipts import put_aside, receipt_json, repairing, without_receipt
+from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.text.digests import text_digests
-from tasks.text.documents import Documents, Tally, read_documents
-from tasks.tokenize.engines import engine_of, tokens_of
+from tasks.shards.streamed import Entries, Stream, Streams, write_entries
+from tasks.shards.tokenized import Batch, tokenize_segments
+from tasks.text.documents import Tally, read_documents
+from tasks.tokenize.crew import results_of
+from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
-from tasks.tokenize.segments import DIGEST_BYTES, cut
+from tasks.tokenize.segments import cut
 from tasks.tokenize.tokenizers import load_tokenizer
 
 UPLOADERS = 4
+RECEIPT_SECONDS = 0.2
+"""The receipt of a shard that another process writes comes sooner."""
 
 
 class Staged(NamedTuple):
@@ -51,18 +56,18 @@ def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Index
     """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
     file fetched.
     """
-    return tokenize_and_keep(None, slice_, recipe, place, indexed)
+    return tokenize_and_keep(None, None, slice_, recipe, place, indexed)
 
 
 def tokenize_and_keep(
-    fresh: Fresh | None, slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()
+    fresh: Fresh | None, streams: Streams | None, slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()
 ) -> Staged | TokenShard:
-    """The same; what is made now is kept in memory, too, where *fresh* has room for it."""
+    """The same; what is made now is kept in memory, too, where *fresh* has room for it, else it goes where *streams* leads."""
     stored = load_or_held(place.root, indexed, recipe.key(slice_))
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
-    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed, fresh))
+    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed, fresh, streams))
 
 
 def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
@@ -103,6 +108,19 @@ class ShardWriter(NamedTuple):
     digest: ArrayWriter | None = None
     text_bytes: ArrayWriter | None = None
 
+    def append(self, batch: Batch) -> None:
+        """Append documents."""
+        self.tokens.append(batch.tokens)
+        self.key.append(batch.keys)
+        self.row.append(batch.rows)
+        if batch.columns is not None:
+            self.columns.append(batch.columns, batch.kinds)
+        if self.digest is not None and self.text_bytes is not None:
+            assert batch.digests is not None
+            assert batch.text_bytes is not None
+            self.digest.append(batch.digests)
+            self.text_bytes.append(batch.text_bytes)
+
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
@@ -110,71 +128,119 @@ class ShardWriter(NamedTuple):
         beside = [*self.columns.objects, *(stored for array in arrays for stored in array.objects)]
         objects = tuple(sorted([*self.tokens.objects, *beside]))
         counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
-        return {"objects": objects, "masked": self.tokens.masked, **counts}
+        return {"objects": objects, "masked": self.tokens.masked, "columns": self.columns.kinds, **counts}
+
+
+def staging_of(key: str, place: Place) -> Store:
+    """Where this attempt writes a shard. What a staging directory holds need not survive a power loss."""
+    return replace(Store.at(Path(place.staging) / key), durable=False)
 
 
 @contextlib.contextmanager
 def staging_shard(key: str, place: Place, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
     """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
-    texts. The block appends to its arrays. What a staging directory holds need not survive a power loss.
+    texts. The block appends to it.
     """
-    store, spec = replace(Store.at(Path(place.staging) / key), durable=False), document_spec(SHARD_LAYOUT)
+    store, spec = staging_of(key, place), document_spec(SHARD_LAYOUT)
     names = (*DocumentArrays._fields, *(DigestArrays._fields if digested else ()))
     with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
         arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in names}
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
-def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = (), fresh: Fresh | None = None) -> TokenShard:
-    """Tokenize a slice into this attempt's staging directory, in memory bounded by one batch or the longest document. Segments
-    whose tokens the output has are not tokenized again.
+class StreamedWriter:
+    """The entries and the kept columns of a shard whose tokens go into a version at once."""
+
+    def __init__(self, store: Store, columns: ShardColumns, stream: Stream) -> None:
+        self._store, self._columns, self._stream = store, columns, stream
+        self._parts: list[Entries] = []
+        self._token_count = self._max_token_id = 0
+
+    def append(self, batch: Batch) -> None:
+        """Append documents."""
+        tokens = batch.tokens
+        in_validation = self._stream.append(tokens, batch.keys)
+        self._parts.append(Entries(batch.keys, batch.rows, np.diff(tokens.seq_starts), in_validation))
+        self._token_count += tokens.token_count
+        self._max_token_id = max(self._max_token_id, tokens.max_token_id)
+        if batch.columns is not None:
+            self._columns.append(batch.columns, batch.kinds)
+
+    def end(self) -> None:
+        """Write the entries, and wait for the tokens."""
+        stored = write_entries(self._store, self._parts)
+        self.stored = {
+            "objects": tuple(sorted([stored, *self._columns.objects])),
+            "within": self._stream.end(),
+            "columns": self._columns.kinds,
+            "token_count": self._token_count,
+            "max_token_id": self._max_token_id,
+        }
+
+
+@contextlib.contextmanager
+def streaming_shard(key: str, place: Place, stream: Stream) -> Iterator[StreamedWriter]:
+    """Write a streamed shard into this attempt's staging directory, and its tokens where they stay. The block appends to it."""
+    store = staging_of(key, place)
+    with ShardColumns(store) as columns:
+        writer = StreamedWriter(store, columns, stream)
+        yield writer
+    writer.end()
+
+
+@contextlib.contextmanager
+def writer_of(slice_: Slice, recipe: Recipe, place: Place, streams: Streams | None) -> Iterator[ShardWriter | StreamedWriter]:
+    """The writer of a slice's shard."""
+    key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
+    with streams() if streams is not None else contextlib.nullcontext() as stream:
+        written = staging_shard(key, place, masked, digested) if stream is None else streaming_shard(key, place, stream)
+        with written as writer:
+            yield writer
+
+
+def tokenize_slice(
+    slice_: Slice,
+    recipe: Recipe,
+    place: Place,
+    indexed: Indexed = (),
+    fresh: Fresh | None = None,
+    streams: Streams | None = None,
+) -> TokenShard:
+    """Tokenize a slice into this attempt's staging directory, in memory bounded by some batches or the longest document. Segments
+    whose tokens the output has are not tokenized again. A slice that is small is kept in memory, too, where *fresh* has room; of
+    another one the tokens go where *streams* leads.
     """
-    key, source = recipe.key(slice_), recipe.source(slice_)
+    source, file = recipe.source(slice_), slice_.file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
     encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
-    known, known_by = holdings(place.root, indexed), recipe.of_segments(slice_)
-    tally, before, taken = Tally(), 0, 0
-    digests, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    file, made = slice_.file, Making(fresh) if fresh is not None and fresh.takes(slice_.text_bytes) else None
+    work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=holdings(place.root, indexed))
+    made = Making(fresh) if fresh is not None and fresh.takes(slice_.text_bytes) else None
+    tally, refused, taken = Tally(), Tally(), 0
+    names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
+    reads = ((segments, tally.kinds) for segments in cut(read_documents(slice_, source, recipe.documents, tally)))
     with (
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
-        engine.at_work(),
-        staging_shard(key, place, recipe.masked(slice_), recipe.documents.duplicates == "drop") as writer,
+        contextlib.closing(reads),
+        results_of(reads, work) as results,
+        writer_of(slice_, recipe, place, None if made is not None else streams) as writer,
     ):
-        for segments in cut(read_documents(slice_, source, recipe.documents, tally)):
-            names, numbers = known.find(segments, known_by)
-            borders = np.concatenate([[0], segments.ends])
-            counts = np.diff(borders)
-            for first, last in known.stretches(numbers):
-                part = segments.documents.part(int(borders[first]), int(borders[last]))
-                batch = known.take(numbers[first:last]) if numbers[first] >= 0 else None
-                if batch is not None:
-                    taken += text_length(part)
-                else:
-                    last_rows = part.rows[borders[first + 1 : last + 1] - borders[first] - 1]
-                    batch, part = tokens_of(part, slice_, source, recipe.documents, encoder, tally)
-                    counts[first:last] = np.diff(np.searchsorted(part.rows, last_rows, "right"), prepend=0)
-                writer.tokens.append(batch)
-                writer.key.append(part.keys)
-                writer.row.append(part.rows)
+        for done in results:
+            for batch in done.batches:
+                writer.append(batch)
                 if made is not None:
-                    made.append(batch, part.keys, part.rows)
-                if part.columns is not None:
-                    writer.columns.append(part.columns, tally.kinds)
-                if writer.digest is not None and writer.text_bytes is not None:
-                    writer.digest.append(text_digests(part.texts, recipe.of_texts(slice_)).reshape(-1))
-                    writer.text_bytes.append(np.diff(text_buffers(part.texts)[1]).astype(np.uint64))
-                meter.add("tokenize", tally.text_bytes - before, batch.seq_count, batch.token_count)
-                before = tally.text_bytes
-            names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
-            digests.append(names)
-            documents.append(counts)
-            del segments, part, batch  # or they stay while the next ones are read
+                    made.append(batch.tokens, batch.keys, batch.rows)
+                meter.add("tokenize", 0, batch.tokens.seq_count, batch.tokens.token_count)
+            meter.add("tokenize", done.text_bytes)
+            names.append(done.names)
+            documents.append(done.documents)
+            taken += done.text_bytes_taken
+            refused.add(done.refused)
+    tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
     shard = TokenShard(
-        key=key,
+        key=recipe.key(slice_),
         inputs=recipe.key_inputs(slice_),
         text_bytes=tally.text_bytes,
         rows=tally.rows,
@@ -182,9 +248,8 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
         written=tally.written,
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
-        segments=segments_as_text(digests, documents),
+        segments=segments_as_text(names, documents),
         text_bytes_taken=taken,
-        columns=writer.columns.kinds,
         **writer.stored,
     )
     if made is not None:
@@ -192,30 +257,29 @@ def tokenize_slice(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed
     return shard
 
 
-def text_length(documents: Documents) -> int:
-    """Bytes of text."""
-    _, offsets = text_buffers(documents.texts)
-    return int(offsets[-1] - offsets[0])
-
-
 def write_shard(draft: TokenShard, place: Place) -> TokenShard:
-    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same bytes."""
+    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same tokens: the one
+    that is stored is returned.
+    """
     root = place.root
     staged, target = Path(place.staging) / draft.key, root / shard_key(draft.key)
+    stored = None
     if root.is_local:
-        _move(root, staged, Path(target.root), draft)
+        stored = _move(root, staged, Path(target.root), draft)
     else:
         with ThreadPoolExecutor(UPLOADERS) as uploaders:
             list(uploaders.map(lambda stored: target.upload(stored.key, staged / stored.key), draft.objects))
-    target.put(RECEIPT, receipt_json(draft))
+    if stored is None:
+        target.put(RECEIPT, receipt_json(draft))
     shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
-    return draft
+    return stored or draft
 
 
-def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
+def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenShard | None:
+    """Move a staged shard to its place. Return the one that is stored there already, with its receipt, if another one is."""
     make_durable(staged)
     make_directory(target.parent)
-    for _ in range(3):
+    for attempt in range(3):
         try:
             os.rename(staged, target)
         except OSError:
@@ -223,10 +287,16 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> None:
                 raise
         else:
             sync(target.parent)
-            return
-        # Without a receipt: left by a dead process, or being written by another one at this moment.
+            return None
+        # Left by a dead process, or being written by another one at this moment.
         if _is_whole(root / shard_key(draft.key), draft):
-            return
+            return None
+        # Another process has its tokens elsewhere: in an unfinished version, or beside them.
+        if (stored := load_shard(root, draft.key)) is not None:
+            return stored
+        if attempt == 0:
+            time.sleep(RECEIPT_SECONDS)
+            continue
         with repairing(root):
             if not _is_whole(root / shard_key(draft.key), draft):
                 put_aside(root, draft.key)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,13 +87,24 @@ def store_tokens(
 
 
 def put_tokens(
-    at: Span, tokens: Iterable[npt.NDArray[np.uint32]], layout: LayoutName, place: Place, version: str
+    at: Span,
+    tokens: Iterable[npt.NDArray[np.uint32] | Future[None]],
+    layout: LayoutName,
+    place: Place,
+    version: str,
+    unfinished: Callable[[int], Path | None] = lambda _: None,
 ) -> tuple[Written, int]:
-    """Write the objects of tokens from the span's start on. Return how many came, too."""
+    """Write the objects of tokens from the span's start on. Return how many came, too. A future among them is set when those
+    before it would survive the end of this process, in the *unfinished* file of their object.
+    """
     spec, largest = LAYOUTS[layout].encoded_tokens, 0
     store, first = version_store(place.root, version) / at.split, at.start // spec.object_length
-    with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False) as writer:
+    with ArrayWriter(store, "encoded_tokens", spec, first_object=first, write_metadata=False, unfinished=unfinished) as writer:
         for some in tokens:
+            if isinstance(some, Future):
+                writer.settle()
+                some.set_result(None)
+                continue
             largest = max(largest, int(some.max(initial=0)))
             writer.append(some)
             meter.add("split", some.nbytes)

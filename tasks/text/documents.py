@@ -100,6 +100,12 @@ class Tally:
     step_seconds: float = 0
     kinds: dict[str, str] = field(default_factory=dict)
 
+    def add(self, refused: Tally) -> None:
+        """Add the counts of documents that were refused after they had been counted here."""
+        self.written += refused.written
+        self.text_bytes += refused.text_bytes
+        self.skipped.update(refused.skipped)
+
 
 def read_documents(
     part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None

@@ -1,0 +1,161 @@
+"""The crew: threads of this process that take batches of documents through an engine, those of earlier slices first.
+
+A slice that is tokenized has all of them. So slices end one behind the other in the order in which they began, little of a later
+one waits in memory for its turn, and the last slice, or a single one, keeps all cores busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+AHEAD = 4
+"""Batches of a slice that are under way, or done and not taken yet, at most."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Line:
+    """The batches of a slice, and what becomes of each, in their order."""
+
+    def __init__(self, batches: Iterator[Any], work: Callable[[Any], Any]) -> None:
+        self.batches, self.work = batches, work
+        self.results = deque[Future[Any]]()
+        self.is_read = False  # by a thread, at this moment
+        self.has_ended = False
+
+    @property
+    def has_work(self) -> bool:
+        return not self.has_ended and not self.is_read and len(self.results) < AHEAD
+
+
+class Crew:
+    """So many threads, until the block ends."""
+
+    def __init__(self, threads: int) -> None:
+        self._lines: list[_Line] = []
+        self._change = threading.Condition()
+        self._is_over = False
+        self._threads = [threading.Thread(target=self._serve, name=f"crew_{n}", daemon=True) for n in range(threads)]
+
+    @contextlib.contextmanager
+    def results(self, batches: Iterator[T], work: Callable[[T], R]) -> Iterator[Iterator[R]]:
+        """A block in which the crew works on *batches*: their results, in order. One thread at a time reads the next batch. An
+        error of either is raised in the place of the result.
+        """
+        line = _Line(batches, work)
+        with self._change:
+            self._lines.append(line)
+            self._change.notify_all()
+        try:
+            yield self._taken(line)
+        finally:
+            with self._change:
+                line.has_ended = True
+                self._lines.remove(line)
+                self._change.wait_for(lambda: not line.is_read)
+            for left in line.results:
+                left.exception()  # it is waited for, not wanted
+
+    def _taken(self, line: _Line) -> Iterator[Any]:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: line.results or line.has_ended)
+                if not line.results:
+                    return
+                first = line.results[0]
+            result = first.result()
+            with self._change:
+                line.results.popleft()
+                self._change.notify_all()
+            del first
+            yield result
+            del result  # or it stays while the next one is waited for
+
+    def _serve(self) -> None:
+        while (line := self._next()) is not None:
+            self._serve_one(line)
+
+    def _next(self) -> _Line | None:
+        """The line to read a batch of, once there is one; None at the end."""
+        with self._change:
+            while not self._is_over:
+                for line in self._lines:
+                    if line.has_work:
+                        line.is_read = True
+                        return line
+                self._change.wait()
+            return None
+
+    def _serve_one(self, line: _Line) -> None:
+        """Read the next batch of a line, and do the work for it."""
+        future, failed, batch = Future[Any](), False, _END
+        try:
+            batch = next(line.batches, _END)
+        except BaseException as error:  # noqa: BLE001  it is raised where the result is taken
+            future.set_exception(error)
+            failed = True
+        with self._change:
+            line.is_read = False
+            line.has_ended = line.has_ended or failed or batch is _END
+            if failed or batch is not _END:
+                line.results.append(future)
+            self._change.notify_all()
+        if batch is _END:
+            return
+        try:
+            future.set_result(line.work(batch))
+        except BaseException as error:  # noqa: BLE001
+            future.set_exception(error)
+
+    def __enter__(self) -> Crew:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._is_over = True
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+
+_END: Any = object()
+_crews: list[Crew] = []
+"""Those of the blocks that this process is in; the last one works."""
+
+
+def _forget_after_fork() -> None:
+    """Drop the parent's threads, which a child does not have."""
+    _crews.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@contextlib.contextmanager
+def crew_of(threads: int) -> Iterator[None]:
+    """A block in which slices that this process tokenizes share a crew."""
+    with Crew(threads) as crew:
+        _crews.append(crew)
+        try:
+            yield
+        finally:
+            _crews.remove(crew)
+
+
+@contextlib.contextmanager
+def results_of(batches: Iterator[T], work: Callable[[T], R]) -> Iterator[Iterator[R]]:
+    """A block in which *work* is done for *batches*: the results, in order. Without a crew, this thread does it."""
+    if not _crews:
+        yield map(work, batches)
+        return
+    with _crews[-1].results(batches, work) as results:
+        yield results
