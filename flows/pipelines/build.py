@@ -234,8 +234,9 @@ def tokenizing_ahead(ahead: Ahead, fresh: Fresh, text: Text, recipe: Recipe) -> 
     firsts = {recipe.key(slice_): (place, slice_.file.split) for place, slice_ in places}
 
     def tokenize(step: Step, slice_: Slice) -> Staged | TokenShard:
+        recipe, place, indexed = step.shared
         streams = partial(ahead.stream, *firsts[recipe.key(slice_)])
-        return tokenize_and_keep(fresh, streams, slice_, *step.shared)
+        return tokenize_and_keep(fresh, slice_, recipe, place, indexed, streams)
 
     return tokenize
 

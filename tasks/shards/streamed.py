@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import open_plain
@@ -23,8 +23,8 @@ from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
 from tasks.models import TokenShard, Within
 from tasks.output.paths import shard_key, unfinished_key, version_key
 
-STREAMED = LAYOUTS["mmap"].encoded_tokens
-"""The arrays that tokens go straight into: raw ones, of which a part can be read before an object is whole."""
+STREAMED: LayoutName = "mmap"
+"""The layout that tokens go straight into: a part of a raw object can be read before it is whole."""
 ENTRIES = "entries"
 """Below a streamed shard: of its documents all keys, all rows, all lengths, and whether each is in validation."""
 COLUMNS = (("key", np.dtype("<u8")), ("row", np.dtype("<u8")), ("length", np.dtype("<u8")), ("in_validation", np.dtype("?")))
@@ -85,7 +85,8 @@ def tokens_within(root: Store, within: Within, split: str) -> Iterator[npt.NDArr
     """The tokens of a slice that are in a split, in parts one behind the other, mapped from where they lie. ValueError where an
     object is missing, or ends before them.
     """
-    run, length, chunk = within.run(split), STREAMED.object_length, STREAMED.chunk_length
+    run, spec = within.run(split), LAYOUTS[STREAMED].encoded_tokens
+    length, chunk = spec.object_length, spec.chunk_length
     for n in range(run.first // length, -(-run.stop // length)):
         begin, end = max(run.first - n * length, 0), min(run.stop - n * length, length)
         words = _words_of(root, within, split, n)
@@ -98,7 +99,7 @@ def tokens_within(root: Store, within: Within, split: str) -> Iterator[npt.NDArr
 
 def _words_of(root: Store, within: Within, split: str, n: int) -> npt.NDArray[np.uint32]:
     """An object of the version, whole or not. It goes to its place when it is whole, never back."""
-    whole = f"{version_key(within.version)}/{split}/encoded_tokens/{STREAMED.object_key(n)}"
+    whole = f"{version_key(within.version)}/{split}/encoded_tokens/{LAYOUTS[STREAMED].encoded_tokens.object_key(n)}"
     for key in (unfinished_key(within.attempt, split, n), whole):
         try:
             with open_plain(root.path(key)) as file:

@@ -56,11 +56,16 @@ def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Index
     """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
     file fetched.
     """
-    return tokenize_and_keep(None, None, slice_, recipe, place, indexed)
+    return tokenize_and_keep(None, slice_, recipe, place, indexed)
 
 
 def tokenize_and_keep(
-    fresh: Fresh | None, streams: Streams | None, slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()
+    fresh: Fresh | None,
+    slice_: Slice,
+    recipe: Recipe,
+    place: Place,
+    indexed: Indexed = (),
+    streams: Streams | None = None,
 ) -> Staged | TokenShard:
     """The same; what is made now is kept in memory, too, where *fresh* has room for it, else it goes where *streams* leads."""
     stored = load_or_held(place.root, indexed, recipe.key(slice_))

@@ -245,7 +245,7 @@ class Ahead:
         self, rule: SplitRule, layout: LayoutName, place: Place, version: str, fresh: Fresh, streams: bool = True
     ) -> None:
         self._fresh = fresh
-        self._streams = streams and place.root.is_local and LAYOUTS[layout].encoded_tokens == STREAMED
+        self._streams = streams and place.root.is_local and layout == STREAMED
         self._shared = rule, layout, place, version
         self._hands: dict[Split, _Hand] = {split: _Hand(split, *self._shared, self._streams) for split in SPLITS}
         self._turn = threading.Condition()

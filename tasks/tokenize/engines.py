@@ -6,14 +6,13 @@ import base64
 import contextlib
 import ctypes
 import hashlib
-import itertools
 import logging
 import threading
 import time
 import unicodedata
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -109,22 +108,6 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
     together = concatenate(part.ids for part in parts)
     masks = [part.mask for part in parts if part.mask is not None]
     return MaskedTokens(*together, np.concatenate(masks)) if masks else together
-
-
-def end_to_end(parts: Sequence[Tokens]) -> Tokens:
-    """The tokens of texts that were encoded in several parts, each of some texts."""
-    before = np.cumsum([0, *(len(part.ids) for part in parts)])
-    offsets = [part.offsets[:-1] + start for part, start in zip(parts, before[:-1].tolist(), strict=True)]
-    return Tokens(np.concatenate([part.ids for part in parts]), np.concatenate([*offsets, before[-1:]]))
-
-
-def evenly(texts: pa.LargeStringArray, count: int) -> list[pa.LargeStringArray]:
-    """Texts in *count* parts of about as many bytes; some have none where texts are long. No copy."""
-    offsets = text_buffers(texts)[1]
-    wanted = offsets[0] + (offsets[-1] - offsets[0]) * np.arange(count + 1) // count
-    borders = np.searchsorted(offsets, wanted).tolist()
-    borders[-1] = len(texts)  # where the last ones are empty
-    return [texts.slice(start, stop - start) for start, stop in itertools.pairwise(borders)]
 
 
 def gigatoken_encode(tokenizer: Any) -> Encode:
@@ -239,7 +222,7 @@ def sheltered(encode: Encode) -> Encode:
 
 @dataclass
 class _Instance:
-    """An instance of the fast engine, of which a thread at a time may make use. ``encode``: None before it is made."""
+    """A thread's instance of the fast engine. ``encode``: None before it is made; ``lock``: held while it tokenizes."""
 
     encode: Encode | None = None
     byte_count: int = 0
@@ -247,9 +230,7 @@ class _Instance:
 
 
 class Engine:
-    """The engine that a build uses: the fast one, one instance a thread and bounded in memory, or the reference. A thread that
-    tokenizes a slice is lent the instances of those that do not.
-    """
+    """The engine that a build uses: the fast one, one instance a thread and bounded in memory, or the reference."""
 
     def __init__(self, tokenizer: Tokenizer, fast: bool) -> None:
         self.name = "fast" if fast else "reference"
@@ -257,7 +238,6 @@ class Engine:
         self._spare: list[Encode] = []
         self._lock = threading.Lock()
         self._instances: weakref.WeakKeyDictionary[threading.Thread, _Instance] = weakref.WeakKeyDictionary()
-        self._at_work = set[threading.Thread]()
 
     def put_by(self, instance: Encode) -> None:
         """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
@@ -269,51 +249,14 @@ class Engine:
             return self._spare.pop()
         return sheltered(make_fast())
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """A block in which this thread tokenizes a slice: it does not lend its instance, and is lent those of others."""
-        thread = threading.current_thread()
-        with self._lock:
-            self._at_work.add(thread)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._at_work.discard(thread)
-
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
         """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
             return sheltered(self._tokenizer.reference)(texts)
-        mine = self._mine()
-        lent = self._lent() if texts.nbytes >= SHARED_BYTES else []
-        if not lent:
-            with mine.lock:
-                return self._encode(mine, texts)
-        part, *parts = evenly(texts, len(lent) + 1)
-        with ThreadPoolExecutor(len(lent), "lent") as threads:
-            others = [threads.submit(self._encode_on, *one) for one in zip(lent, parts, strict=True)]
-            with mine.lock:
-                first = self._encode(mine, part)
-            return end_to_end([first, *(other.result() for other in others)])
-
-    def _mine(self) -> _Instance:
         with self._lock:
-            return self._instances.setdefault(threading.current_thread(), _Instance())
-
-    def _lent(self) -> list[_Instance]:
-        """The instances of threads that are not at work, for one that is, locked; those that are not made are left out."""
-        with self._lock:
-            if threading.current_thread() not in self._at_work:
-                return []
-            idle = [instance for thread, instance in self._instances.items() if thread not in self._at_work]
-            return [one for one in idle if one.encode is not None and one.lock.acquire(blocking=False)]
-
-    def _encode_on(self, lent: _Instance, texts: pa.LargeStringArray) -> Tokens:
-        try:
-            return self._encode(lent, texts)
-        finally:
-            lent.lock.release()
+            mine = self._instances.setdefault(threading.current_thread(), _Instance())
+        with mine.lock:
+            return self._encode(mine, texts)
 
     def _encode(self, by: _Instance, texts: pa.LargeStringArray) -> Tokens:
         """The tokens of texts by an instance that is locked."""
@@ -343,15 +286,13 @@ class Engine:
                 yield f"tokenizer {self._tokenizer.name!r} cannot encode the document ({error})"
 
     def forget(self) -> None:
-        """Drop the instances of threads that are not at work, and what was put by."""
+        """Drop the instances that no thread is tokenizing with, and what was put by."""
         self._spare.clear()
         with self._lock:
-            idle = [self._instances.pop(thread) for thread in list(self._instances) if thread not in self._at_work]
-        idle.clear()  # which takes long, and no thread at work waits for it
+            idle = [self._instances.pop(thread) for thread, one in list(self._instances.items()) if not one.lock.locked()]
+        idle.clear()  # which takes long, and no thread waits for it
 
 
-SHARED_BYTES = 1 << 20
-"""Of fewer bytes of text, another thread would hardly have begun with its part when the whole is done."""
 RENEW_AFTER_BYTES = 32 << 20
 THREAD_BYTES = 550 << 20
 """Memory that a thread's engine may fill, with all else that the thread holds."""

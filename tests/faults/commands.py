@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import flat_tokens
 import tasks.derive.imports
+import tasks.shards.fresh
 import tasks.shards.write
 import tasks.tokenize.tokenizers
 from flat_tokens.arrays.layouts import LAYOUTS
@@ -50,13 +51,15 @@ Command = Callable[..., None]
 
 class Case(NamedTuple):
     """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
-    likes; ``words(here)`` are the command's own.
+    likes; ``words(here)`` are the command's own. ``streamed``: slices are taken for large ones, whose tokens go straight into
+    the version.
     """
 
     name: str
     prepare: Callable[[Path, Command], None]
     words: Callable[[Path], Words]
     signed: bool = False
+    streamed: bool = False
 
 
 def config(here: Path, name: str, *notes: Path, **settings: Any) -> str:
@@ -149,6 +152,12 @@ CASES = {
             functools.partial(prepare_build, layout="mmap"),
             lambda here: ["build", str(here / "new.json"), "--no-server"],
             signed=True,
+        ),
+        Case(
+            "build, streamed",
+            functools.partial(prepare_build, layout="mmap"),
+            lambda here: ["build", str(here / "new.json"), "--no-server"],
+            streamed=True,
         ),
         Case("refresh", prepare_refresh, lambda here: ["refresh", str(here / "new.json"), "--no-server"]),
         Case(
@@ -288,15 +297,23 @@ def tokens_there(here: Path) -> set[str]:
 def made_from_now_on() -> list[str]:
     """Keys of the token shards that this process begins to make."""
     made: list[str] = []
-    for module in (tasks.shards.write, tasks.derive.imports):
-        real = module.staging_shard  # type: ignore[attr-defined]
+    for module, name in WRITERS:
+        real = getattr(module, name)
 
-        def staging_shard(key: str, place: Place, *more: bool, real: Any = real) -> Any:
+        def writer(key: str, place: Place, *more: Any, real: Any = real) -> Any:
             made.append(key)
             return real(key, place, *more)
 
-        setattr(module, "staging_shard", staging_shard)  # noqa: B010
+        setattr(module, name, writer)
     return made
+
+
+WRITERS = (
+    (tasks.shards.write, "staging_shard"),
+    (tasks.shards.write, "streaming_shard"),
+    (tasks.derive.imports, "staging_shard"),
+)
+SHARDS_AT_A_TIME = tasks.shards.fresh.SHARDS_AT_A_TIME
 
 
 class Calm(NamedTuple):
@@ -353,6 +370,7 @@ class Bench:
         if case.signed:
             (self.here / "keys").write_text("5a" * 32)
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
+        tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60 if case.streamed else SHARDS_AT_A_TIME
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)
         words = case.words(self.here)

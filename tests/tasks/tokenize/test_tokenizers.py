@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -34,7 +33,6 @@ from tasks.tokenize.engines import (
     UnencodableError,
     awkward_texts,
     engine_of,
-    evenly,
     first_difference,
     large_string_array,
     may_use_fast_engine,
@@ -385,29 +383,6 @@ def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 3
 
 
-def on_threads(engine: Engine, texts: pa.LargeStringArray, *, others_at_work: bool) -> list[list[int]]:
-    """The tokens of texts, by a thread at work beside two that have tokenized something and wait."""
-    ready, over = threading.Barrier(3), threading.Event()
-
-    def other() -> None:
-        engine(large_string_array("small"))
-        with engine.at_work() if others_at_work else contextlib.nullcontext():
-            ready.wait()
-            over.wait()
-
-    threads = [threading.Thread(target=other) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    try:
-        with engine.at_work():
-            return lists(engine, texts)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
 def by_thread(made: list[tuple[int, int]]) -> Tokenizer:
     """A tokenizer whose fast engines note, for each call, the instance and the number of texts."""
     tokenizer, numbers = load_tokenizer(TokenizerConfig(name="bytes")), itertools.count()
@@ -424,76 +399,24 @@ def by_thread(made: list[tuple[int, int]]) -> Tokenizer:
     return dataclasses.replace(tokenizer, digest=f"by thread {id(made)}", make_fast=make_fast)
 
 
-LONG = ["a" * 400_000, "", "b" * 300_000, "c" * 500_000, "d"]
-
-
-def test_a_thread_at_work_is_lent_the_instances_of_those_that_have_nothing_to_do() -> None:
-    """Parts are tokenized at the same time, and stand in the order of the texts."""
-    noted: list[tuple[int, int]] = []
-    tokenizer = by_thread(noted)
-    texts = large_string_array(*LONG)
-    assert on_threads(Engine(tokenizer, fast=True), texts, others_at_work=False) == lists(tokenizer.reference, texts)
-    lent = noted[2:]
-    assert len({instance for instance, _ in lent}) == 3
-    assert sum(count for _, count in lent) == len(LONG)
-
-
-@pytest.mark.parametrize(("texts", "others_at_work"), [(LONG, True), (["a few", "short texts"], False)])
-def test_what_is_in_use_or_not_worth_it_is_not_lent(texts: list[str], others_at_work: bool) -> None:
-    noted: list[tuple[int, int]] = []
-    tokenizer = by_thread(noted)
-    array = large_string_array(*texts)
-    assert on_threads(Engine(tokenizer, fast=True), array, others_at_work=others_at_work) == lists(tokenizer.reference, array)
-    assert [count for _, count in noted[2:]] == [len(texts)]
-
-
-def test_a_thread_that_is_not_at_work_is_lent_nothing() -> None:
-    noted: list[tuple[int, int]] = []
-    engine = Engine(by_thread(noted), fast=True)
-    thread = threading.Thread(target=engine, args=(large_string_array("small"),))
-    thread.start()
-    thread.join()
-    engine(large_string_array(*LONG))
-    assert [count for _, count in noted] == [1, len(LONG)]
-
-
-def test_texts_that_a_lent_instance_does_not_take_are_refused_and_it_is_not_used_again() -> None:
+def test_an_engine_that_forgets_begins_anew() -> None:
+    """But not under the hands of a thread that tokenizes."""
     noted: list[tuple[int, int]] = []
     plain = by_thread(noted)
+    engine, text = Engine(plain, fast=True), large_string_array("text")
 
     def make_fast() -> Encode:
         encode = fast(plain)
 
-        def fail(texts: pa.LargeStringArray) -> Tokens:
-            tokens = encode(texts)
-            if "c" * 500_000 in texts.to_pylist():
-                raise Panic("poisoned")
-            return tokens
+        def and_forget(texts: pa.LargeStringArray) -> Tokens:
+            engine.forget()
+            return encode(texts)
 
-        return fail
+        return and_forget
 
     engine = Engine(dataclasses.replace(plain, make_fast=make_fast), fast=True)
-    with pytest.raises(UnencodableError, match="poisoned"):
-        on_threads(engine, large_string_array(*LONG), others_at_work=False)
-    assert lists(engine, large_string_array("ok")) == [[112, 108]]
-
-
-@given(st.lists(st.text(max_size=5), max_size=8), st.integers(1, 5), st.integers(0, 3))
-def test_even_parts_are_all_texts_in_order(texts: list[str], count: int, skipped: int) -> None:
-    array = large_string_array(*texts)[min(skipped, len(texts)) :]
-    parts = evenly(array, count)
-    assert len(parts) == count
-    assert [text for part in parts for text in part.to_pylist()] == array.to_pylist()
-
-
-def test_an_engine_that_forgets_begins_anew() -> None:
-    """But not under the hands of a thread at work."""
-    noted: list[tuple[int, int]] = []
-    engine, text = Engine(by_thread(noted), fast=True), large_string_array("text")
     engine(text)
-    with engine.at_work():
-        engine.forget()
-        engine(text)
+    engine(text)
     engine.forget()
     engine(text)
     assert [instance for instance, _ in noted] == [0, 0, 1]
