@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,9 +98,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
             pinned = pin_sources(config, output.root)
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
-        result = build_version(config, text, tokenizer, runner, output)
-        beside.submit(forget_what_was_learned)  # while the disk forgets the shards
-        return result
+        return build_version(config, text, tokenizer, runner, output)
 
 
 def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
@@ -213,6 +212,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
             with timed("split", output.seconds), settled(writing):
                 meter.begin("split", 4 * sum(at.kept.token_count for at, _ in counted))
                 written = [span_under_way.result() for span_under_way in writing]
+            threading.Thread(target=forget_what_was_learned).start()  # of an engine, which takes a while
             with timed("finalize", output.seconds):
                 totals = partial(documents_of, made_of, counted)
                 contents = Contents(made_of, layout, spans, written, totals, card, counted, kinds.found)

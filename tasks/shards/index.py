@@ -86,7 +86,7 @@ def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
             continue
         train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
         held = Held(version=version, first_row=first_row, train=train, validation=validation)
-        bare = {"held": held, "within": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
+        bare: dict[str, Any] = {"held": held, "within": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
     some = {"shards": shards, "kept": kept} if kept else {"shards": shards}

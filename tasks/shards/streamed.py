@@ -87,7 +87,7 @@ def tokens_within(root: Store, within: Within, split: str) -> Iterator[npt.NDArr
     """
     run, spec = within.run(split), LAYOUTS[STREAMED].encoded_tokens
     length, chunk = spec.object_length, spec.chunk_length
-    for n in range(run.first // length, -(-run.stop // length)):
+    for n in range(run.first // length, -(-run.stop // length)) if run.count else ():
         begin, end = max(run.first - n * length, 0), min(run.stop - n * length, length)
         words = _words_of(root, within, split, n)
         if len(words) < end + (end - 1) // chunk:

@@ -33,7 +33,7 @@ from tasks.shards.contents import Contents, open_contents
 from tasks.shards.fresh import Fresh
 from tasks.shards.streamed import STREAMED, Stream
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, Span, SplitRule, chosen, span_length
-from tasks.split.write import Written, check_length, put_tokens, tokens_from, write_span
+from tasks.split.write import Run, Written, check_length, put_tokens, tokens_from, write_span
 
 BACKLOG = 2
 """Shards that wait for their split's thread where it begins one span more. A thread that falls further behind leaves spans to the
@@ -43,6 +43,8 @@ SMALL_TOKENS = 1 << 16
 """A shard with fewer tokens takes longer to open than to copy, and there are many: a span that begins with one is left to the
 workers, who have time for it at the end.
 """
+TURN_SECONDS = 60.0
+"""A large slice whose turn does not come for so long is stored apart: whatever it holds, nobody waits for it for ever."""
 RUNS_WAITING = 16
 """Runs of streamed tokens that wait for their split's thread; who brings more waits, too."""
 END: Any = "end"
@@ -94,8 +96,8 @@ class _Hand:
         coming = self._begun.get(start)
         return not self._is_broken and (start == self.end_of_tokens if coming is None else not coming.written.done())
 
-    def stream(self, tokens: npt.NDArray[np.uint32]) -> Iterator[_Coming]:
-        """Take the next tokens. Yield the spans that they go to. The array is not to be changed."""
+    def stream(self, tokens: npt.NDArray[np.uint32], highest: int) -> Iterator[_Coming]:
+        """Take the next tokens, none above *highest*. Yield the spans that they go to. The array is not to be changed."""
         while len(tokens):
             start = self.end_of_tokens // self._length * self._length
             coming = self._begun.get(start) or self._begin(start)
@@ -103,7 +105,7 @@ class _Hand:
             while not self._room.acquire(timeout=1.0):
                 if coming.written.done():
                     break  # it has failed: whoever waits for the span is told why
-            coming.items.put(part)
+            coming.items.put(Run(part, highest))
             self.end_of_tokens += len(part)
             if self.end_of_tokens == start + self._length:
                 coming.items.put(END)
@@ -156,13 +158,13 @@ class _Hand:
     def _unfinished(self, number: int) -> Path:
         return Path(self._place.root.path(unfinished_key(attempt_of(self._place), self.split, number)))
 
-    def _tokens(self, span: ShardSpan, items: SimpleQueue[Any]) -> Iterator[npt.NDArray[np.uint32] | Future[None]]:
+    def _tokens(self, span: ShardSpan, items: SimpleQueue[Any]) -> Iterator[npt.NDArray[np.uint32] | Run | Future[None]]:
         while (item := items.get()) is not END:
             if item is GIVE_UP:
                 raise CancelledError
             if isinstance(item, Future):
                 yield item
-            elif isinstance(item, np.ndarray):
+            elif isinstance(item, Run):
                 yield item
                 self._room.release()
             else:
@@ -176,7 +178,7 @@ def attempt_of(place: Place) -> str:
     return Path(place.staging).name
 
 
-class _Run:
+class _Side:
     """The tokens of a slice that go to one split, while they come."""
 
     def __init__(self, hand: _Hand) -> None:
@@ -184,9 +186,9 @@ class _Run:
         self._digest = blake3()
         self._spans: dict[int, _Coming] = {}
 
-    def append(self, tokens: npt.NDArray[np.uint32]) -> None:
+    def append(self, tokens: npt.NDArray[np.uint32], highest: int) -> None:
         self._digest.update(tokens.view(np.uint8).data)
-        for coming in self._hand.stream(tokens):
+        for coming in self._hand.stream(tokens, highest):
             self._spans[id(coming)] = coming
 
     def begin_to_settle(self) -> list[tuple[Future[None], _Coming]]:
@@ -206,7 +208,7 @@ class _Stream:
 
     def __init__(self, hands: dict[Split, _Hand], rule: SplitRule, all_in: Split | None, place: Place, version: str) -> None:
         self._rule, self._all_in, self._place, self._version = rule, all_in, place, version
-        self._train, self._validation = _Run(hands["train"]), _Run(hands["validation"])
+        self._train, self._validation = _Side(hands["train"]), _Side(hands["validation"])
         self.within: Within | None = None
 
     def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -215,12 +217,12 @@ class _Stream:
         # Documents side by side that go to one split are one run of tokens.
         borders = np.flatnonzero(np.diff(in_validation)) + 1
         ends = batch.seq_starts[[0, *borders, len(keys)]].astype(np.int64).tolist() if len(keys) else [0]
-        run, other = self._train, self._validation
+        side, other = self._train, self._validation
         if len(keys) and in_validation[0]:
-            run, other = other, run
+            side, other = other, side
         for begin, end in pairwise(ends):
-            run.append(batch.encoded_tokens[begin:end])
-            run, other = other, run
+            side.append(batch.encoded_tokens[begin:end], 2 * batch.max_token_id + 1)
+            side, other = other, side
         return in_validation
 
     def end(self) -> Within:
@@ -258,8 +260,8 @@ class Ahead:
         it has to be stored apart.
         """
         with self._turn:
-            self._turn.wait_for(lambda: not self._streams or self._placed == number)
-            may_stream = self._streams and all(hand.may_stream for hand in self._hands.values())
+            comes = self._turn.wait_for(lambda: not self._streams or self._placed == number, TURN_SECONDS)
+            may_stream = comes and self._streams and all(hand.may_stream for hand in self._hands.values())
         if not may_stream:
             yield None
             return

@@ -7,6 +7,7 @@ one waits in memory for its turn, and the last slice, or a single one, keeps all
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections import deque
@@ -24,10 +25,12 @@ R = TypeVar("R")
 class _Line:
     """The batches of a slice, and what becomes of each, in their order."""
 
-    def __init__(self, batches: Iterator[Any], work: Callable[[Any], Any]) -> None:
+    def __init__(self, batches: Iterator[Any], work: Callable[[Any], Any], lock: threading.Lock) -> None:
         self.batches, self.work = batches, work
+        self.change = threading.Condition(lock)
         self.results = deque[Future[Any]]()
         self.is_read = False  # by a thread, at this moment
+        self.has_begun = False  # its first batch has been read, and what reading holds is taken
         self.has_ended = False
 
     @property
@@ -40,7 +43,9 @@ class Crew:
 
     def __init__(self, threads: int) -> None:
         self._lines: list[_Line] = []
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
         self._is_over = False
         self._threads = [threading.Thread(target=self._serve, name=f"crew_{n}", daemon=True) for n in range(threads)]
 
@@ -49,31 +54,31 @@ class Crew:
         """A block in which the crew works on *batches*: their results, in order. One thread at a time reads the next batch. An
         error of either is raised in the place of the result.
         """
-        line = _Line(batches, work)
-        with self._change:
+        line = _Line(batches, work, self._lock)
+        with self._lock:
             self._lines.append(line)
-            self._change.notify_all()
+            self._work.notify()
         try:
             yield self._taken(line)
         finally:
-            with self._change:
+            with self._lock:
                 line.has_ended = True
                 self._lines.remove(line)
-                self._change.wait_for(lambda: not line.is_read)
+                line.change.wait_for(lambda: not line.is_read)
             for left in line.results:
                 left.exception()  # it is waited for, not wanted
 
     def _taken(self, line: _Line) -> Iterator[Any]:
         while True:
-            with self._change:
-                self._change.wait_for(lambda: line.results or line.has_ended)
+            with self._lock:
+                line.change.wait_for(lambda: line.results or line.has_ended)
                 if not line.results:
                     return
                 first = line.results[0]
             result = first.result()
-            with self._change:
+            with self._lock:
                 line.results.popleft()
-                self._change.notify_all()
+                self._work.notify()
             del first
             yield result
             del result  # or it stays while the next one is waited for
@@ -84,13 +89,17 @@ class Crew:
 
     def _next(self) -> _Line | None:
         """The line to read a batch of, once there is one; None at the end."""
-        with self._change:
+        with self._lock:
             while not self._is_over:
-                for line in self._lines:
-                    if line.has_work:
-                        line.is_read = True
-                        return line
-                self._change.wait()
+                # Reading may have to wait for memory that others hold: earlier slices get theirs first.
+                begun = sum(1 for _ in itertools.takewhile(lambda line: line.has_begun, self._lines))
+                some = [line for line in self._lines[: begun + 1] if line.has_work]
+                if some:
+                    some[0].is_read = True
+                    if some[1:]:
+                        self._work.notify()
+                    return some[0]
+                self._work.wait()
             return None
 
     def _serve_one(self, line: _Line) -> None:
@@ -101,12 +110,13 @@ class Crew:
         except BaseException as error:  # noqa: BLE001  it is raised where the result is taken
             future.set_exception(error)
             failed = True
-        with self._change:
-            line.is_read = False
+        with self._lock:
+            line.is_read, line.has_begun = False, True
             line.has_ended = line.has_ended or failed or batch is _END
             if failed or batch is not _END:
                 line.results.append(future)
-            self._change.notify_all()
+            line.change.notify()
+            self._work.notify()
         if batch is _END:
             return
         try:
@@ -120,9 +130,9 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._change:
+        with self._lock:
             self._is_over = True
-            self._change.notify_all()
+            self._work.notify_all()
         for thread in self._threads:
             thread.join()
 

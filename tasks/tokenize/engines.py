@@ -222,10 +222,13 @@ def sheltered(encode: Encode) -> Encode:
 
 @dataclass
 class _Instance:
-    """A thread's instance of the fast engine. ``encode``: None before it is made; ``lock``: held while it tokenizes."""
+    """A thread's instance of the fast engine. ``encode``: None before it is made; ``byte_count``: of the texts that it has seen;
+    ``look_at``: how many there are when the memory is looked at; ``lock``: held while it tokenizes.
+    """
 
     encode: Encode | None = None
     byte_count: int = 0
+    look_at: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -261,11 +264,12 @@ class Engine:
     def _encode(self, by: _Instance, texts: pa.LargeStringArray) -> Tokens:
         """The tokens of texts by an instance that is locked."""
         assert self._tokenizer.make_fast is not None
-        if by.encode is None or (by.byte_count > RENEW_AFTER_BYTES and resident_bytes() > resident_limit(len(self._instances))):
+        if by.encode is None or (by.byte_count > by.look_at and resident_bytes() > resident_limit(len(self._instances))):
             # An instance remembers every word that it has seen, without end: one whose share of the memory is used up
             # starts anew. Dropping the old one first keeps two from standing side by side.
             by.encode = None
-            by.encode, by.byte_count = self.spare(self._tokenizer.make_fast), 0
+            by.encode, by.byte_count, by.look_at = self.spare(self._tokenizer.make_fast), 0, RENEW_AFTER_BYTES
+        by.look_at += LOOK_AGAIN_BYTES if by.byte_count > by.look_at else 0
         by.byte_count += texts.nbytes
         try:
             return by.encode(texts)
@@ -294,6 +298,8 @@ class Engine:
 
 
 RENEW_AFTER_BYTES = 32 << 20
+LOOK_AGAIN_BYTES = 8 << 20
+"""After so much more text the memory is looked at again, for which the system counts the pages of all threads."""
 THREAD_BYTES = 550 << 20
 """Memory that a thread's engine may fill, with all else that the thread holds."""
 _processes = 1

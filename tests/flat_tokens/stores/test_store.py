@@ -23,7 +23,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
+from flat_tokens.stores.local import DIRECT_ALIGNMENT, SMALL_BYTES, WRITE_BUFFER_BYTES
 from flat_tokens.stores.retry import SILENCE_SECONDS
 from flat_tokens.stores.store import DIRECT_READ_BYTES, PART_BYTES, Store, StoredObject
 from tests.examples import examples
@@ -490,3 +490,40 @@ def test_a_root_is_written_one_way(tmp_path: Path) -> None:
     assert (Store.at(tmp_path) / "a").path("b/c") == f"{tmp_path}/a/b/c"
     assert Store.at(tmp_path).path("") == str(tmp_path)
     assert Store.at("/").path("a") == "/a"
+
+
+@pytest.mark.parametrize("before", [0, 5, SMALL_BYTES + 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 5])
+@pytest.mark.parametrize("after", [0, 7, WRITE_BUFFER_BYTES])
+def test_what_was_settled_stands_in_the_unfinished_file(tmp_path: Path, before: int, after: int) -> None:
+    """With what is to come behind it, whose place is taken by what comes: the object is that of a writer that did not settle."""
+    head, tail = some_bytes(before), some_bytes(after)
+    store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished" / "object"
+    with store.create("object", unfinished) as writer:
+        writer.write(head)
+        for rest in (b"three", b"", b"the last rest"):
+            writer.settle(rest)
+            assert unfinished.read_bytes()[: before + len(rest)] == head + rest
+        writer.write(tail)
+        assert not (tmp_path / "store" / "object").exists()
+    assert store.read("object") == head + tail
+    assert writer.stored == StoredObject("object", before + after, f"blake3:{blake3(head + tail).hexdigest()}")
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_an_unfinished_file_outlives_a_failure_if_it_was_settled(tmp_path: Path, settled: bool) -> None:
+    store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished"
+
+    def fail() -> None:
+        with store.create("object", unfinished) as writer:
+            writer.write(b"some bytes")
+            if settled:
+                writer.settle(b"")
+            writer.write(some_bytes(WRITE_BUFFER_BYTES))
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail()
+    assert unfinished.exists() == settled
+    assert not settled or unfinished.read_bytes().startswith(b"some bytes")
+    assert not (tmp_path / "store" / "object").exists()

@@ -1,0 +1,232 @@
+"""Builds whose slices are too large to be kept in memory: their tokens go straight into the version, and are stored once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+import flat_tokens.text.limits
+import tasks.shards.fresh
+import tasks.split.ahead
+import tasks.split.spans
+from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import BuildResult
+from tasks.garbage import Policy, collect
+from tasks.output.paths import UNFINISHED
+from tasks.shards.receipts import read_receipt
+from tasks.shards.streamed import ENTRIES
+from tasks.split.ahead import Ahead
+from tests.faults.support import ROOT, Settings, build_here, receipts, settings_of, staged, version_digests
+from tests.tasks.split.test_split import small
+
+NOW = Policy(keep_versions=1, grace_days=0)
+
+
+@pytest.fixture(autouse=True)
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice is taken for a large one, of several batches; objects hold 4,096 tokens."""
+    monkeypatch.setattr(tasks.shards.fresh, "SHARDS_AT_A_TIME", 1 << 60)
+    monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
+    monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 4096, 64))
+    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 4096)
+    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 64)
+    monkeypatch.setattr(tasks.split.ahead, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.split.ahead, "BACKLOG", 100)
+
+
+def put(path: Path, count: int, bad: int | None = None) -> Path:
+    """A file of documents of some hundred bytes, one of which is not text."""
+    drawn = random.Random(path.stem)
+    path.parent.mkdir(exist_ok=True)
+    texts = [f"{path.stem} {i}: " + "salt wind " * drawn.randrange(40) for i in range(count)]
+    rows = [{"id": f"{path.stem}-{i}", "text": text, "n": i} for i, text in enumerate(texts)]
+    if bad is not None:
+        rows[bad]["text"] = None
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Five files, each of some slices."""
+    files = [put(tmp_path / "in" / f"{name}.jsonl", 40) for name in "abcde"]
+    return settings_of(tmp_path / "out", *files, slice_bytes=4000)
+
+
+def anew(settings: Settings, tmp_path: Path) -> dict[str, str]:
+    """The digests of a version that is built without streams."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.shards.fresh, "SHARDS_AT_A_TIME", 0)
+        result = build_here({**settings, "output": str(tmp_path / "anew")})
+    found = version_digests(tmp_path / "anew", result.version)
+    shutil.rmtree(tmp_path / "anew")
+    return found
+
+
+def is_that(result: BuildResult, settings: Settings, tmp_path: Path) -> None:
+    """A version is what is built without streams, and all that lies at the output."""
+    out = tmp_path / "out"
+    assert version_digests(out, result.version) == anew(settings, tmp_path)
+    flat_tokens.verify(out, "full")
+    assert receipts(out) == set()
+    assert staged(out) == []
+    assert not (out / UNFINISHED).exists()
+
+
+def streamed(out: Path) -> list[str]:
+    """Keys of the stored shards whose tokens an unfinished version has. Others are of slices behind one that failed."""
+    shards = [read_receipt((out / f"_cache/{key}/receipt.json").read_bytes()) for key in receipts(out)]
+    found = [shard for shard in shards if shard.within is not None]
+    assert all([stored.key for stored in shard.objects] == [ENTRIES] for shard in found)
+    return sorted(shard.key for shard in found)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"validation_fraction": 0},
+        {"documents": {"steps": [{"use": "length", "min_bytes": 50}]}},
+    ],
+    ids=["plain", "no validation", "steps"],
+)
+def test_the_bytes_are_those_of_stored_shards(settings: Settings, more: Settings, workers: int, tmp_path: Path) -> None:
+    settings |= more
+    result = build_here(settings, workers)
+    assert result.slices > 10
+    is_that(result, settings, tmp_path)
+
+
+def test_kept_columns_come_along(settings: Settings, tmp_path: Path) -> None:
+    for source in settings["sources"]:
+        source["keep_columns"] = ["n"]
+    is_that(build_here(settings), settings, tmp_path)
+
+
+def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Settings, tmp_path: Path) -> None:
+    """Equal files have the same slices. The second one is of the version that is being written."""
+    shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "again.jsonl")
+    settings["sources"].append({"name": "again", "path": str(tmp_path / "in" / "again.jsonl"), "id_column": "id"})
+    is_that(build_here(settings), settings, tmp_path)
+
+
+def failed(settings: Settings, tmp_path: Path, places: int = 8) -> list[str]:
+    """A build that is interrupted behind so many slices. Keys of those that it streamed."""
+
+    def follow(self: Ahead, counted: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(FOLLOW(self, counted), places)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ahead, "follow", follow)
+        with pytest.raises(KeyboardInterrupt):
+            build_here(settings)
+    found = streamed(tmp_path / "out")
+    assert len(found) > 3
+    assert len(receipts(tmp_path / "out")) >= places
+    assert staged(tmp_path / "out") == []
+    return found
+
+
+FOLLOW = Ahead.follow
+
+
+def test_a_build_that_failed_goes_on_from_the_last_slice(settings: Settings, tmp_path: Path) -> None:
+    """Twice: an attempt takes what the one before it took and made."""
+    first = failed(settings, tmp_path, 4)
+    second = failed(settings, tmp_path, 9)
+    assert set(first) < set(second)
+    result = build_here(settings)
+    assert result.slices_reused >= len(second)
+    is_that(result, settings, tmp_path)
+
+
+def test_another_split_takes_the_tokens_from_there(settings: Settings, tmp_path: Path) -> None:
+    found = failed(settings, tmp_path)
+    settings |= {"validation_fraction": 0.1, "split_seed": 7}
+    result = build_here(settings)
+    assert result.slices_reused >= len(found)
+    is_that(result, settings, tmp_path)
+
+
+@pytest.mark.parametrize("which", ["whole", "unfinished"])
+def test_slices_whose_tokens_are_damaged_are_tokenized_again(
+    settings: Settings, which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others are not."""
+    stored = failed(settings, tmp_path)
+    directory = "versions/*/train/encoded_tokens/c" if which == "whole" else f"{UNFINISHED}/*"
+    for path in (tmp_path / "out").glob(f"{directory}/*"):
+        data = path.read_bytes()
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    result = build_here(settings)
+    assert 0 < caplog.text.count("is not trusted and is built again: its tokens in ") < len(stored)
+    is_that(result, settings, tmp_path)
+
+
+def test_what_a_resumed_build_needs_is_no_garbage(settings: Settings, tmp_path: Path) -> None:
+    found, root = failed(settings, tmp_path), Store.at(tmp_path / "out")
+    collected = collect(root, Policy(keep_versions=1, grace_days=7), delete=True)
+    assert [item.kind for item in collected.garbage] == []
+    assert streamed(tmp_path / "out") == found
+    collected = collect(root, NOW, delete=True)
+    assert {item.kind for item in collected.garbage} == {"unfinished version", "shard", "unfinished objects"}
+    assert sum(item.byte_count for item in collected.garbage if item.kind == "unfinished objects") > 0
+    assert not (tmp_path / "out" / UNFINISHED).exists()
+    is_that(build_here(settings), settings, tmp_path)
+
+
+def test_objects_that_no_shard_names_go_with_the_next_build(settings: Settings, tmp_path: Path) -> None:
+    failed(settings, tmp_path)
+    for key in receipts(tmp_path / "out"):
+        shutil.rmtree(tmp_path / "out" / "_cache" / key)
+    is_that(build_here(settings), settings, tmp_path)
+
+
+def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings, tmp_path: Path) -> None:
+    """Four threads have a slice each. Those of the files before the bad one are stored."""
+    put(tmp_path / "in" / "d.jsonl", 40, bad=30)
+    with pytest.raises(ValueError, match=r"d\.jsonl, row 30: the text is null"):
+        build_here(settings, 4)
+    assert len(streamed(tmp_path / "out")) >= 3
+    put(tmp_path / "in" / "d.jsonl", 40)
+    assert build_here(settings, 4).slices_reused >= 3
+
+
+def test_a_slice_that_holds_what_an_earlier_one_wants_does_not_stop_the_build(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its turn comes when it has given up the place in the version."""
+    monkeypatch.setattr(tasks.split.ahead, "TURN_SECONDS", 0.0)
+    is_that(build_here(settings, 4), settings, tmp_path)
+
+
+BUILD = """
+import sys
+import tasks.shards.fresh
+tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60
+from flows.commands.main import main
+sys.exit(main(["build", sys.argv[1], "--no-server", "--quiet"]))
+"""
+
+
+def test_two_builds_of_the_same_at_once_both_succeed(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(settings))
+    both = [subprocess.Popen([sys.executable, "-c", BUILD, str(config)], cwd=ROOT) for _ in range(2)]
+    assert [one.wait(120) for one in both] == [0, 0]
+    flat_tokens.verify(tmp_path / "out", "full")
+    assert receipts(tmp_path / "out") == set()
+    assert not (tmp_path / "out" / UNFINISHED).exists()

@@ -1,0 +1,151 @@
+"""The crew: results in order, whoever made them, and errors in their place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.tokenize.crew import AHEAD, Crew, crew_of, results_of
+from tests.examples import examples
+
+
+def doubled(number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{number} cannot be doubled")
+    return 2 * number
+
+
+def taken(crew: Crew, numbers: Iterator[int]) -> list[int | str]:
+    """Results, and the message of an error where one ended them."""
+    found: list[int | str] = []
+    try:
+        with crew.results(numbers, doubled) as results:
+            for result in results:
+                found.append(result)
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+
+@examples(50)
+@given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 9), max_size=20), min_size=1, max_size=4))
+def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int]]) -> None:
+    """However many share the crew, up to the first error."""
+    found: dict[int, list[int | str]] = {}
+    with Crew(threads) as crew:
+
+        def take(number: int) -> None:
+            found[number] = taken(crew, iter(several[number]))
+
+        owners = [threading.Thread(target=take, args=(number,)) for number in range(len(several))]
+        for owner in owners:
+            owner.start()
+        for owner in owners:
+            owner.join()
+    for number, numbers in enumerate(several):
+        good = numbers.index(-1) if -1 in numbers else len(numbers)
+        assert found[number] == [*(2 * one for one in numbers[:good]), *(["-1 cannot be doubled"] if -1 in numbers else [])]
+
+
+def test_an_error_of_reading_comes_behind_the_results_before_it() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise ValueError("the file ends within a row")
+
+    with Crew(2) as crew:
+        assert taken(crew, numbers()) == [2, "the file ends within a row"]
+
+
+def test_all_threads_work_on_the_same_slice() -> None:
+    """Each waits until all have a batch of it."""
+    together = threading.Barrier(3)
+
+    def work(number: int) -> int:
+        together.wait(60)
+        return number
+
+    with Crew(3) as crew, crew.results(iter(range(6)), work) as results:
+        assert list(results) == list(range(6))
+
+
+def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
+    """It is worked ahead on for some batches; then its turn comes when somebody takes results."""
+    read: list[int] = []
+
+    def numbers(count: int, noted: list[int]) -> Iterator[int]:
+        for number in range(count):
+            noted.append(number)
+            yield number
+
+    with Crew(2) as crew, crew.results(numbers(50, read), doubled) as later:
+        with crew.results(numbers(50, []), doubled) as results:
+            assert list(results) == [2 * number for number in range(50)]
+        assert len(read) <= AHEAD
+        assert list(later) == [2 * number for number in range(50)]
+
+
+def test_earlier_slices_come_first() -> None:
+    """A thread that is free takes a batch of the first slice that has one."""
+    order: list[str] = []
+    gate = threading.Event()
+
+    def work(name: str) -> str:
+        gate.wait(60)
+        order.append(name)
+        return name
+
+    with Crew(1) as crew, crew.results(iter(["stop"]), work) as first:
+        while not crew._lines[0].results:  # its thread waits at the gate
+            time.sleep(0.001)
+        with crew.results(iter(["a", "b"]), work) as early, crew.results(iter(["c"]), work) as late:
+            gate.set()
+            assert [*late, *early, *first] == ["c", "a", "b", "stop"]
+    assert order == ["stop", "a", "b", "c"]
+
+
+def test_who_stops_early_waits_for_what_is_under_way() -> None:
+    """What the block uses, such as a file, may be closed behind it."""
+    is_open = True
+    flaws: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(1000):
+            time.sleep(0.001)
+            if not is_open:
+                flaws.append(number)
+            yield number
+
+    def work(number: int) -> int:
+        time.sleep(0.01)
+        if not is_open:
+            flaws.append(number)
+        return number
+
+    with Crew(3) as crew:
+        with crew.results(numbers(), work) as results:
+            assert next(results) == 0
+        is_open = False
+    assert flaws == []
+
+
+def test_without_a_crew_the_thread_itself_does_the_work() -> None:
+    def name(_: int) -> str:
+        return threading.current_thread().name
+
+    here = threading.current_thread().name
+    with results_of(iter([1]), name) as results:
+        assert list(results) == [here]
+    with crew_of(1), results_of(iter([1]), name) as results:
+        assert list(results) == ["crew_0"]
+    with results_of(iter([1]), name) as results:
+        assert list(results) == [here]
+
+
+def test_a_crew_ends_with_its_block() -> None:
+    with Crew(2) as crew:
+        threads = list(crew._threads)
+    assert [thread.is_alive() for thread in threads] == [False, False]
