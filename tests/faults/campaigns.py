@@ -22,7 +22,8 @@ from tests.faults.store_bench import StoreBench
 BUILD = "build, mmap"
 LASTING_POINTS = 40
 """At so many moments of a command a fault begins that stays."""
-CORPUS_KILLS = 500
+BUILD_OF_THE_CORPUS = "build of the corpus, cl100k_base"
+CORPUS_KILLS = 300
 HISTORIES = 200
 VERSIONS = 200
 KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 5
@@ -162,9 +163,10 @@ def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]
 
 def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """A build of the whole corpus is killed at a random time, and run again."""
-    killing = CorpusKills(bench.scratch / "corpus")
-    for number in range(CORPUS_KILLS // every if killing.is_there else 0):
-        yield Trial("killed at a random time", "build of the corpus, cl100k_base", str(number), lambda: Done(killing.kill()))
+    for name, streamed in ((BUILD_OF_THE_CORPUS, False), (f"{BUILD_OF_THE_CORPUS}, streamed", True)):
+        killing = CorpusKills(bench.scratch / name, streamed)
+        for number in range(CORPUS_KILLS // every if killing.is_there and under.search(name) else 0):
+            yield Trial("killed at a random time", name, str(number), lambda killing=killing: Done(killing.kill()))  # type: ignore[misc]
 
 
 def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:

@@ -316,6 +316,11 @@ WRITERS = (
 SHARDS_AT_A_TIME = tasks.shards.fresh.SHARDS_AT_A_TIME
 
 
+def take_for_large(slices: bool) -> None:
+    """From now on take all slices for large ones, whose tokens go straight into the version; or only those that are."""
+    tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60 if slices else SHARDS_AT_A_TIME
+
+
 class Calm(NamedTuple):
     """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, and how many
     operations of each kind it has.
@@ -370,7 +375,7 @@ class Bench:
         if case.signed:
             (self.here / "keys").write_text("5a" * 32)
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
-        tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60 if case.streamed else SHARDS_AT_A_TIME
+        take_for_large(case.streamed)
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)
         words = case.words(self.here)

@@ -14,7 +14,7 @@ from pathlib import Path
 import flat_tokens
 from tasks.config import TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts
+from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts, take_for_large
 from tests.faults.inject import Child, Ended
 from tests.faults.support import ROOT
 
@@ -25,12 +25,14 @@ KILLS_OF_A_BUILD = 10
 
 
 class CorpusKills:
-    """One build after the other below *scratch*, each killed `KILLS_OF_A_BUILD` times, or until it was faster."""
+    """One build after the other below *scratch*, each killed `KILLS_OF_A_BUILD` times, or until it was faster. *streamed*: its
+    tokens go straight into the version.
+    """
 
     is_there = CORPUS.exists()
 
-    def __init__(self, scratch: Path) -> None:
-        self._here, self._chance = scratch / "here", random.Random(os.getpid())
+    def __init__(self, scratch: Path, streamed: bool = False) -> None:
+        self._here, self._streamed, self._chance = scratch / "here", streamed, random.Random(os.getpid())
         self._log, self._kills, self._undisturbed = scratch / "log", 0, (Facts(), 0.0)
 
     def _words(self) -> list[str]:
@@ -42,7 +44,12 @@ class CorpusKills:
 
     def _run(self, kill_after: float | None = None) -> Ended:
         words = self._words()
-        return Child(lambda: (command(words).status, list(sys.modules)), self._log).ended(kill_after=kill_after)
+
+        def work() -> tuple[int, list[str]]:
+            take_for_large(self._streamed)
+            return command(words).status, list(sys.modules)
+
+        return Child(work, self._log).ended(kill_after=kill_after)
 
     def _calm(self) -> tuple[Facts, float]:
         """What an undisturbed build leaves, and how long it takes."""
