@@ -45,7 +45,7 @@ workers, who have time for it at the end.
 """
 TURN_SECONDS = 60.0
 """A large slice whose turn does not come for so long is stored apart: whatever it holds, nobody waits for it for ever."""
-RUNS_WAITING = 16
+RUNS_WAITING = 8
 """Runs of streamed tokens that wait for their split's thread; who brings more waits, too."""
 END: Any = "end"
 GIVE_UP: Any = "give up"

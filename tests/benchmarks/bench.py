@@ -81,7 +81,15 @@ class Bench:
     @cached_property
     def corpus(self) -> Corpus:
         """All of the text, gathered once a scratch directory."""
-        wanted = round(self.gigabytes * 1e9)
+        return self._gathered(1)
+
+    @cached_property
+    def twice(self) -> Corpus:
+        """Twice as much text, or what there is of it."""
+        return self._gathered(2)
+
+    def _gathered(self, times: int) -> Corpus:
+        wanted = round(times * self.gigabytes * 1e9)
         return gather(self.scratch / f"text-{wanted}", wanted, self.roots)
 
     def share(self, part: float) -> Corpus:
