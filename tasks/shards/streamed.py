@@ -41,11 +41,17 @@ class Entries(NamedTuple):
     in_validation: npt.NDArray[np.bool_]
 
 
+class BrokenStreamError(Exception):
+    """Another slice has failed, whose tokens stand in the same objects: this one has to be stored apart."""
+
+
 class Stream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
     def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]."""
+        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]. BrokenStreamError
+        where another slice has failed.
+        """
         ...
 
     def end(self) -> Within:

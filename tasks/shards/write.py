@@ -32,7 +32,7 @@ from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text
 from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
 from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.streamed import Entries, Stream, Streams, write_entries
+from tasks.shards.streamed import BrokenStreamError, Entries, Stream, Streams, write_entries
 from tasks.shards.tokenized import Batch, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.crew import results_of
@@ -72,7 +72,11 @@ def tokenize_and_keep(
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
-    return Staged(tokenize_slice(at_hand(slice_, recipe.sources, place), recipe, place, indexed, fresh, streams))
+    here = at_hand(slice_, recipe.sources, place)
+    try:
+        return Staged(tokenize_slice(here, recipe, place, indexed, fresh, streams))
+    except BrokenStreamError:
+        return Staged(tokenize_slice(here, recipe, place, indexed, fresh))
 
 
 def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
@@ -195,7 +199,8 @@ def streaming_shard(key: str, place: Place, stream: Stream) -> Iterator[Streamed
 
 @contextlib.contextmanager
 def writer_of(slice_: Slice, recipe: Recipe, place: Place, streams: Streams | None) -> Iterator[ShardWriter | StreamedWriter]:
-    """The writer of a slice's shard."""
+    """The writer of a slice's shard. What an attempt that failed has left of it goes."""
+    shutil.rmtree(Path(place.staging) / recipe.key(slice_), ignore_errors=True)
     key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
     with streams() if streams is not None else contextlib.nullcontext() as stream:
         written = staging_shard(key, place, masked, digested) if stream is None else streaming_shard(key, place, stream)

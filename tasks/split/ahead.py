@@ -8,10 +8,10 @@ else: they stand in their object, which is not whole yet, as ``tasks.shards.stre
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
-from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -31,7 +31,8 @@ from tasks.output.paths import UNFINISHED, unfinished_key
 from tasks.output.staging import Place
 from tasks.shards.contents import Contents, open_contents
 from tasks.shards.fresh import Fresh
-from tasks.shards.streamed import STREAMED, Stream
+from tasks.shards.runs import runs_in_memory
+from tasks.shards.streamed import STREAMED, BrokenStreamError, Stream
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, Span, SplitRule, chosen, span_length
 from tasks.split.write import Run, Written, check_length, put_tokens, tokens_from, write_span
 
@@ -43,10 +44,10 @@ SMALL_TOKENS = 1 << 16
 """A shard with fewer tokens takes longer to open than to copy, and there are many: a span that begins with one is left to the
 workers, who have time for it at the end.
 """
-TURN_SECONDS = 60.0
+TURN_SECONDS = 30.0
 """A large slice whose turn does not come for so long is stored apart: whatever it holds, nobody waits for it for ever."""
 RUNS_WAITING = 8
-"""Runs of streamed tokens that wait for their split's thread; who brings more waits, too."""
+"""Parts of streamed tokens that wait for their split's thread; who brings more waits, too."""
 END: Any = "end"
 GIVE_UP: Any = "give up"
 
@@ -97,8 +98,12 @@ class _Hand:
         return not self._is_broken and (start == self.end_of_tokens if coming is None else not coming.written.done())
 
     def stream(self, tokens: npt.NDArray[np.uint32], highest: int) -> Iterator[_Coming]:
-        """Take the next tokens, none above *highest*. Yield the spans that they go to. The array is not to be changed."""
+        """Take the next tokens, none above *highest*. Yield the spans that they go to. The array is not to be changed.
+        BrokenStreamError where the spans have been given up.
+        """
         while len(tokens):
+            if self._is_broken:
+                raise BrokenStreamError
             start = self.end_of_tokens // self._length * self._length
             coming = self._begun.get(start) or self._begin(start)
             part = tokens[: start + self._length - self.end_of_tokens]
@@ -182,12 +187,13 @@ class _Side:
     """The tokens of a slice that go to one split, while they come."""
 
     def __init__(self, hand: _Hand) -> None:
-        self._hand, self._first = hand, hand.end_of_tokens
+        self._hand, self._first, self._count = hand, hand.end_of_tokens, 0
         self._digest = blake3()
         self._spans: dict[int, _Coming] = {}
 
     def append(self, tokens: npt.NDArray[np.uint32], highest: int) -> None:
         self._digest.update(tokens.view(np.uint8).data)
+        self._count += len(tokens)
         for coming in self._hand.stream(tokens, highest):
             self._spans[id(coming)] = coming
 
@@ -199,15 +205,22 @@ class _Side:
 
     @property
     def told(self) -> TokenRun:
-        count = self._hand.end_of_tokens - self._first
-        return TokenRun(first=self._first, count=count, digest=f"{BLAKE3}{self._digest.hexdigest()}")
+        return TokenRun(first=self._first, count=self._count, digest=f"{BLAKE3}{self._digest.hexdigest()}")
 
 
 class _Stream:
-    """The tokens of a slice on their way into both splits."""
+    """The tokens of a slice on their way into both splits. *pass_on* is called when all have come."""
 
-    def __init__(self, hands: dict[Split, _Hand], rule: SplitRule, all_in: Split | None, place: Place, version: str) -> None:
-        self._rule, self._all_in, self._place, self._version = rule, all_in, place, version
+    def __init__(
+        self,
+        hands: dict[Split, _Hand],
+        rule: SplitRule,
+        all_in: Split | None,
+        place: Place,
+        version: str,
+        pass_on: Callable[[], object],
+    ) -> None:
+        self._rule, self._all_in, self._place, self._version, self._pass_on = rule, all_in, place, version, pass_on
         self._train, self._validation = _Side(hands["train"]), _Side(hands["validation"])
         self.within: Within | None = None
 
@@ -215,23 +228,28 @@ class _Stream:
         """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]."""
         in_validation = chosen("validation", self._all_in, self._rule, keys)
         # Documents side by side that go to one split are one run of tokens.
-        borders = np.flatnonzero(np.diff(in_validation)) + 1
-        ends = batch.seq_starts[[0, *borders, len(keys)]].astype(np.int64).tolist() if len(keys) else [0]
-        side, other = self._train, self._validation
-        if len(keys) and in_validation[0]:
-            side, other = other, side
-        for begin, end in pairwise(ends):
-            side.append(batch.encoded_tokens[begin:end], 2 * batch.max_token_id + 1)
-            side, other = other, side
+        borders = np.flatnonzero(in_validation[1:] != in_validation[:-1]) + 1
+        starts = np.concatenate([[0], borders, [len(keys)]])
+        begins, ends = (batch.seq_starts[at].astype(np.int64) for at in (starts[:-1], starts[1:]))
+        for side, first in ((self._train, 0), (self._validation, 1)):
+            mine = slice(first ^ int(len(keys) > 0 and in_validation[0]), None, 2)
+            some = begins[mine] < ends[mine]
+            for part in runs_in_memory([batch.encoded_tokens], begins[mine][some], ends[mine][some]):
+                side.append(part, 2 * batch.max_token_id + 1)
         return in_validation
 
     def end(self) -> Within:
         """Wait until all tokens would survive the end of this process. Return where they are."""
-        for mark, coming in [*self._train.begin_to_settle(), *self._validation.begin_to_settle()]:
+        marks = [*self._train.begin_to_settle(), *self._validation.begin_to_settle()]
+        self._pass_on()
+        for mark, coming in marks:
             either: list[Future[Any]] = [mark, coming.written]
             wait(either, return_when=FIRST_COMPLETED)
             if coming.written.done():
-                coming.written.result()
+                with contextlib.suppress(CancelledError):
+                    coming.written.result()
+                    continue
+                raise BrokenStreamError
         attempt = attempt_of(self._place)
         within = Within(version=self._version, attempt=attempt, train=self._train.told, validation=self._validation.told)
         self.within = within
@@ -251,7 +269,7 @@ class Ahead:
         self._shared = rule, layout, place, version
         self._hands: dict[Split, _Hand] = {split: _Hand(split, *self._shared, self._streams) for split in SPLITS}
         self._turn = threading.Condition()
-        self._placed = 0
+        self._placed = self._next = 0
         self._streamed: dict[int, Within] = {}
 
     @contextlib.contextmanager
@@ -260,13 +278,13 @@ class Ahead:
         it has to be stored apart.
         """
         with self._turn:
-            comes = self._turn.wait_for(lambda: not self._streams or self._placed == number, TURN_SECONDS)
+            comes = self._turn.wait_for(lambda: not self._streams or number in (self._placed, self._next), TURN_SECONDS)
             may_stream = comes and self._streams and all(hand.may_stream for hand in self._hands.values())
         if not may_stream:
             yield None
             return
         rule, _, place, version = self._shared
-        stream = _Stream(self._hands, rule, all_in, place, version)
+        stream = _Stream(self._hands, rule, all_in, place, version, functools.partial(self._pass_on, number + 1))
         try:
             yield stream
         except BaseException:
@@ -277,6 +295,12 @@ class Ahead:
             raise
         if stream.within is not None:
             self._streamed[number] = stream.within
+
+    def _pass_on(self, number: int) -> None:
+        """All tokens before those of place *number* have come. Whether they are safe, the slice before it waits to see."""
+        with self._turn:
+            self._next = number
+            self._turn.notify_all()
 
     def stop_streams(self) -> None:
         """From now on every slice is stored apart: none waits for those before it, which may not come."""

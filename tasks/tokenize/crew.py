@@ -7,7 +7,6 @@ one waits in memory for its turn, and the last slice, or a single one, keeps all
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from collections import deque
@@ -15,8 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-AHEAD = 4
-"""Batches of a slice that are under way, or done and not taken yet, at most."""
+AHEAD = 2
+"""Batches a thread that are under way, or done and not taken yet, at most: of the first slice, and of all others together."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,12 +29,7 @@ class _Line:
         self.change = threading.Condition(lock)
         self.results = deque[Future[Any]]()
         self.is_read = False  # by a thread, at this moment
-        self.has_begun = False  # its first batch has been read, and what reading holds is taken
         self.has_ended = False
-
-    @property
-    def has_work(self) -> bool:
-        return not self.has_ended and not self.is_read and len(self.results) < AHEAD
 
 
 class Crew:
@@ -47,6 +41,7 @@ class Crew:
         self._work = threading.Condition(self._lock)
         """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
         self._is_over = False
+        self._most = AHEAD * threads
         self._threads = [threading.Thread(target=self._serve, name=f"crew_{n}", daemon=True) for n in range(threads)]
 
     @contextlib.contextmanager
@@ -64,6 +59,7 @@ class Crew:
             with self._lock:
                 line.has_ended = True
                 self._lines.remove(line)
+                self._work.notify_all()  # another one is the first now
                 line.change.wait_for(lambda: not line.is_read)
             for left in line.results:
                 left.exception()  # it is waited for, not wanted
@@ -91,9 +87,7 @@ class Crew:
         """The line to read a batch of, once there is one; None at the end."""
         with self._lock:
             while not self._is_over:
-                # Reading may have to wait for memory that others hold: earlier slices get theirs first.
-                begun = sum(1 for _ in itertools.takewhile(lambda line: line.has_begun, self._lines))
-                some = [line for line in self._lines[: begun + 1] if line.has_work]
+                some = list(self._with_work())
                 if some:
                     some[0].is_read = True
                     if some[1:]:
@@ -101,6 +95,15 @@ class Crew:
                     return some[0]
                 self._work.wait()
             return None
+
+    def _with_work(self) -> Iterator[_Line]:
+        """The lines of which a batch more may be read."""
+        behind = sum(len(line.results) for line in self._lines[1:])
+        for n, line in enumerate(self._lines):
+            has_room = behind < self._most if n else len(line.results) <= self._most
+            has_room = has_room or not line.results  # whoever waits for the next one gets it
+            if has_room and not line.has_ended and not line.is_read:
+                yield line
 
     def _serve_one(self, line: _Line) -> None:
         """Read the next batch of a line, and do the work for it."""
@@ -111,7 +114,7 @@ class Crew:
             future.set_exception(error)
             failed = True
         with self._lock:
-            line.is_read, line.has_begun = False, True
+            line.is_read = False
             line.has_ended = line.has_ended or failed or batch is _END
             if failed or batch is not _END:
                 line.results.append(future)

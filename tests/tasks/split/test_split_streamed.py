@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tasks.output.paths import UNFINISHED, shard_key
 from tasks.output.staging import Place, attempt
 from tasks.shards.contents import open_contents
 from tasks.shards.fresh import Fresh
-from tasks.shards.streamed import ENTRIES, Entries, check_within, write_entries
+from tasks.shards.streamed import ENTRIES, BrokenStreamError, Entries, check_within, write_entries
 from tasks.split.ahead import Ahead, attempt_of
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
 from tests.examples import examples
@@ -311,3 +312,52 @@ def test_a_disk_that_fails_is_told_to_the_slice(place: Place, monkeypatch: pytes
         with pytest.raises(OSError, match="Not a directory"):
             stream(even(4, 5), 0, ahead, place)
         Path(place.root.root).unlink()
+
+
+def test_many_short_documents_are_few_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
+    documents = [Document(key, [key % 7] * (key % 3)) for key in range(3000)]
+    parts: list[int] = []
+    real = tasks.split.ahead._Hand.stream
+
+    def noted(hand: Any, tokens: Any, highest: int) -> Any:
+        parts.append(len(tokens))
+        return real(hand, tokens, highest)
+
+    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1 << 12)
+    monkeypatch.setattr(tasks.split.ahead._Hand, "stream", noted)
+    shards = [Shard(documents, None)]
+    with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead:
+
+        def places() -> Iterator[CountedPlace]:
+            at = stream(shards[0], 0, ahead, place, len(documents))
+            yield at, count_documents(at, HALF, place.root)
+
+        spans = list(lay_out(ahead.follow(places()), "mmap"))
+        for span in spans:
+            ahead.write(span)
+    finish(spans, "mmap", place)
+    check_arrays(model(shards, HALF), "mmap", place)
+    assert len(parts) == 2
+
+
+def test_a_slice_behind_one_that_fails_is_told_so(place: Place) -> None:
+    """Its tokens came behind those of the other, which waited for the disk."""
+    batch, key = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
+
+    def fail(ahead: Ahead) -> None:
+        with ahead.stream(0, "train") as first, contextlib.ExitStack() as behind:
+            assert first is not None
+            first.append(batch, key)
+            first.end()
+            second = behind.enter_context(ahead.stream(1, "train"))
+            assert second is not None
+            second.append(batch, key)
+            raise OSError("No space left on device")
+
+    with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead:
+        with pytest.raises(OSError, match="No space left"):
+            fail(ahead)
+        hand = ahead._hands["train"]
+        with pytest.raises(BrokenStreamError):
+            list(hand.stream(batch.encoded_tokens, 5))
