@@ -372,9 +372,9 @@ class Child:
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         output = ""
         if self._log is not None:
-            with open(self._log, errors="replace") as file:
+            with contextlib.suppress(FileNotFoundError), open(self._log, errors="replace") as file:  # it may not have begun
                 output = file.read()
-            os.unlink(self._log)
+                os.unlink(self._log)
         hung = not ready and kill_after is None
         value, error = pickle.loads(b"".join(parts)) if status == 0 else (None, None)
         return Ended(value, error, output, status == -signal.SIGKILL and not hung, hung)
