@@ -60,7 +60,7 @@ def tokenize_segments(
         part = segments.documents.part(int(borders[first]), int(borders[last]))
         tokens = known.take(numbers[first:last]) if numbers[first] >= 0 else None
         if tokens is not None:
-            taken += _length(part)
+            taken += text_length(part)
         else:
             last_rows = part.rows[borders[first + 1 : last + 1] - borders[first] - 1]
             tokens, part = tokens_of(part, slice_, recipe.source(slice_), recipe.documents, encoder, refused)
@@ -72,10 +72,15 @@ def tokenize_segments(
             batch = batch._replace(digests=digests, text_bytes=lengths)
         batches.append(batch)
     names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
-    return Tokenized(batches, names, counts, _length(segments.documents) + refused.text_bytes, taken, refused)
+    return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)
 
 
-def _length(documents: Documents) -> int:
+def text_length(documents: Documents) -> int:
     """Bytes of text."""
     _, offsets = text_buffers(documents.texts)
     return int(offsets[-1] - offsets[0])
+
+
+def bytes_read(read: tuple[Segments, Mapping[str, str]]) -> int:
+    """Bytes of text of segments that were read."""
+    return text_length(read[0].documents)

@@ -33,7 +33,7 @@ from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, docume
 from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.streamed import BrokenStreamError, Entries, Stream, Streams, write_entries
-from tasks.shards.tokenized import Batch, tokenize_segments
+from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.crew import results_of
 from tasks.tokenize.engines import engine_of
@@ -232,7 +232,7 @@ def tokenize_slice(
         naming(recipe.sources, file.source),
         named_errors(file.location or file.name),
         contextlib.closing(reads),
-        results_of(reads, work) as results,
+        results_of(reads, work, bytes_read) as results,
         writer_of(slice_, recipe, place, None if made is not None else streams) as writer,
     ):
         for done in results:

@@ -14,20 +14,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-AHEAD = 2
-"""Batches a thread that are under way, or done and not taken yet, at most: of the first slice, and of all others together."""
+AHEAD_BYTES = 8 << 20
+"""Text for each thread that is under way, or done and not taken yet: of the first slice, and of all others together. A batch more
+may begin as long as there is less.
+"""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class _Line:
-    """The batches of a slice, and what becomes of each, in their order."""
+    """The batches of a slice, and what becomes of each, in their order, with the bytes of its text."""
 
-    def __init__(self, batches: Iterator[Any], work: Callable[[Any], Any], lock: threading.Lock) -> None:
-        self.batches, self.work = batches, work
+    def __init__(
+        self, batches: Iterator[Any], work: Callable[[Any], Any], size: Callable[[Any], int], lock: threading.Lock
+    ) -> None:
+        self.batches, self.work, self.size = batches, work, size
         self.change = threading.Condition(lock)
-        self.results = deque[Future[Any]]()
+        self.results = deque[tuple[Future[Any], int]]()
+        self.bytes = 0  # of the text of results
         self.is_read = False  # by a thread, at this moment
         self.has_ended = False
 
@@ -41,15 +46,15 @@ class Crew:
         self._work = threading.Condition(self._lock)
         """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
         self._is_over = False
-        self._most = AHEAD * threads
+        self._most = AHEAD_BYTES * threads
         self._threads = [threading.Thread(target=self._serve, name=f"crew_{n}", daemon=True) for n in range(threads)]
 
     @contextlib.contextmanager
-    def results(self, batches: Iterator[T], work: Callable[[T], R]) -> Iterator[Iterator[R]]:
+    def results(self, batches: Iterator[T], work: Callable[[T], R], size: Callable[[T], int]) -> Iterator[Iterator[R]]:
         """A block in which the crew works on *batches*: their results, in order. One thread at a time reads the next batch. An
-        error of either is raised in the place of the result.
+        error of either is raised in the place of the result. *size*: bytes of a batch's text.
         """
-        line = _Line(batches, work, self._lock)
+        line = _Line(batches, work, size, self._lock)
         with self._lock:
             self._lines.append(line)
             self._work.notify()
@@ -61,7 +66,7 @@ class Crew:
                 self._lines.remove(line)
                 self._work.notify_all()  # another one is the first now
                 line.change.wait_for(lambda: not line.is_read)
-            for left in line.results:
+            for left, _ in line.results:
                 left.exception()  # it is waited for, not wanted
 
     def _taken(self, line: _Line) -> Iterator[Any]:
@@ -70,10 +75,11 @@ class Crew:
                 line.change.wait_for(lambda: line.results or line.has_ended)
                 if not line.results:
                     return
-                first = line.results[0]
+                first, size = line.results[0]
             result = first.result()
             with self._lock:
                 line.results.popleft()
+                line.bytes -= size
                 self._work.notify()
             del first
             yield result
@@ -98,18 +104,19 @@ class Crew:
 
     def _with_work(self) -> Iterator[_Line]:
         """The lines of which a batch more may be read."""
-        behind = sum(len(line.results) for line in self._lines[1:])
+        behind = sum(line.bytes for line in self._lines[1:])
         for n, line in enumerate(self._lines):
-            has_room = behind < self._most if n else len(line.results) <= self._most
+            has_room = (behind if n else line.bytes) < self._most
             has_room = has_room or not line.results  # whoever waits for the next one gets it
             if has_room and not line.has_ended and not line.is_read:
                 yield line
 
     def _serve_one(self, line: _Line) -> None:
         """Read the next batch of a line, and do the work for it."""
-        future, failed, batch = Future[Any](), False, _END
+        future, failed, batch, size = Future[Any](), False, _END, 0
         try:
             batch = next(line.batches, _END)
+            size = 0 if batch is _END else line.size(batch)
         except BaseException as error:  # noqa: BLE001  it is raised where the result is taken
             future.set_exception(error)
             failed = True
@@ -117,7 +124,8 @@ class Crew:
             line.is_read = False
             line.has_ended = line.has_ended or failed or batch is _END
             if failed or batch is not _END:
-                line.results.append(future)
+                line.results.append((future, size))
+                line.bytes += size
             line.change.notify()
             self._work.notify()
         if batch is _END:
@@ -165,10 +173,12 @@ def crew_of(threads: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def results_of(batches: Iterator[T], work: Callable[[T], R]) -> Iterator[Iterator[R]]:
-    """A block in which *work* is done for *batches*: the results, in order. Without a crew, this thread does it."""
+def results_of(batches: Iterator[T], work: Callable[[T], R], size: Callable[[T], int]) -> Iterator[Iterator[R]]:
+    """A block in which *work* is done for *batches*: the results, in order. Without a crew, this thread does it. *size*: bytes of
+    a batch's text.
+    """
     if not _crews:
         yield map(work, batches)
         return
-    with _crews[-1].results(batches, work) as results:
+    with _crews[-1].results(batches, work, size) as results:
         yield results

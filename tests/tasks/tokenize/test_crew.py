@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.tokenize.crew import AHEAD, Crew, crew_of, results_of
+from tasks.tokenize.crew import AHEAD_BYTES, Crew, crew_of, results_of
 from tests.examples import examples
+
+
+def large(_: object) -> int:
+    """Bytes of a batch, half of those that a thread may work ahead."""
+    return AHEAD_BYTES // 2
 
 
 def doubled(number: int) -> int:
@@ -23,7 +28,7 @@ def taken(crew: Crew, numbers: Iterator[int]) -> list[int | str]:
     """Results, and the message of an error where one ended them."""
     found: list[int | str] = []
     try:
-        with crew.results(numbers, doubled) as results:
+        with crew.results(numbers, doubled, large) as results:
             for result in results:
                 found.append(result)
     except ValueError as error:
@@ -68,7 +73,7 @@ def test_all_threads_work_on_the_same_slice() -> None:
         together.wait(60)
         return number
 
-    with Crew(3) as crew, crew.results(iter(range(6)), work) as results:
+    with Crew(3) as crew, crew.results(iter(range(6)), work, large) as results:
         assert list(results) == list(range(6))
 
 
@@ -81,10 +86,10 @@ def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
             noted.append(number)
             yield number
 
-    with Crew(2) as crew, crew.results(numbers(50, read), doubled) as later:
-        with crew.results(numbers(50, []), doubled) as results:
+    with Crew(2) as crew, crew.results(numbers(50, read), doubled, large) as later:
+        with crew.results(numbers(50, []), doubled, large) as results:
             assert list(results) == [2 * number for number in range(50)]
-        assert len(read) <= 2 * AHEAD + 1
+        assert len(read) <= 4
         assert list(later) == [2 * number for number in range(50)]
 
 
@@ -98,10 +103,10 @@ def test_earlier_slices_come_first() -> None:
         order.append(name)
         return name
 
-    with Crew(1) as crew, crew.results(iter(["stop"]), work) as first:
+    with Crew(1) as crew, crew.results(iter(["stop"]), work, large) as first:
         while not crew._lines[0].results:  # its thread waits at the gate
             time.sleep(0.001)
-        with crew.results(iter(["a", "b"]), work) as early, crew.results(iter(["c"]), work) as late:
+        with crew.results(iter(["a", "b"]), work, large) as early, crew.results(iter(["c"]), work, large) as late:
             gate.set()
             assert [*late, *early, *first] == ["c", "a", "b", "stop"]
     assert order == ["stop", "a", "b", "c"]
@@ -126,7 +131,7 @@ def test_who_stops_early_waits_for_what_is_under_way() -> None:
         return number
 
     with Crew(3) as crew:
-        with crew.results(numbers(), work) as results:
+        with crew.results(numbers(), work, large) as results:
             assert next(results) == 0
         is_open = False
     assert flaws == []
@@ -137,11 +142,11 @@ def test_without_a_crew_the_thread_itself_does_the_work() -> None:
         return threading.current_thread().name
 
     here = threading.current_thread().name
-    with results_of(iter([1]), name) as results:
+    with results_of(iter([1]), name, large) as results:
         assert list(results) == [here]
-    with crew_of(1), results_of(iter([1]), name) as results:
+    with crew_of(1), results_of(iter([1]), name, large) as results:
         assert list(results) == ["crew_0"]
-    with results_of(iter([1]), name) as results:
+    with results_of(iter([1]), name, large) as results:
         assert list(results) == [here]
 
 
@@ -149,3 +154,18 @@ def test_a_crew_ends_with_its_block() -> None:
     with Crew(2) as crew:
         threads = list(crew._threads)
     assert [thread.is_alive() for thread in threads] == [False, False]
+
+
+def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one() -> None:
+    """Of its slice: long documents fill the memory one by one."""
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(5):
+            read.append(number)
+            yield number
+
+    with Crew(3) as crew, crew.results(numbers(), doubled, lambda _: 10 * AHEAD_BYTES) as results:
+        for number, result in enumerate(results):
+            assert result == 2 * number
+            assert len(read) <= number + 2  # what was taken makes room for the next one
