@@ -20,6 +20,7 @@ pool.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,10 @@ def _words(bench: Bench, text: Corpus, threads: int, count: int, **settings: Any
     return python("-m", "tests.benchmarks.scaling", threads, config)
 
 
+WORKERS = re.compile("task_|crew_| ahead")
+"""Names of the threads that work on slices: those that have tasks, those that tokenize, and those that write ahead."""
+
+
 def _lock_held(bench: Bench, words: list[str]) -> tuple[float, float] | None:
     """The share of a build's time in which its workers hold the lock of its own process, and seconds; None without py-spy."""
     if (spy := shutil.which("py-spy")) is None:
@@ -109,7 +114,7 @@ def _lock_held(bench: Bench, words: list[str]) -> tuple[float, float] | None:
         begin = time.perf_counter()
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         seconds = time.perf_counter() - begin
-        lines = [line for line in found.read_text().splitlines() if "task_" in line.partition(";")[0]]
+        lines = [line for line in found.read_text().splitlines() if WORKERS.search(line.partition(";")[0])]
         held = sum(int(line.rpartition(" ")[2]) for line in lines) / 200
     return held / seconds, held
 
