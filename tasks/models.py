@@ -89,8 +89,8 @@ class Held(Model):
     validation: tuple[int, int]
 
 
-class TokenRun(Model):
-    """A run of the tokens of a split, and the digest of their bytes."""
+class TokenRange(Model):
+    """Tokens ``first:stop`` of a split, and the digest of their bytes."""
 
     first: int = Field(ge=0)
     count: int = Field(ge=0)
@@ -102,16 +102,16 @@ class TokenRun(Model):
 
 
 class Within(Model):
-    """Where an unfinished version has the tokens of a slice: in each split a run, in the order of the documents. ``attempt``: the
-    one that has those of its objects that are not whole.
+    """Where an unfinished version has the tokens of a slice: a range in each split, in the order of the documents. ``attempt``:
+    the one that has those of its objects that are not whole.
     """
 
     version: Name
     attempt: Name
-    train: TokenRun
-    validation: TokenRun
+    train: TokenRange
+    validation: TokenRange
 
-    def run(self, split: str) -> TokenRun:
+    def of(self, split: str) -> TokenRange:
         return self.train if split == "train" else self.validation
 
 

@@ -1,7 +1,8 @@
 """Token shards whose tokens stand in the unfinished version that they were made for, and nowhere else.
 
-Such a shard has one object of its own: the entries of its documents. Its receipt tells where the tokens are, a run in each split,
-with a digest of each run. An object of the version is below ``_cache/unfinished`` until it is whole; then it goes to its place.
+Such a shard has one object of its own: the entries of its documents. Its receipt tells where the tokens are, a range in each
+split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is whole; then it goes to its
+place.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def tokens_within(root: Store, within: Within, split: str) -> Iterator[npt.NDArr
     """The tokens of a slice that are in a split, in parts one behind the other, mapped from where they lie. ValueError where an
     object is missing, or ends before them.
     """
-    run, spec = within.run(split), LAYOUTS[STREAMED].encoded_tokens
+    tokens, spec = within.of(split), LAYOUTS[STREAMED].encoded_tokens
     length, chunk = spec.object_length, spec.chunk_length
-    for n in range(run.first // length, -(-run.stop // length)) if run.count else ():
-        begin, end = max(run.first - n * length, 0), min(run.stop - n * length, length)
+    for n in range(tokens.first // length, -(-tokens.stop // length)) if tokens.count else ():
+        begin, end = max(tokens.first - n * length, 0), min(tokens.stop - n * length, length)
         words = _words_of(root, within, split, n)
         if len(words) < end + (end - 1) // chunk:
             raise ValueError(f"object {n} of {split} of the unfinished version {within.version} ends before token {end:,}")
@@ -122,5 +123,5 @@ def check_within(root: Store, within: Within) -> None:
         digest = blake3()
         for part in tokens_within(root, within, split):
             digest.update(part.view(np.uint8).data)
-        if f"{BLAKE3}{digest.hexdigest()}" != within.run(split).digest:
+        if f"{BLAKE3}{digest.hexdigest()}" != within.of(split).digest:
             raise ValueError(f"its tokens in {split} of the unfinished version {within.version} are not what was written")

@@ -26,7 +26,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import remove_empty
 from flat_tokens.stores.store import BLAKE3
-from tasks.models import Split, TokenRun, Within
+from tasks.models import Split, TokenRange, Within
 from tasks.output.paths import UNFINISHED, unfinished_key
 from tasks.output.staging import Place
 from tasks.shards.contents import Contents, open_contents
@@ -34,7 +34,7 @@ from tasks.shards.fresh import Fresh
 from tasks.shards.runs import runs_in_memory
 from tasks.shards.streamed import STREAMED, BrokenStreamError, Stream
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, Span, SplitRule, chosen, span_length
-from tasks.split.write import Run, Written, check_length, put_tokens, tokens_from, write_span
+from tasks.split.write import Bounded, Written, check_length, put_tokens, tokens_from, write_span
 
 BACKLOG = 2
 """Shards that wait for their split's thread where it begins one span more. A thread that falls further behind leaves spans to the
@@ -110,7 +110,7 @@ class _Hand:
             while not self._room.acquire(timeout=1.0):
                 if coming.written.done():
                     break  # it has failed: whoever waits for the span is told why
-            coming.items.put(Run(part, highest))
+            coming.items.put(Bounded(part, highest))
             self.end_of_tokens += len(part)
             if self.end_of_tokens == start + self._length:
                 coming.items.put(END)
@@ -163,13 +163,13 @@ class _Hand:
     def _unfinished(self, number: int) -> Path:
         return Path(self._place.root.path(unfinished_key(attempt_of(self._place), self.split, number)))
 
-    def _tokens(self, span: ShardSpan, items: SimpleQueue[Any]) -> Iterator[npt.NDArray[np.uint32] | Run | Future[None]]:
+    def _tokens(self, span: ShardSpan, items: SimpleQueue[Any]) -> Iterator[npt.NDArray[np.uint32] | Bounded | Future[None]]:
         while (item := items.get()) is not END:
             if item is GIVE_UP:
                 raise CancelledError
             if isinstance(item, Future):
                 yield item
-            elif isinstance(item, Run):
+            elif isinstance(item, Bounded):
                 yield item
                 self._room.release()
             else:
@@ -204,8 +204,8 @@ class _Side:
         return marks
 
     @property
-    def told(self) -> TokenRun:
-        return TokenRun(first=self._first, count=self._count, digest=f"{BLAKE3}{self._digest.hexdigest()}")
+    def told(self) -> TokenRange:
+        return TokenRange(first=self._first, count=self._count, digest=f"{BLAKE3}{self._digest.hexdigest()}")
 
 
 class _Stream:
@@ -315,7 +315,7 @@ class Ahead:
             within = self._streamed.pop(number, None)
             for hand, token_count in zip(self._hands.values(), (counts.train_tokens, counts.validation_tokens), strict=True):
                 if within is not None:
-                    if within.run(hand.split).count != token_count:
+                    if within.of(hand.split).count != token_count:
                         raise AssertionError(f"{hand.split}: {within} came, {token_count} tokens were counted")
                 elif token_count:
                     hand.add(at, token_count, contents)

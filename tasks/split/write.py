@@ -41,7 +41,7 @@ class Entries(NamedTuple):
 MAX_ENCODED = 2**32 - 1
 
 
-class Run(NamedTuple):
+class Bounded(NamedTuple):
     """Encoded tokens, none of which is above ``highest``."""
 
     tokens: npt.NDArray[np.uint32]
@@ -98,7 +98,7 @@ def store_tokens(
 
 def put_tokens(
     at: Span,
-    tokens: Iterable[npt.NDArray[np.uint32] | Run | Future[None]],
+    tokens: Iterable[npt.NDArray[np.uint32] | Bounded | Future[None]],
     layout: LayoutName,
     place: Place,
     version: str,
@@ -115,11 +115,11 @@ def put_tokens(
                 writer.settle()
                 some.set_result(None)
                 continue
-            run = some if isinstance(some, Run) else Run(some, MAX_ENCODED)
-            if run.highest > largest:  # looking for it takes as long as a copy
-                largest = max(largest, int(run.tokens.max(initial=0)))
-            writer.append(run.tokens)
-            meter.add("split", run.tokens.nbytes)
+            part = some if isinstance(some, Bounded) else Bounded(some, MAX_ENCODED)
+            if part.highest > largest:  # looking for it takes as long as a copy
+                largest = max(largest, int(part.tokens.max(initial=0)))
+            writer.append(part.tokens)
+            meter.add("split", part.tokens.nbytes)
     return Written(_named(at.split, writer.objects), largest >> 1), writer.length
 
 

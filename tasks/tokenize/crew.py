@@ -23,7 +23,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Line:
+class _Batches:
     """The batches of a slice, and what becomes of each, in their order, with the bytes of its text."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Crew:
     """So many threads, until the block ends."""
 
     def __init__(self, threads: int) -> None:
-        self._lines: list[_Line] = []
+        self._slices: list[_Batches] = []
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
@@ -54,43 +54,43 @@ class Crew:
         """A block in which the crew works on *batches*: their results, in order. One thread at a time reads the next batch. An
         error of either is raised in the place of the result. *size*: bytes of a batch's text.
         """
-        line = _Line(batches, work, size, self._lock)
+        one = _Batches(batches, work, size, self._lock)
         with self._lock:
-            self._lines.append(line)
+            self._slices.append(one)
             self._work.notify()
         try:
-            yield self._taken(line)
+            yield self._taken(one)
         finally:
             with self._lock:
-                line.has_ended = True
-                self._lines.remove(line)
+                one.has_ended = True
+                self._slices.remove(one)
                 self._work.notify_all()  # another one is the first now
-                line.change.wait_for(lambda: not line.is_read)
-            for left, _ in line.results:
+                one.change.wait_for(lambda: not one.is_read)
+            for left, _ in one.results:
                 left.exception()  # it is waited for, not wanted
 
-    def _taken(self, line: _Line) -> Iterator[Any]:
+    def _taken(self, one: _Batches) -> Iterator[Any]:
         while True:
             with self._lock:
-                line.change.wait_for(lambda: line.results or line.has_ended)
-                if not line.results:
+                one.change.wait_for(lambda: one.results or one.has_ended)
+                if not one.results:
                     return
-                first, size = line.results[0]
+                first, size = one.results[0]
             result = first.result()
             with self._lock:
-                line.results.popleft()
-                line.bytes -= size
+                one.results.popleft()
+                one.bytes -= size
                 self._work.notify()
             del first
             yield result
             del result  # or it stays while the next one is waited for
 
     def _serve(self) -> None:
-        while (line := self._next()) is not None:
-            self._serve_one(line)
+        while (one := self._next()) is not None:
+            self._serve_one(one)
 
-    def _next(self) -> _Line | None:
-        """The line to read a batch of, once there is one; None at the end."""
+    def _next(self) -> _Batches | None:
+        """The slice to read a batch of, once there is one; None at the end."""
         with self._lock:
             while not self._is_over:
                 some = list(self._with_work())
@@ -102,36 +102,36 @@ class Crew:
                 self._work.wait()
             return None
 
-    def _with_work(self) -> Iterator[_Line]:
-        """The lines of which a batch more may be read."""
-        behind = sum(line.bytes for line in self._lines[1:])
-        for n, line in enumerate(self._lines):
-            has_room = (behind if n else line.bytes) < self._most
-            has_room = has_room or not line.results  # whoever waits for the next one gets it
-            if has_room and not line.has_ended and not line.is_read:
-                yield line
+    def _with_work(self) -> Iterator[_Batches]:
+        """The slices of which a batch more may be read."""
+        behind = sum(one.bytes for one in self._slices[1:])
+        for n, one in enumerate(self._slices):
+            has_room = (behind if n else one.bytes) < self._most
+            has_room = has_room or not one.results  # whoever waits for the next one gets it
+            if has_room and not one.has_ended and not one.is_read:
+                yield one
 
-    def _serve_one(self, line: _Line) -> None:
-        """Read the next batch of a line, and do the work for it."""
+    def _serve_one(self, one: _Batches) -> None:
+        """Read the next batch of a slice, and do the work for it."""
         future, failed, batch, size = Future[Any](), False, _END, 0
         try:
-            batch = next(line.batches, _END)
-            size = 0 if batch is _END else line.size(batch)
+            batch = next(one.batches, _END)
+            size = 0 if batch is _END else one.size(batch)
         except BaseException as error:  # noqa: BLE001  it is raised where the result is taken
             future.set_exception(error)
             failed = True
         with self._lock:
-            line.is_read = False
-            line.has_ended = line.has_ended or failed or batch is _END
+            one.is_read = False
+            one.has_ended = one.has_ended or failed or batch is _END
             if failed or batch is not _END:
-                line.results.append((future, size))
-                line.bytes += size
-            line.change.notify()
+                one.results.append((future, size))
+                one.bytes += size
+            one.change.notify()
             self._work.notify()
-        if batch is _END:
+        if failed or batch is _END:
             return
         try:
-            future.set_result(line.work(batch))
+            future.set_result(one.work(batch))
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 

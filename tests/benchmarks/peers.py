@@ -2,10 +2,10 @@
 
 The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map` and Megatron's
 preprocess, each in a virtual environment of its own with the versions of `tests/benchmarks/peers/*.txt`, with a process a core,
-beside a build. The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads JSON lines;
-writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same documents`: how many
-of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>` is one special token
-for the peers, and ordinary text for the build.
+beside a build. The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
+JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
+documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
+is one special token for the peers, and ordinary text for the build.
 """
 
 from __future__ import annotations

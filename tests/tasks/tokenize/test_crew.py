@@ -104,7 +104,7 @@ def test_earlier_slices_come_first() -> None:
         return name
 
     with Crew(1) as crew, crew.results(iter(["stop"]), work, large) as first:
-        while not crew._lines[0].results:  # its thread waits at the gate
+        while not crew._slices[0].results:  # its thread waits at the gate
             time.sleep(0.001)
         with crew.results(iter(["a", "b"]), work, large) as early, crew.results(iter(["c"]), work, large) as late:
             gate.set()
