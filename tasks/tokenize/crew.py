@@ -57,14 +57,14 @@ class Crew:
         one = _Batches(batches, work, size, self._lock)
         with self._lock:
             self._slices.append(one)
-            self._work.notify()
+            self._tell()
         try:
             yield self._taken(one)
         finally:
             with self._lock:
                 one.has_ended = True
                 self._slices.remove(one)
-                self._work.notify_all()  # another one is the first now
+                self._tell()  # another one is the first now
                 one.change.wait_for(lambda: not one.is_read)
             for left, _ in one.results:
                 left.exception()  # it is waited for, not wanted
@@ -80,10 +80,15 @@ class Crew:
             with self._lock:
                 one.results.popleft()
                 one.bytes -= size
-                self._work.notify()
+                self._tell()
             del first
             yield result
             del result  # or it stays while the next one is waited for
+
+    def _tell(self) -> None:
+        """Wake a thread if there is a batch for it. Of small slices most changes bring none. The caller holds the lock."""
+        if next(self._with_work(), None) is not None:
+            self._work.notify()
 
     def _serve(self) -> None:
         while (one := self._next()) is not None:
@@ -127,7 +132,7 @@ class Crew:
                 one.results.append((future, size))
                 one.bytes += size
             one.change.notify()
-            self._work.notify()
+            self._tell()
         if failed or batch is _END:
             return
         try:
