@@ -3,7 +3,9 @@
 The same build of many small slices (2 kB each) on a thread a core, without a Prefect server and with that of `make serve` on the
 same cores and a fresh SQLite database. Slices below 8 MB share a task as soon as there is more to do than workers, up to 100 of
 them; every slice has its own receipt and is resumed by itself all the same. "Behind": how long after the build's end the server
-showed all of it. Seconds of the tokenize stage, unless said otherwise.
+showed all of it. Seconds of the tokenize stage, unless said otherwise. Builds in turn, three of 2,000 slices and one of 20,000;
+medians (least to greatest). Each has a directory of its own, and all are deleted behind the last one: for minutes after a
+deletion ext4 looks long for a place for each new file.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -23,10 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
+from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole, spread
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
-SLICES = (2000, 20_000)
+SLICES = ((2000, 3), (20_000, 1))
+"""Of a build, and how many times it is made."""
 TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
 
@@ -46,10 +50,9 @@ def write_text(path: Path, slices: int) -> None:
             lines.write(json.dumps({"text": f"{i} " + "one document, one slice " * 80}) + "\n")
 
 
-def build(scratch: Path, slices: int, workers: int, api: str | None) -> Built:
+def build(out: Path, slices: int, workers: int, api: str | None) -> Built:
     """Build from nothing. *api*: the server that watches, if any."""
-    out = scratch / "out"
-    shutil.rmtree(out, ignore_errors=True)
+    scratch = out.parent
     config = {
         "source": {"path": str(scratch / f"{slices}.jsonl")},
         "output": str(out),
@@ -136,34 +139,55 @@ def server(scratch: Path) -> Iterator[Server]:
         process.wait()
 
 
+class Watched(NamedTuple):
+    """A build alone, and one with a server, and what that has taken."""
+
+    alone: Built
+    watched: Built
+    task_runs: int
+    cpu_seconds: float
+    database_mb: float
+    seconds_behind: float
+
+
+def in_turn(scratch: Path, slices: int, number: int) -> Watched:
+    """Build alone, then with a server that is started for it."""
+    workers = os.cpu_count() or 1
+    alone = build(scratch / f"alone-{number}", slices, workers, None)
+    with server(scratch) as watching:
+        before = watching.cpu_seconds()
+        watched = build(scratch / f"watched-{number}", slices, workers, watching.api)
+        ended = time.perf_counter()
+        while not watching.knows_all() and time.perf_counter() < ended + CATCH_UP_SECONDS:
+            time.sleep(1)
+        behind = time.perf_counter() - ended
+        return Watched(alone, watched, watching.task_runs(), watching.cpu_seconds() - before, watching.megabytes(), behind)
+
+
 def measure(bench: Bench) -> list[Grid]:
     scratch = bench.fresh("orchestration")
     rows = []
-    for slices in bench.size(SLICES, (40,)):
+    for slices, times in bench.size(SLICES, ((40, 1),)):
         scratch.mkdir(exist_ok=True)
         write_text(scratch / f"{slices}.jsonl", slices)
-        plain = build(scratch, slices, os.cpu_count() or 1, None)
-        with server(scratch) as watching:
-            before = watching.cpu_seconds()
-            watched = build(scratch, slices, os.cpu_count() or 1, watching.api)
-            ended = time.perf_counter()
-            while not watching.knows_all() and time.perf_counter() < ended + CATCH_UP_SECONDS:
-                time.sleep(1)
-            behind = time.perf_counter() - ended
-            rows.append(
-                [
-                    f"{slices:,}",
-                    f"{watching.task_runs():,}",
-                    f"{plain.tokenize:.1f}",
-                    f"{watched.tokenize:.1f}",
-                    f"{1e3 * (watched.tokenize - plain.tokenize) / slices:.1f}",
-                    f"{watched.seconds:.1f}",
-                    f"{watched.peak_mb:.0f}",
-                    f"{watching.cpu_seconds() - before:.0f}",
-                    f"{watching.megabytes():.0f}",
-                    f"{behind:.0f}",
-                ]
-            )
-        bench.fresh("orchestration")
+        runs = [in_turn(scratch, slices, number) for number in range(times)]
+        alone, watched = ([run.alone.tokenize for run in runs], [run.watched.tokenize for run in runs])
+        more = 1e3 * (statistics.median(watched) - statistics.median(alone)) / slices
+        middle = {name: statistics.median(getattr(run, name) for run in runs) for name in Watched._fields[2:]}
+        rows.append(
+            [
+                f"{slices:,}",
+                f"{middle['task_runs']:,.0f}",
+                spread(alone, ""),
+                spread(watched, ""),
+                f"{more:.1f}",
+                f"{statistics.median(run.watched.seconds for run in runs):.1f}",
+                f"{max(run.watched.peak_mb for run in runs):.0f}",
+                f"{middle['cpu_seconds']:.0f}",
+                f"{middle['database_mb']:.0f}",
+                f"{middle['seconds_behind']:.0f}",
+            ]
+        )
+    bench.fresh("orchestration")
     columns = ["slices", "task runs", "alone, s", "with a server, s", "more per slice, ms", "whole build, s", "peak memory, MB"]
     return [Grid([*columns, "server's processor, s", "database, MB", "behind, s"], rows)]
