@@ -21,7 +21,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from serve import POOLS
 from spare import ENGINE, Spares
 
-from flows.__main__ import ARROW_MEMORY, LARGE_PAGES, NO_MORE_THREADS, TUNABLES
+from flows.__main__ import ARROW_MEMORY, C_MEMORY, NO_MORE_THREADS, TUNABLES
 from flows.watch.outages import outages
 
 
@@ -82,7 +82,7 @@ class BegunAtOnce(ProcessJobConfiguration):
 
 if __name__ == "__main__":
     if sys.platform == "linux":  # its runs have memory and threads as builds on the command line do
-        for name, value in {TUNABLES: LARGE_PAGES, **ARROW_MEMORY, **NO_MORE_THREADS}.items():
+        for name, value in {TUNABLES: C_MEMORY, **ARROW_MEMORY, **NO_MORE_THREADS}.items():
             os.environ.setdefault(name, value)
     ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
     ProcessWorker.job_configuration = BegunAtOnce

@@ -7,7 +7,10 @@ import os
 import sys
 
 TUNABLES = "GLIBC_TUNABLES"
-LARGE_PAGES = "glibc.malloc.hugetlb=1"
+C_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=3145728:glibc.malloc.trim_threshold=268435456"
+"""The C library's memory in large pages. A batch's tokens, and all else from 3 MiB, go back to the system when they are dropped,
+and leave no holes between the words of engines; what is smaller stays with the process.
+"""
 ARROW_MEMORY = {
     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
     "JE_ARROW_MALLOC_CONF": "narenas:1,thp:always,dirty_decay_ms:1000",
@@ -49,7 +52,7 @@ def begin_with_large_pages() -> None:
     for name, value in {**ARROW_MEMORY, **NO_MORE_THREADS}.items():
         os.environ.setdefault(name, value)
     if TUNABLES not in os.environ:
-        os.environ[TUNABLES] = LARGE_PAGES
+        os.environ[TUNABLES] = C_MEMORY
         with contextlib.suppress(OSError):  # it goes on as it is
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.__main__ import C_MEMORY, TUNABLES
 from tests.docker.compose import COMPOSE, ROOT, run
 from tests.docker.dockerfile import Instruction, Stage, read_stages
 from tests.docker.rehearse import context_files
@@ -70,6 +71,11 @@ def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages
     (check,) = named(last, "HEALTHCHECK")
     assert "HEALTH_URL" in check.value
     assert "PYTHONDONTWRITEBYTECODE=1" in " ".join(one.value for one in named(last, "ENV"))
+
+
+def test_a_build_in_a_container_has_memory_as_one_on_the_command_line(stages: list[Stage]) -> None:
+    settings = [word for one in named(stages[-1], "ENV") for word in one.words]
+    assert f"{TUNABLES}={C_MEMORY}" in settings
 
 
 def test_a_build_sees_the_service_and_nothing_else() -> None:
