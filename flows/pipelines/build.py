@@ -173,10 +173,10 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
 
                 tokenizing = TOKENIZE.given(recipe, place, indexed)  # slice -> token shard, staged where it is tokenized
                 splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
+                dropping = Dropping(place, version.name) if config.documents.duplicates == "drop" else None
                 fresh, ahead = Fresh(), None
                 if runner.works_here and not config.masked:
-                    drops = config.documents.duplicates == "drop"
-                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh, streams=not drops))
+                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh, streams=not dropping))
                     tokenizing = tokenizing._replace(by=tokenizing_ahead(ahead, fresh, text, recipe))
                     splitting = splitting._replace(by=lambda _, span: ahead.write(span))
 
@@ -192,7 +192,6 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                 held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
                 if ahead:
                     held.callback(ahead.stop_streams)
-                dropping = Dropping(place, version.name) if config.documents.duplicates == "drop" else None
                 kinds = Kinds(config.kept_columns, [file.name for file in text.files])
                 placed = kinds.of_places(place_shards(text, recipe, shards))
                 if dropping:

@@ -23,6 +23,11 @@ class Place(NamedTuple):
     staging: str
     scratch: str = ""
 
+    @property
+    def attempt(self) -> str:
+        """The name of the attempt, which no other one has."""
+        return Path(self.staging).name
+
 
 @contextlib.contextmanager
 def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Place]:

@@ -18,6 +18,7 @@ import flat_tokens
 import flat_tokens.text.limits
 import tasks.shards.fresh
 import tasks.split.ahead
+import tasks.split.span_writer
 import tasks.split.spans
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
@@ -41,8 +42,8 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 4096, 64))
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 4096)
     monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 64)
-    monkeypatch.setattr(tasks.split.ahead, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(tasks.split.ahead, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", 100)
 
 
 def put(path: Path, count: int, bad: int | None = None) -> Path:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.split.ahead
+import tasks.split.span_writer
 import tasks.split.spans
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.batch import TokenBatch
@@ -26,7 +27,7 @@ from tasks.output.staging import Place, attempt
 from tasks.shards.contents import open_contents
 from tasks.shards.fresh import Fresh
 from tasks.shards.streamed import ENTRIES, BrokenStreamError, Entries, check_within, write_entries
-from tasks.split.ahead import Ahead, attempt_of
+from tasks.split.ahead import Ahead
 from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
 from tests.examples import examples
 from tests.tasks.split.test_split import (
@@ -51,7 +52,7 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 8)
-    monkeypatch.setattr(tasks.split.ahead, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
 
 
 @contextlib.contextmanager
@@ -186,7 +187,7 @@ def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Place) ->
         at = stream(even(1, 5), 0, ahead, place)
         assert at.shard.within is not None
         assert (at.shard.within.train.first, at.shard.within.train.count) == (0, 5)
-        path = Path(place.root.path(UNFINISHED)) / attempt_of(place) / "train-0"
+        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
         words = np.fromfile(path, "<u4")
         expected = TokenBatch.from_sequences([document.tokens for document in even(1, 5).documents]).encoded_tokens
         assert [*words[:4], *words[5:6]] == expected.tolist()
@@ -198,7 +199,7 @@ def unfinished(tmp_path: Path) -> Iterator[tuple[Place, TokenShard, Path]]:
     """A streamed shard of twelve tokens in train, whose attempt has ended, and the file that has the last four of them."""
     with an_attempt(tmp_path / "out") as place:
         known = build([even(4, 3)], SplitRule(fraction=0, seed=0), place, {}, {0}, 1)
-        name = attempt_of(place)
+        name = place.attempt
     with an_attempt(tmp_path / "out") as place:
         yield place, known[0], Path(place.root.path(UNFINISHED)) / name / "train-1"
 
@@ -318,14 +319,14 @@ def test_many_short_documents_are_few_parts(place: Place, monkeypatch: pytest.Mo
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
     documents = [Document(key, [key % 7] * (key % 3)) for key in range(3000)]
     parts: list[int] = []
-    real = tasks.split.ahead._Hand.stream
+    real = tasks.split.span_writer.SpanWriter.stream
 
-    def noted(hand: Any, tokens: Any, highest: int) -> Any:
+    def noted(writer: Any, tokens: Any, highest: int) -> Any:
         parts.append(len(tokens))
-        return real(hand, tokens, highest)
+        return real(writer, tokens, highest)
 
     monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1 << 12)
-    monkeypatch.setattr(tasks.split.ahead._Hand, "stream", noted)
+    monkeypatch.setattr(tasks.split.span_writer.SpanWriter, "stream", noted)
     shards = [Shard(documents, None)]
     with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead:
 
@@ -358,6 +359,6 @@ def test_a_slice_behind_one_that_fails_is_told_so(place: Place) -> None:
     with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead:
         with pytest.raises(OSError, match="No space left"):
             fail(ahead)
-        hand = ahead._hands["train"]
+        writer = ahead._writers["train"]
         with pytest.raises(BrokenStreamError):
-            list(hand.stream(batch.encoded_tokens, 5))
+            list(writer.stream(batch.encoded_tokens, 5))
