@@ -153,10 +153,10 @@ class Watched(NamedTuple):
 def in_turn(scratch: Path, slices: int, number: int) -> Watched:
     """Build alone, then with a server that is started for it."""
     workers = os.cpu_count() or 1
-    alone = build(scratch / f"alone-{number}", slices, workers, None)
+    alone = build(scratch / f"{slices}-alone-{number}", slices, workers, None)
     with server(scratch) as watching:
         before = watching.cpu_seconds()
-        watched = build(scratch / f"watched-{number}", slices, workers, watching.api)
+        watched = build(scratch / f"{slices}-watched-{number}", slices, workers, watching.api)
         ended = time.perf_counter()
         while not watching.knows_all() and time.perf_counter() < ended + CATCH_UP_SECONDS:
             time.sleep(1)
@@ -167,7 +167,7 @@ def in_turn(scratch: Path, slices: int, number: int) -> Watched:
 def measure(bench: Bench) -> list[Grid]:
     scratch = bench.fresh("orchestration")
     rows = []
-    for slices, times in bench.size(SLICES, ((40, 1),)):
+    for slices, times in bench.size(SLICES, ((20, 1), (40, 1))):
         scratch.mkdir(exist_ok=True)
         write_text(scratch / f"{slices}.jsonl", slices)
         runs = [in_turn(scratch, slices, number) for number in range(times)]
