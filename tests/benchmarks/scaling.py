@@ -10,8 +10,8 @@ bytes, so that workers beyond the cores of this machine can be watched. It is sl
 Its text is in slices of about 1 MB, without documents above 0.1 MB: each worker has some of them. *Busy*: time in the
 engine, of all the time that the workers have while slices are tokenized.
 
-By arithmetic: encoding, reading and writing a GB takes 9 to 12 seconds of a core, so a thread that holds the lock for 1.1 s of
-that, as in the first row, leaves room for some eight in a process. Processes of one thread share no lock. What is left in the
+By arithmetic: encoding, reading and writing a GB takes 9 to 12 seconds of a core, so a thread that holds the lock for 1.0 s of
+that, as in the first row, leaves room for some nine in a process. Processes of one thread share no lock. What is left in the
 build's own process is a task for each slice of 128 MB, some 10 ms with a server, so it could hand out 10 GB/s: 64 cores take
 6 GB/s, 192 cores 17 GB/s. Above some 100 cores slices should be larger (`slice_bytes`), or the machine should be two workers of a
 pool.
