@@ -98,7 +98,8 @@ class LocalSink:
         unfinished: Path | None = None,
     ) -> None:
         self._target, self._seen, self._top, self._durable = target, seen, top, durable
-        self._temporary = unfinished or staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
+        self._in_staging = staging / f".{self._target.name}.{uuid.uuid4().hex}.part"
+        self._temporary = unfinished or self._in_staging
         self._is_settled = False
         self._fd, self._filled, self._size = -1, 0, 0
         self._held = bytearray()
@@ -170,12 +171,27 @@ class LocalSink:
                     os.fsync(self._fd)
                 self._close()
                 self._make_directory(self._target.parent)
-                os.replace(self._temporary, self._target)
-                if self._durable:
-                    sync(self._target.parent)
+                self._move()
         except BaseException:
             self.discard()
             raise
+
+    def _move(self) -> None:
+        """Give the file its place. Others count on one that was settled. It keeps its old name until the new one is on the disk:
+        a power loss in the middle of a rename may leave neither.
+        """
+        goes = self._temporary
+        if self._is_settled:
+            with contextlib.suppress(OSError):  # a file system without a second name for a file
+                self._make_directory(self._in_staging.parent)
+                os.link(self._temporary, self._in_staging)
+                goes = self._in_staging
+        os.replace(goes, self._target)
+        if self._durable:
+            sync(self._target.parent)
+        if goes != self._temporary:
+            with contextlib.suppress(OSError):  # it is garbage now, and found as such
+                os.unlink(self._temporary)
 
     def settle(self, rest: memoryview) -> None:
         """Make what was written, and *rest* behind it, survive a power loss and the end of this process, in the unfinished file.

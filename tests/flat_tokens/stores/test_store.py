@@ -23,6 +23,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flat_tokens.stores import local
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, SMALL_BYTES, WRITE_BUFFER_BYTES
 from flat_tokens.stores.retry import SILENCE_SECONDS
 from flat_tokens.stores.store import DIRECT_READ_BYTES, PART_BYTES, Store, StoredObject
@@ -508,6 +509,34 @@ def test_what_was_settled_stands_in_the_unfinished_file(tmp_path: Path, before: 
     assert store.read("object") == head + tail
     assert writer.stored == StoredObject("object", before + after, f"blake3:{blake3(head + tail).hexdigest()}")
     assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_was_settled_has_a_name_on_the_disk_at_every_moment(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system gives a file two names, the old one goes when the new one is on the disk."""
+    store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished"
+    synced: list[tuple[bool, bool]] = []
+    real = local.sync
+
+    def noted(path: Path) -> None:
+        real(path)
+        if path == tmp_path / "store":
+            synced.append((unfinished.exists(), (path / "object").exists()))
+
+    def no_link(*names: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(local, "sync", noted)
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_link)
+    with store.create("object", unfinished) as writer:
+        writer.write(b"some bytes")
+        writer.settle(b"")
+    assert synced[-1] == (has_links, True)
+    assert store.read("object") == b"some bytes"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["object", "store"]
 
 
 @pytest.mark.parametrize("settled", [True, False])
