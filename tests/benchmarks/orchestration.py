@@ -30,7 +30,7 @@ from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole, spread
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
 SLICES = ((2000, 3), (20_000, 1))
-"""Of a build, and how many times it is made."""
+"""Slices of a build, and how many times it is built."""
 TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
 
