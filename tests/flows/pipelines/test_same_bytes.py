@@ -24,7 +24,7 @@ from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.support import build_here
 from tests.tasks.split.test_split import small
 
-WORDS = "salt wind over the harbour wall \u00e9t\u00e9 \u6d77 and back".split()
+WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
 DEMO_TOKENIZER = str(DEMO / "tokenizer.json")
 Pin = tuple[str, str]
