@@ -98,6 +98,13 @@ class Rows(NamedTuple):
     faults: tuple[tuple[int, str, str], ...] = ()
     columns: pa.RecordBatch | None = None
 
+    def behind(self, rows: int, seen: int) -> Rows:
+        """The same rows after *rows* others, of which *seen* text bytes were read."""
+        if not rows and not seen:
+            return self
+        faults = tuple((row + rows, reason, detail) for row, reason, detail in self.faults)
+        return self._replace(rows=self.rows + rows, end=self.end + rows, seen=self.seen + seen, faults=faults)
+
     @classmethod
     def of_batch(cls, file: TextFile, batch: pa.RecordBatch, start: int, seen: int) -> Rows:
         """All rows of a record batch that begins at row *start*."""

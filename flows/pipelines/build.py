@@ -230,7 +230,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
 def tokenizing_ahead(ahead: Ahead, fresh: Fresh, text: Text, recipe: Recipe) -> Callable[[Step, Slice], Staged | TokenShard]:
     """The stage tokenize where this process writes spans ahead: small slices are kept in memory for that, large ones streamed."""
     places = reversed([*enumerate(text.slices)])  # the first one of equal slices counts
-    firsts = {recipe.key(slice_): (place, slice_.file.split) for place, slice_ in places}
+    firsts = {recipe.key(slice_): (place, slice_.split) for place, slice_ in places}
 
     def tokenize(step: Step, slice_: Slice) -> Staged | TokenShard:
         recipe, place, indexed = step.shared
@@ -303,7 +303,7 @@ def make_recipe(
 def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list[str]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: list[str] = []
-    first_of = sorted({slice_.file.source: slice_ for slice_ in reversed(slices)}.items())
+    first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
     with ThreadPoolExecutor(FETCHERS) as fetchers:
         here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
     for (index, _), slice_ in zip(first_of, here, strict=True):
@@ -325,9 +325,10 @@ def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> It
     known: dict[str, TokenShard] = {}
     rows: Counter[int] = Counter()
     for slice_ in text.slices:
-        number, key = numbers[slice_.file.source, slice_.file.name], recipe.key(slice_)
+        first, key = slice_.ranges[0].file, recipe.key(slice_)
+        number = numbers[first.source, first.name]
         shard = known.get(key) or known.setdefault(key, next(shards))
-        yield ShardPlace(shard=shard, file=number, first_row=rows[number], all_in=slice_.file.split)
+        yield ShardPlace(shard=shard, file=number, first_row=rows[number], all_in=slice_.split)
         rows[number] += shard.rows
 
 

@@ -140,7 +140,8 @@ class _Version(NamedTuple):
                 continue
             # document of the slice, in the order of rows -> its split and number
             rows = [part.row.read(first, first + count) for part, (first, count) in zip(self.splits, ranges, strict=True)]
-            order = np.argsort(np.concatenate(rows), kind="stable")
+            files = [part.file.read(first, first + count) for part, (first, count) in zip(self.splits, ranges, strict=True)]
+            order = np.lexsort((np.concatenate(rows), np.concatenate(files)))
             wanted = np.empty(len(order), bool)
             wanted[order] = np.repeat(~passed_over, segments["documents"])
             mine = wanted[: len(rows[0])] if split == 0 else wanted[len(rows[0]) :]

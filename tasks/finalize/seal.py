@@ -68,7 +68,7 @@ def finalize(version: Name, contents: Contents, place: Place, verify_level: str)
         objects += _split_metadata(store, split, LAYOUTS[layout], totals[split], any(span.masked for span in contents.spans))
     objects += [at.copies.stored for at, _ in contents.counted if at.copies is not None]
     if contents.counted:
-        held = ((at.shard, at.first_row, (counts.train_seqs, counts.validation_seqs)) for at, counts in contents.counted)
+        held = ((at.shard, at.file, at.first_row, (counts.train_seqs, counts.validation_seqs)) for at, counts in contents.counted)
         write_index(place.root, version, (Placing(*one) for one in held))
     made_of = contents.made_of.model_copy(update=markdown(contents.made_of.model_dump()))
     objects.append(store.put(CARD, contents.card(made_of, layout, markdown(totals), version).encode()))

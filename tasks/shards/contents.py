@@ -166,6 +166,7 @@ class _Split(NamedTuple):
 
     tokens: FlatTokens
     key: StoredArray
+    file: StoredArray
     row: StoredArray
 
 
@@ -174,12 +175,18 @@ def _held(root: Store, shard: TokenShard, held: Held) -> Contents:
     opened = replace(root, staging=None, read_once=False)
     splits = _open_version(opened, held.version)
     found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int8]]] = []
+    file_starts = shard.file_starts
     for i, (split, (first, count)) in enumerate(zip(splits, (held.train, held.validation), strict=True)):
         stop = first + count
         starts = split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
-        found.append((split.key.read(first, stop), split.row.read(first, stop), starts, np.full(count, i, np.int8)))
-    rows = np.concatenate([rows for _, rows, _, _ in found])
-    order = np.argsort(rows, kind="stable")
+        rows = split.row.read(first, stop)
+        if held.first_file is None:
+            rows = rows - np.uint64(held.first_row)
+        else:  # (file, row) -> (slice, row)
+            rows = rows + file_starts[split.file.read(first, stop) - np.uint64(held.first_file)]
+        found.append((split.key.read(first, stop), rows, starts, np.full(count, i, np.int8)))
+    all_rows = np.concatenate([rows for _, rows, _, _ in found])
+    order = np.argsort(all_rows, kind="stable")
 
     def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
         # (shard, document) -> (split, document) -> both splits' one behind the other -> (shard, document)
@@ -197,7 +204,7 @@ def _held(root: Store, shard: TokenShard, held: Held) -> Contents:
         np.concatenate([starts[:-1] for _, _, starts, _ in found])[order],
         np.concatenate([np.diff(starts) for _, _, starts, _ in found])[order],
         tuple(split.tokens for split in splits),
-        lambda: rows[order] - np.uint64(held.first_row),
+        lambda: all_rows[order],
         columns,
     )
 
@@ -213,7 +220,7 @@ def _open_version(root: Store, version: Name) -> tuple[_Split, ...]:
         once = replace(store, read_once=True)
         tokens = open_array(once / f"{name}/encoded_tokens", "uint32")
         mask = split.loss_mask and open_array(once / f"{name}/{LOSS_MASK}", "uint8")
-        beside = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
+        beside = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "file", "row"))
         opened.append(_Split(replace(split, encoded_tokens=tokens, loss_mask=mask), *beside))
     return tuple(opened)
 

@@ -66,9 +66,10 @@ def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
 
 
 class Placing(NamedTuple):
-    """A shard, the row of its file at which it begins, and its number of sequences in each split."""
+    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each split."""
 
     shard: TokenShard
+    file: int
     first_row: int
     seq_counts: tuple[int, int]
 
@@ -80,12 +81,18 @@ def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
     shards: dict[str, TokenShard] = {}
     firsts = [0, 0]
     kept: dict[str, TokenShard] = {}
-    for shard, first_row, counts in placed:
+    for shard, file, first_row, counts in placed:
         if shard.has_digests:
             kept.setdefault(shard.key, shard.model_copy(update={"inputs": {}, "text_bytes_taken": 0}))
             continue
         train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
-        held = Held(version=version, first_row=first_row, train=train, validation=validation)
+        held = Held(
+            version=version,
+            first_row=first_row,
+            first_file=file if shard.file_rows else None,
+            train=train,
+            validation=validation,
+        )
         bare: dict[str, Any] = {"held": held, "within": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
@@ -297,7 +304,7 @@ def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = Fals
         if first + count > totals["seq_count"]:
             raise ValueError(f"its index tells of {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
-        for column in ("key", "row"):
+        for column in ("key", "file", "row") if held.first_file is not None else ("key", "row"):
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
         if with_columns:
             parts = parts_of(manifest.objects, split, totals["seq_count"])

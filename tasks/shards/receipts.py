@@ -40,7 +40,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    unused = {name for name in ("masked", "columns", "within") if not getattr(shard, name)}
+    unused = {name for name in ("masked", "columns", "file_rows", "within") if not getattr(shard, name)}
     facts = shard.model_dump(mode="json", exclude=unused)
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 

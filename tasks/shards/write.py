@@ -22,7 +22,7 @@ from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
-from tasks.models import Slice, TokenShard
+from tasks.models import Slice, TokenShard, file_rows_as_text
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
 from tasks.progress import meter
@@ -220,7 +220,7 @@ def tokenize_slice(
     whose tokens the output has are not tokenized again. A slice that is small is kept in memory, too, where *fresh* has room; of
     another one the tokens go where *streams* leads.
     """
-    source, file = recipe.source(slice_), slice_.file
+    source, first = recipe.source(slice_), slice_.ranges[0].file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
     encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
     work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=holdings(place.root, indexed))
@@ -229,8 +229,8 @@ def tokenize_slice(
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
     reads = ((segments, tally.kinds) for segments in cut(read_documents(slice_, source, recipe.documents, tally)))
     with (
-        naming(recipe.sources, file.source),
-        named_errors(file.location or file.name),
+        naming(recipe.sources, slice_.source),
+        named_errors(first.location or first.name),
         contextlib.closing(reads),
         results_of(reads, work, bytes_read) as results,
         writer_of(slice_, recipe, place, None if made is not None else streams) as writer,
@@ -259,6 +259,7 @@ def tokenize_slice(
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
         segments=segments_as_text(names, documents),
+        file_rows=file_rows_as_text(tally.file_rows),
         text_bytes_taken=taken,
         **writer.stored,
     )

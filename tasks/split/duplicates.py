@@ -63,8 +63,8 @@ class FirstTexts:
 
     _runs: list[_Run] = field(default_factory=list)
 
-    def add(self, digests: UInt64s, file: int, rows: UInt64s) -> Originals:
-        """Meet texts of a file, in their order: digests uint64[n, 2], rows uint64[n]. Return those that were met before."""
+    def add(self, digests: UInt64s, files: UInt64s, rows: UInt64s) -> Originals:
+        """Meet texts in their order: digests uint64[n, 2], files and rows uint64[n]. Return those that were met before."""
         high, low = digests[:, 0], digests[:, 1]
         order = np.argsort(high, kind="stable")  # equal ones stay in their order
         if (np.diff(high[order]) == 0)[np.diff(low[order]) != 0].any():  # two digests have the same half
@@ -72,7 +72,8 @@ class FirstTexts:
         high, low = high[order], low[order]
         is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
         group = np.cumsum(is_first) - 1
-        mine = _Run(high[is_first], low[is_first], np.full(int(is_first.sum()), file, np.uint32), rows[order[is_first]])
+        first = order[is_first]
+        mine = _Run(high[is_first], low[is_first], files[first].astype(np.uint32), rows[first])
         is_known = np.zeros(len(mine.high), bool)
         for run in self._runs:
             at = run.find(mine.high, mine.low)
@@ -131,14 +132,14 @@ def leave_out(at: ShardPlace, dropping: Dropping) -> ShardPlace:
 def _copies_of(at: ShardPlace, number: int, dropping: Dropping) -> Copies | None:
     root = dropping.place.root
     contents, arrays = open_contents(root, at.shard, f"{DOCUMENTS}/row"), open_digests(root, at.shard)
-    rows = contents.rows() + np.uint64(at.first_row)
+    files, rows = at.files_and_rows(contents.rows())
     digests = arrays.digest.read(0, 2 * at.shard.written).reshape(-1, 2)
-    found = dropping.seen.add(digests, at.file, rows)
+    found = dropping.seen.add(digests, files, rows)
     if not len(found.copies):
         return None
     listed = np.empty(len(found.copies), DUPLICATE)
     listed["document"], listed["key"], listed["row"] = found.copies, contents.keys[found.copies], rows[found.copies]
-    listed["file"], listed["of_file"], listed["of_row"] = at.file, found.file, found.row
+    listed["file"], listed["of_file"], listed["of_row"] = files[found.copies], found.file, found.row
     stored = version_store(root, dropping.version).put(Copies.name_of(number), listed.tobytes())
     return Copies(
         number=number,

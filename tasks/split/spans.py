@@ -18,6 +18,8 @@ from tasks.models import Model, Split, TokenShard
 from tasks.output.paths import version_store
 from tasks.shards.contents import Opened, open_contents
 
+UInt64s = npt.NDArray[np.uint64]
+
 SPAN_TOKENS = 1 << 26
 """Tokens that one task writes, at least one stored object."""
 SPAN_DOCUMENTS = 1 << 20
@@ -87,13 +89,22 @@ class Kept(NamedTuple):
 
 
 class ShardPlace(Placed):
-    """A token shard, and the place of its documents of one split. ``copies``: those of them that are left out."""
+    """A token shard, and the place of its documents of one split. ``file``: the number of its first file, of which ``first_row``
+    is the slice's first row. ``copies``: documents that are left out.
+    """
 
     shard: TokenShard
     file: int
     first_row: int
     all_in: Split | None
     copies: Copies | None = None
+
+    def files_and_rows(self, rows: UInt64s) -> tuple[UInt64s, UInt64s]:
+        """The number of the file and the row within it of each *row* of the slice: uint64[n], uint64[n]."""
+        starts = self.shard.file_starts
+        # (slice, row) -> (file, row)
+        file = np.maximum(np.searchsorted(starts, rows, "right") - 1, 0) if len(starts) > 1 else np.zeros(len(rows), np.int64)
+        return (file + self.file).astype(np.uint64), rows - starts[file] + np.uint64(self.first_row)
 
     @property
     def kept(self) -> Kept:

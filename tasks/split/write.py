@@ -191,9 +191,9 @@ def _entries_of(span: Span, at: ShardPlace, rule: SplitRule, place: Place, versi
     ends = np.cumsum(lengths) + np.uint64(at.first_token)
     here = slice(max(span.start - at.first_seq, 0), min(span.stop - at.first_seq, len(keep)))
     rows = contents.rows()[keep][here]
-    file = np.full(len(rows), at.file, np.uint64)
+    file, row = at.files_and_rows(rows)
     columns = _columns_of(span, at, contents, keep[here])
-    return Entries((ends - lengths)[here], contents.keys[keep][here], file, rows + np.uint64(at.first_row), columns)
+    return Entries((ends - lengths)[here], contents.keys[keep][here], file, row, columns)
 
 
 def _columns_of(span: Span, at: ShardPlace, contents: Contents, documents: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:

@@ -26,7 +26,7 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
-from tasks.text.documents import Documents, Tally, bad_document, read_documents
+from tasks.text.documents import Documents, Tally, bad_document
 
 logger = logging.getLogger(__name__)
 
@@ -438,20 +438,12 @@ SAID_OF_A_TOPIC = 1000
 """Characters of each topic of Python's help that stand for a text which is not here yet."""
 
 
-def token_batches(
-    slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally, batch_bytes: int | None = None
-) -> Iterator[tuple[TokenBatch, Documents]]:
-    """The tokens of a slice with their documents, a batch (of about *batch_bytes* of text) at a time; *tally* counts along. A
-    document that the engine does not take is a bad document: ValueError, or left out and counted.
-    """
-    for batch in read_documents(slice_, source, policy, tally, batch_bytes):
-        yield tokens_of(batch, slice_, source, policy, engine, tally)
-
-
 def tokens_of(
     batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
 ) -> tuple[TokenBatch, Documents]:
-    """The tokens of some documents of a slice, with those that the engine takes; the same rules as for ``token_batches``."""
+    """The tokens of some documents of a slice, with those that the engine takes. Another one is a bad document: ValueError, or
+    left out and counted in *tally*.
+    """
     try:
         taken, tokens = batch, engine(batch.texts)
     except UnencodableError:

@@ -47,7 +47,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     real = tasks.shards.write.tokenize_slice
 
     def tokenize(part: Any, *rest: Any) -> Any:
-        names.append(part.file.name)
+        names.append(part.ranges[0].file.name)
         return real(part, *rest)
 
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)

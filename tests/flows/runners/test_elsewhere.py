@@ -20,7 +20,7 @@ from tasks.download.cut import at_hand
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
-from tasks.models import Slice, SourceFile
+from tasks.models import SourceFile
 from tasks.output.staging import Place, attempt
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
@@ -28,6 +28,7 @@ from tasks.split.spans import ShardSpan, SplitRule
 from tasks.split.write import Written
 from tasks.text.documents import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.slices import range_of_slice
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         assert items == [found]
         told = json.loads(json.dumps(result_as_json(steps, through(items[0], steps))))
         cut = result_from_json(steps, told)
-        assert cut.slices[0].file.found == found
+        assert cut.slices[0].ranges[0].file.found == found
 
         recipe = recipe_of(config)
         group = group_of(config, cut.slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
@@ -134,16 +135,14 @@ def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roo
     (found,) = resolve_source(config.sources[0], 0).files
     secret = tmp_path / "secret.jsonl"
     file = SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", location=str(secret), stamp=stamp(str(secret)))
-    part = Slice(file=file.model_copy(update={"found": found}), start=0, stop=19, text_bytes=6)
+    part = range_of_slice(file.model_copy(update={"found": found}), 0, 19, 6)
     with pytest.raises(ValueError, match="changed while the build read it"):  # the source's own file was looked at instead
         at_hand(part, config.sources, rooted)
     link = tmp_path / "out/scratch/files/a.raw"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret)
     with pytest.raises(ValueError, match="cannot read"):
-        at_hand(
-            Slice(file=file.model_copy(update={"location": str(link)}), start=0, stop=19, text_bytes=6), config.sources, rooted
-        )
+        at_hand(range_of_slice(file.model_copy(update={"location": str(link)}), 0, 19, 6), config.sources, rooted)
 
 
 @pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])

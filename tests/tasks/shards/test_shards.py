@@ -32,9 +32,9 @@ from tasks.shards.read import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
-from tasks.text.documents import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.examples import examples
+from tests.slices import slices_of
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
 
@@ -61,7 +61,7 @@ class Held(NamedTuple):
 
 def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
     files = [fetch_file(found, (source,), Path(place.staging)) for found in resolve_source(source, 0).files]
-    slices = [part for file in files for part in plan_slices(file, source, slice_bytes)]
+    slices = [part for file in files for part in slices_of(file, source, slice_bytes)]
     tokenizer = TokenizerConfig(name="bytes")
     digest = load_tokenizer(tokenizer).digest
     recipe = Recipe(
