@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import platform
 import threading
@@ -129,7 +130,8 @@ def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
     """A slice whose files this machine can read. Those that are not here are fetched, once for all threads. ValueError where one
     cannot be had here, or has changed.
     """
-    return Slice(ranges=tuple(_range_at_hand(part, sources, place) for part in slice_.ranges))
+    here = tuple(_range_at_hand(part, sources, place) for part in slice_.ranges)
+    return slice_ if all(map(operator.is_, here, slice_.ranges)) else Slice(ranges=here)
 
 
 def _range_at_hand(part: FileRange, sources: tuple[Source, ...], place: Place) -> FileRange:

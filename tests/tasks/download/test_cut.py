@@ -213,7 +213,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
     assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
-    here = at_hand(cut.slices[0], sources, place)
+    here = at_hand(cut.slices[0], sources, place).ranges[0]
     assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
     own = place._replace(scratch=str(tmp_path / "own"), staging=str(tmp_path / "own"))
