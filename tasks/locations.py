@@ -116,6 +116,13 @@ def readable(location: str) -> str:
     return location
 
 
+def readable_directory(path: str) -> str:
+    """The real path of a local directory, with a slash at its end. Its plain files need no further check. ValueError where it may
+    not be read.
+    """
+    return readable(real_path(path or ".").rstrip("/") + "/")
+
+
 def writable(location: str) -> str:
     """Refuse a location that cannot be written, or lies outside of the roots for output, where the operator has set any."""
     if location.startswith(("http://", "https://")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ class TextFile(NamedTuple):
     """Whether the text column holds lists of messages, which become JSON."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
+    content: bytes | None = None
+    """The bytes of the file, where they are in memory: then nothing is at the path."""
 
     @property
     def text_columns(self) -> list[str]:
@@ -64,10 +67,12 @@ class TextFile(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        return "://" not in self.path
+        return "://" not in self.path and self.content is None
 
     def open(self) -> BinaryIO:
         """The file, open for reading."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
         return open_plain(self.path) if self.is_local else fsspec.open(self.path, "rb").open()
 
 

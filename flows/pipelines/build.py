@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,8 +34,11 @@ from flows.pipelines.stages import (
     settled,
 )
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
+from tasks.download.cut import FETCHERS, at_hand, fetched_ahead
+from tasks.download.slices import slices_of
+from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
+from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import Contents, document_totals, is_published, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
@@ -61,6 +65,8 @@ SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
 LOOKED_INTO = 256_000_000
 """Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
+REMEMBERED_SECONDS = 30.0
+"""What is known of files is recorded this often while they are read."""
 
 
 class BuildResult(Published):
@@ -76,18 +82,20 @@ class BuildResult(Published):
 
 
 class Text(NamedTuple):
-    """The text of a version: where its sources are pinned, and their files in that order, each with its slices."""
+    """The text of a version: where its sources are pinned, their files, and their slices, all in order."""
 
     pinned: tuple[PinnedSource, ...]
-    cuts: list[CutFile]
+    files: list[SourceFile]
+    slices: list[Slice]
+
+    @classmethod
+    def of(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], cuts: Sequence[CutFile]) -> Text:
+        return cls(pinned, [cut.file for cut in cuts], list(slices_of(cuts, config.slice_bytes)))
 
     @property
-    def files(self) -> list[SourceFile]:
-        return [cut.file for cut in self.cuts]
-
-    @property
-    def slices(self) -> list[Slice]:
-        return [slice_ for cut in self.cuts for slice_ in cut.slices]
+    def has_runs(self) -> bool:
+        """Whether a slice is of several files."""
+        return any(len(slice_.ranges) > 1 for slice_ in self.slices)
 
 
 def build(config: BuildConfig, runner: Runner) -> BuildResult:
@@ -96,7 +104,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
         with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
-            text = Text(pinned, download(config, files_of(pinned), runner, output.root))
+            text = Text.of(config, pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
 
@@ -115,44 +123,84 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
             loading = beside.submit(tokenizer_of, config, is_first=False)
             pinned = pin_sources(config, output.root)
             found = files_of(pinned)
-            known = recorded(found, config.sources, config.slice_bytes, [output.root])
-            fresh = [file for file in found if file not in known]
+            known = known_files(found, config.sources, config.slice_bytes, [output.root])
+            fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
             if any("://" in file.uri for file in fresh) or sum(file.size or 0 for file in fresh) > LOOKED_INTO:
                 return None
-            text = Text(pinned, download(config, found, runner, output.root))
+            text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-        made_of = provenance(config, pinned, text.files, tokenizer, chats)
+        made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
         if not is_published(output.root, build_id(made_of, layout), layout):
             return None
         return build_version(config, text, tokenizer, runner, output)
 
 
-def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:
-    """Stage download: files -> slices. A file with a record at the output or one of the *others* is cut without being fetched,
-    as long as its store calls it the same; it is fetched when a slice of it has to be tokenized, if that happens at all.
+def download(
+    config: BuildConfig,
+    found: list[FoundFile],
+    runner: Runner,
+    root: Store,
+    *others: Store,
+    known: Sequence[CutFile | None] | None = None,
+) -> list[CutFile]:
+    """Stage download: files -> ranges. A file that the output or one of the *others* knows is cut without being read, as long as
+    its store, or its times, say that it is the same. It is fetched where a slice of it has to be tokenized.
+    *known*: what they know, where that has been looked up.
     """
+    begun = time.time_ns()
     meter.begin("download", sum(file.size or 0 for file in found))
-    known = recorded(found, config.sources, config.slice_bytes, (root, *others))
-    at_hand_already = sum(file.size or 0 for file in known)
-    meter.add("download", at_hand_already, stored=at_hand_already)
-    fresh = [file for file in found if file not in known]
+    if known is None:
+        known = known_files(found, config.sources, config.slice_bytes, (root, *others))
+    known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
+    meter.add("download", known_bytes, stored=known_bytes)
+    fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
     place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    cuts = in_order(
+    packs = in_order(
         runner,
-        fresh,
-        DOWNLOAD.given(config.sources, config.slice_bytes, place),  # file -> on a local disk, its slices known
+        packs_of(fresh),
+        DOWNLOAD.given(config.sources, config.slice_bytes, place),  # files -> their digests, and where they are cut
     )
-    cut = dict(zip(fresh, cuts, strict=True))
-    cut_files = [known.get(file) or cut[file] for file in found]
-    check_one_format(config, [cut.file for cut in cut_files])
-    return cut_files
+    cuts = list(known)
+    with contextlib.closing(packs), remembering(config, root, cuts, begun) as remember:
+        left = (number for number, cut in enumerate(known) if cut is None)
+        for pack in packs:
+            for cut in pack:
+                cuts[next(left)] = cut
+            remember()
+    whole = [cut for cut in cuts if cut is not None]
+    assert len(whole) == len(found)
+    check_one_format(config, [cut.file for cut in whole])
+    return whole
+
+
+@contextlib.contextmanager
+def remembering(config: BuildConfig, root: Store, cuts: Sequence[CutFile | None], begun: int) -> Iterator[Callable[[], None]]:
+    """A block in which *cuts* become known. What is known is recorded at its end, and sometimes when the block calls the function
+    that it gets: then a build that is killed has not read everything in vain.
+    """
+    last = time.monotonic()
+
+    def remember(after: float = REMEMBERED_SECONDS) -> None:
+        nonlocal last
+        if time.monotonic() >= last + after:
+            remember_files(root, config.sources, config.slice_bytes, filter(None, cuts), begun)
+            last = time.monotonic()
+
+    try:
+        yield remember
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error of the block is the one that is raised
+            remember(0)
+        raise
+    remember(0)
 
 
 def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, output: OpenOutput) -> BuildResult:
     """The other stages: slices -> the version that they give, published."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of, layout = provenance(config, text.pinned, text.files, tokenizer, chats), layout_of(config, output.root)
+    made_of = provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs)
+    layout = layout_of(config, output.root)
     remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
     counted: list[CountedPlace] = []
     stored: set[str] = set()
@@ -262,7 +310,8 @@ def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
 def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse source files within the output."""
     for file in files_of(pinned):
-        check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
+        if file.uri.startswith(root.url):
+            check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
 
 
 def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
@@ -271,8 +320,10 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
 
 def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:
     """Refuse a source of several formats: what stands beside the data is hardly meant as text to train on."""
-    for index, source in enumerate(config.sources):
-        of_format = {file.format: file.name for file in files if file.source == index}
+    formats: list[dict[str, str]] = [{} for _ in config.sources]
+    for file in files:
+        formats[file.source][file.format] = file.name
+    for source, of_format in zip(config.sources, formats, strict=True):
         if len(of_format) > 1:
             found = ", ".join(f"{kind} ({name})" for kind, name in sorted(of_format.items()))
             raise ValueError(

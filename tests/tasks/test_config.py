@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tasks.config import (
     BuildConfig,
@@ -39,8 +39,8 @@ def config(**settings: Any) -> BuildConfig:
 
 
 def source_file(**facts: Any) -> SourceFile:
-    return SourceFile.model_validate(
-        {"source": 0, "name": "a.jsonl", "location": "/in/a.jsonl", "size": 9, "sha256": "ab", "format": "jsonl", **facts}
+    return SourceFile(
+        **{"source": 0, "name": "a.jsonl", "location": "/in/a.jsonl", "size": 9, "sha256": "ab", "format": "jsonl", **facts}
     )
 
 
@@ -182,12 +182,30 @@ def test_a_config_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [BuildConfig, Source, HubDataset, TokenizerConfig, DocumentPolicy, SourceFile, Slice, TokenShard],
+    [BuildConfig, Source, HubDataset, TokenizerConfig, DocumentPolicy, TokenShard],
     ids=lambda model: model.__name__,
 )
 def test_every_model_refuses_what_it_does_not_know(model: type[Model]) -> None:
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         model.model_validate({"surely_unknown": 1})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranges": [], "surely_unknown": 1},
+        {"ranges": []},
+        {"ranges": [[[0, "a", 9, "../../etc/passwd", "text"], 0, 9, None, 9]]},
+        {"ranges": [[[0, "a", 9, "ab", "exe"], 0, 9, None, 9]]},
+        {"ranges": [[[0, "a", 9, "ab", "text"], 0, 9, None]]},
+    ],
+)
+def test_a_slice_from_another_process_is_one(wrong: dict[str, Any]) -> None:
+    slices = TypeAdapter(Slice)
+    right = Slice(range_of_slice(source_file(stamp=(1, 2)), 0, 9, 9).ranges * 2)
+    assert slices.validate_json(slices.dump_json(right)) == right
+    with pytest.raises(ValidationError):
+        slices.validate_python(wrong)
 
 
 def test_every_setting_of_a_build_is_explained() -> None:
