@@ -22,7 +22,7 @@ from tasks.download.cut import at_hand
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.staging import Place
-from tasks.shards.read import document_spec
+from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Documents, Tally, plan_ranges, read_documents
 from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, large_string_array, tokens_of

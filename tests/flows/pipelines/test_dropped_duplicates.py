@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-import tasks.split.spans
+import tasks.assemble.spans
 import tasks.tokenize.segments
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import SPLITS
@@ -47,8 +47,8 @@ Document = tuple[int, int, str]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
 
 
 def put(path: Path, texts: list[str]) -> Path:

@@ -21,7 +21,7 @@ import flat_tokens.formats
 import flat_tokens.steps
 import tasks.derive.pieces
 import tasks.derive.shuffle
-import tasks.split.spans
+import tasks.assemble.spans
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS
@@ -191,7 +191,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
 
 def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source without the columns has nulls."""
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
     a, b = write(tmp_path / "in" / "a.jsonl", some_rows(8)), write(tmp_path / "in" / "b.jsonl", some_rows(5, start=100))
     told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
     del told["sources"][1]["keep_columns"]
@@ -413,7 +413,7 @@ def by_row(found: dict[str, Rows]) -> dict[str, Rows]:
 def test_operations_on_datasets_keep_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several pieces, buckets and row groups."""
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 7)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 7)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
     rows = some_rows(50)
     build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", rows)))

@@ -17,19 +17,19 @@ import pytest
 import flat_tokens
 import flat_tokens.text.limits
 import tasks.shards.fresh
-import tasks.split.ahead
-import tasks.split.span_writer
-import tasks.split.spans
+import tasks.assemble.assembler
+import tasks.assemble.span_writer
+import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from tasks.garbage import Policy, collect
 from tasks.output.paths import UNFINISHED
 from tasks.shards.receipts import read_receipt
-from tasks.shards.streamed import ENTRIES
-from tasks.split.ahead import Ahead
+from tasks.parts.unfinished import ENTRIES
+from tasks.assemble.assembler import Ahead
 from tests.faults.support import ROOT, Settings, build_here, receipts, settings_of, staged, version_digests
-from tests.tasks.split.test_split import small
+from tests.made import small
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -40,10 +40,10 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.shards.fresh, "SHARDS_AT_A_TIME", 1 << 60)
     monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
     monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 4096, 64))
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 4096)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 64)
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 4096)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 64)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
 
 
 def put(path: Path, count: int, bad: int | None = None) -> Path:
@@ -210,7 +210,7 @@ def test_a_slice_that_holds_what_an_earlier_one_wants_does_not_stop_the_build(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its turn comes when it has given up the place in the version."""
-    monkeypatch.setattr(tasks.split.ahead, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.assemble.assembler, "TURN_SECONDS", 0.0)
     is_that(build_here(settings, 4), settings, tmp_path)
 
 

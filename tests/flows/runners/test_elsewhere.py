@@ -24,8 +24,8 @@ from tasks.models import SourceFile
 from tasks.output.staging import Place, attempt
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.split.spans import ShardSpan, SplitRule
-from tasks.split.write import Written
+from tasks.assemble.spans import ShardSpan, SplitRule
+from tasks.assemble.write import Written
 from tasks.text.documents import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import range_of_slice

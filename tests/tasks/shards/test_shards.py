@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.read
+import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
@@ -28,7 +28,7 @@ from tasks.download.sources import resolve_source
 from tasks.models import Slice, TokenShard
 from tasks.output.paths import CACHE, QUARANTINE, STAGING
 from tasks.output.staging import Place, attempt
-from tasks.shards.read import open_shard
+from tasks.parts.stored import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
@@ -42,7 +42,7 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents make many stored objects."""
-    monkeypatch.setattr(tasks.shards.read, "SHARD_LAYOUT", SMALL)
+    monkeypatch.setattr(tasks.parts.stored, "SHARD_LAYOUT", SMALL)
 
 
 @pytest.fixture

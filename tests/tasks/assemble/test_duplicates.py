@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.split.duplicates import FirstTexts
+from tasks.assemble.duplicates import FirstTexts
 from tasks.text.digests import text_digests
 from tests.benchmarks.bench import run_whole
 from tests.examples import examples
@@ -48,7 +48,7 @@ def test_ten_million_texts_take_less_than_two_gigabytes() -> None:
     """In a process of its own, whose peak is all of its memory; each text in ten is a copy."""
     program = (
         "import numpy as np\n"
-        "from tasks.split.duplicates import FirstTexts\n"
+        "from tasks.assemble.duplicates import FirstTexts\n"
         "first, draw, copies = FirstTexts(), np.random.default_rng(0), 0\n"
         "for i in range(0, 10_000_000, 50_000):\n"
         "    digests = draw.integers(0, 2**64, (50_000, 2), np.uint64)\n"

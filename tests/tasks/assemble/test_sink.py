@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.split.ahead
-import tasks.split.span_writer
-import tasks.split.spans
+import tasks.assemble.assembler
+import tasks.assemble.span_writer
+import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
@@ -26,11 +26,11 @@ from tasks.output.paths import UNFINISHED, shard_key
 from tasks.output.staging import Place, attempt
 from tasks.shards.contents import open_contents
 from tasks.shards.fresh import Fresh
-from tasks.shards.streamed import ENTRIES, BrokenStreamError, Entries, check_within, write_entries
-from tasks.split.ahead import Ahead
-from tasks.split.spans import CountedPlace, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
+from tasks.parts.unfinished import ENTRIES, BrokenStreamError, Entries, check_unfinished, write_entries
+from tasks.assemble.assembler import Ahead
+from tasks.assemble.spans import CountedPlace, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
 from tests.examples import examples
-from tests.tasks.split.test_split import (
+from tests.tasks.assemble.test_spans import (
     SMALL,
     Document,
     Shard,
@@ -51,8 +51,8 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects and spans of eight tokens, in two chunks."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 8)
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 8)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def test_the_arrays_are_those_of_stored_shards(
             assert found.keys() == set(range(len(shards)))
         check_arrays(model(shards, rule), "mmap", place)
         for number, shard in found.items():
-            check_within(place.root, shard.within)  # in objects that are whole
+            check_unfinished(place.root, shard.within)  # in objects that are whole
             check_documents(shards[number], shard, place)
         assert not Path(place.root.path(UNFINISHED)).exists()
 
@@ -175,7 +175,7 @@ def test_what_is_not_finished_can_be_taken_from(
         known = build(shards, rule, place, {}, streamed, stop, VERSION if rule == other else "another")
     with an_attempt(at) as place:
         for number, shard in known.items():
-            check_within(place.root, shard.within)
+            check_unfinished(place.root, shard.within)
             check_documents(shards[number], shard, place)
         build(shards, other, place, known, streamed)
         check_arrays(model(shards, other), "mmap", place)
@@ -208,30 +208,30 @@ def test_damage_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
     """Of a bit, in an object that is whole or in one that is not."""
     place, shard, path = unfinished
     whole = Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0"))
-    check_within(place.root, shard.within)
+    check_unfinished(place.root, shard.within)
     for damaged in (path, whole):
         data = damaged.read_bytes()
         damaged.write_bytes(bytes([data[0] ^ 4]) + data[1:])
         with pytest.raises(ValueError, match="its tokens in train of the unfinished version v are not what was written"):
-            check_within(place.root, shard.within)
+            check_unfinished(place.root, shard.within)
         damaged.write_bytes(data)
-    check_within(place.root, shard.within)
+    check_unfinished(place.root, shard.within)
 
 
 def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
     place, shard, path = unfinished
     os.truncate(path, 12)
     with pytest.raises(ValueError, match="object 1 of train of the unfinished version v ends before token 4"):
-        check_within(place.root, shard.within)
+        check_unfinished(place.root, shard.within)
     os.truncate(path, 0)
     with pytest.raises(ValueError):
-        check_within(place.root, shard.within)
+        check_unfinished(place.root, shard.within)
     path.unlink()
     with pytest.raises(ValueError, match="object 1 of train of the unfinished version v is gone"):
-        check_within(place.root, shard.within)
+        check_unfinished(place.root, shard.within)
     os.mkfifo(path)
     with pytest.raises(ValueError, match="is not a plain file"):
-        check_within(place.root, shard.within)
+        check_unfinished(place.root, shard.within)
 
 
 def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
@@ -268,7 +268,7 @@ def test_a_slice_waits_for_those_before_it(place: Place) -> None:
 
 
 def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.split.ahead, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(tasks.assemble.assembler, "TURN_SECONDS", 0.01)
     with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead, ahead.stream(1, None) as into:
         assert into is None
 
@@ -319,14 +319,14 @@ def test_many_short_documents_are_few_parts(place: Place, monkeypatch: pytest.Mo
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
     documents = [Document(key, [key % 7] * (key % 3)) for key in range(3000)]
     parts: list[int] = []
-    real = tasks.split.span_writer.SpanWriter.stream
+    real = tasks.assemble.span_writer.SpanWriter.stream
 
     def noted(writer: Any, tokens: Any, highest: int) -> Any:
         parts.append(len(tokens))
         return real(writer, tokens, highest)
 
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1 << 12)
-    monkeypatch.setattr(tasks.split.span_writer.SpanWriter, "stream", noted)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 12)
+    monkeypatch.setattr(tasks.assemble.span_writer.SpanWriter, "stream", noted)
     shards = [Shard(documents, None)]
     with Ahead(HALF, "mmap", place, VERSION, Fresh()) as ahead:
 

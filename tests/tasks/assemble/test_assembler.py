@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.split.span_writer
-import tasks.split.spans
+import tasks.assemble.span_writer
+import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.output.paths import CACHE
 from tasks.output.staging import Place
 from tasks.shards.fresh import Fresh, Making
-from tasks.split.ahead import Ahead
-from tasks.split.spans import CountedPlace, Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
-from tasks.split.write import Written, write_span
+from tasks.assemble.assembler import Ahead
+from tasks.assemble.spans import CountedPlace, Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
+from tasks.assemble.write import Written, write_span
 from tests.examples import examples
-from tests.tasks.split.test_split import SMALL, Shard, datasets, even, store_shards
+from tests.tasks.assemble.test_spans import SMALL, Shard, datasets, even, store_shards
 
 ALL_TRAIN = SplitRule(fraction=0, seed=0)
 
@@ -32,8 +32,8 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two objects of eight tokens, from shards that are not too small for them."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_what_is_written_ahead_is_what_tasks_write(
     rule = SplitRule(fraction=fraction, seed=1)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split.span_writer, "BACKLOG", backlog)
+        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.span_writer, "BACKLOG", backlog)
         at = store_shards(shards, place)
         fresh = Fresh()
         for i in in_memory & set(range(len(at))):
@@ -107,7 +107,7 @@ def test_what_is_written_ahead_is_what_tasks_write(
 
 def test_tokens_are_written_without_a_task(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a last span, which is not full, too: 40 tokens are five objects, in spans of two, two and one."""
-    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
     at = store_shards([even(4, 5), even(4, 5)], place)
     with Ahead(ALL_TRAIN, "mmap", place, "v", Fresh()) as ahead:
         for _ in ahead.follow(counted(at, ALL_TRAIN, place)):
@@ -116,7 +116,7 @@ def test_tokens_are_written_without_a_task(place: Place, monkeypatch: pytest.Mon
 
 
 def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", -1)
+    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", -1)
     at = store_shards([even(4, 5)], place)
     with Ahead(ALL_TRAIN, "mmap", place, "v", Fresh()) as ahead:
         spans = list(lay_out(ahead.follow(counted(at, ALL_TRAIN, place)), "mmap"))
@@ -129,8 +129,8 @@ def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monk
 
 def test_a_shard_in_memory_is_written_without_reading_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small it is, and however far behind the thread."""
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 100)
-    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", -1)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 100)
+    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", -1)
     shards, fresh = [even(4, 5), even(4, 5)], Fresh()
     at = store_shards(shards, place)
     for shard, one in zip(shards, at, strict=True):
@@ -143,7 +143,7 @@ def test_a_shard_in_memory_is_written_without_reading_it(place: Place, monkeypat
 
 
 def test_spans_of_small_shards_are_left_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 21)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 21)
     at = store_shards([even(4, 5), even(7, 3)], place)
     with Ahead(ALL_TRAIN, "mmap", place, "v", Fresh()) as ahead:
         list(lay_out(ahead.follow(counted(at, ALL_TRAIN, place)), "mmap"))
@@ -154,7 +154,7 @@ def test_what_could_not_be_written_ahead_is_written_by_the_task(place: Place, mo
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tasks.split.span_writer, "put_tokens", full)
+    monkeypatch.setattr(tasks.assemble.span_writer, "put_tokens", full)
     at = store_shards([even(4, 5)], place)
     found = written_ahead(at, ALL_TRAIN, "mmap", place)
     assert found == [(span, write_span(span, ALL_TRAIN, "mmap", place, "v")) for span, _ in found]

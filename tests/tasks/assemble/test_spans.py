@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.contents
-import tasks.shards.read
-import tasks.shards.runs
-import tasks.split.spans
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata
+import tasks.parts.documents
+import tasks.parts.stored
+import tasks.parts.runs
+import tasks.assemble.spans
+from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.checker import check_split
@@ -27,11 +27,15 @@ from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
 from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
 from tasks.output.staging import Place
-from tasks.shards.read import document_spec
-from tasks.shards.runs import Reads
-from tasks.split.spans import Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
-from tasks.split.write import Written, write_span
+from tasks.parts.stored import document_spec
+from tasks.parts.runs import Reads
+from tasks.assemble.choice import SplitCounts, count_part
+from tasks.assemble.spans import Span, SpanLayout
+from tasks.output.target import SplitRule, Target
+from tasks.parts.part import ShardPart
+from tasks.assemble.write import Written, write_span
 from tests.examples import examples
+from tests.made import small
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -48,20 +52,6 @@ class Shard(NamedTuple):
 
     documents: list[Document]
     all_in: Split | None
-
-
-def small(name: LayoutName, tokens: int, starts: int) -> Layout:
-    """A layout whose objects hold *tokens* tokens and *starts* entries."""
-    spec = LAYOUTS[name]
-    if spec.zarr_format == 2:
-        lengths = ((tokens, tokens), (starts, starts))
-    else:
-        lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
-    return Layout(
-        name,
-        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level),
-        ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
-    )
 
 
 SHARD_LAYOUT = small("mmap", 8, 4)
@@ -83,7 +73,7 @@ def place() -> Iterator[Place]:
     place.root.remove("")
 
 
-def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
+def store_shard(shard: Shard, number: int, place: Place) -> ShardPart:
     key = f"{number:064x}"
     store = place.root / CACHE / key
     batch = TokenBatch.from_sequences([document.tokens for document in shard.documents])
@@ -109,10 +99,10 @@ def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
         token_count=batch.token_count,
         max_token_id=batch.max_token_id,
     )
-    return ShardPlace(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
+    return ShardPart(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
 
 
-def store_shards(shards: list[Shard], place: Place) -> list[ShardPlace]:
+def store_shards(shards: list[Shard], place: Place) -> list[ShardPart]:
     return [store_shard(shard, number, place) for number, shard in enumerate(shards)]
 
 
@@ -135,11 +125,11 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     return rows
 
 
-def laid_out(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[ShardSpan]:
+def laid_out(at: list[ShardPart], rule: SplitRule, layout: LayoutName, place: Place) -> list[Span]:
     return list(lay_out(((one, count_documents(one, rule, place.root)) for one in at), layout))
 
 
-def write_all(spans: list[ShardSpan], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
+def write_all(spans: list[Span], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
     """Write the spans, in another order than theirs."""
     order = list(range(len(spans)))
     random.Random(7).shuffle(order)
@@ -147,11 +137,11 @@ def write_all(spans: list[ShardSpan], rule: SplitRule, layout: LayoutName, place
     return [written[i] for i in range(len(spans))]
 
 
-def end_of(spans: list[ShardSpan], split: Split, of_tokens: bool) -> int:
+def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
     return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
 
 
-def finish(spans: list[ShardSpan], layout: LayoutName, place: Place) -> None:
+def finish(spans: list[Span], layout: LayoutName, place: Place) -> None:
     """The metadata, so that the arrays can be read."""
     spec, store = LAYOUTS[layout], place.root / "versions" / "v"
     for split in SPLITS:
@@ -230,11 +220,11 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.shards.contents, "FROM_STORE", Reads(block, sparse))
-        patch.setattr(tasks.shards.read, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.shards.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.parts.documents, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.parts.stored, "WHOLE_BYTES", small_bytes)
+        patch.setattr(tasks.parts.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
         spans = laid_out(store_shards(shards, place), rule, layout, place)
         written = write_all(spans, rule, layout, place)
     rows = model(shards, rule)
@@ -319,15 +309,15 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
     )
     fed = 0
 
-    def feed() -> Iterator[tuple[ShardPlace, Counts]]:
+    def feed() -> Iterator[tuple[ShardPart, Counts]]:
         nonlocal fed
         for number, one in enumerate(counts):
             fed = number + 1
-            yield ShardPlace(shard=shard, file=number, first_row=0, all_in=None), one
+            yield ShardPart(shard=shard, file=number, first_row=0, all_in=None), one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
         spans = [(span, fed) for span in lay_out(feed(), layout)]
 
     for split, of_tokens in itertools.product(SPLITS, (True, False)):
