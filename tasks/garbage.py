@@ -187,6 +187,18 @@ def remove_held_shards(root: Store) -> None:
             _tidy(root)
 
 
+def remove_abandoned_objects(root: Store) -> None:
+    """Remove what killed attempts have left of unfinished objects that no receipt names, unless a build is running. Without that
+    each of them would leave a copy of the objects that it had open, and a crash loop would fill the disk.
+    """
+    if not attempts_left(root):
+        return
+    with collecting(root) as busy:
+        for item in unneeded_objects(root, stored_shards(root)) if busy is None else ():
+            _remove(root, item)
+        _tidy(root)
+
+
 def stored_shards(root: Store) -> list[str]:
     """Keys of the token shards at an output, whole or not."""
     return [key for key in names_of(root, paths.CACHE) if SHARD_KEY.fullmatch(key)]

@@ -209,8 +209,8 @@ class TokenShard(Model):
 
     @property
     def file_starts(self) -> npt.NDArray[np.uint64]:
-        """The row of the slice at which each file of a run of files begins, and the end of the last one: uint64[files + 1]. For one
-        range of one file, its only start.
+        """The row of the slice at which each file of a run of files begins, and the end of the last one: uint64[files + 1]. For
+        one range of one file, its only start.
         """
         counts = np.frombuffer(base64.b64decode(self.file_rows), "<u4").astype(np.uint64)
         return np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])

@@ -14,8 +14,8 @@ from tasks.parts.part import ShardPart
 
 @contextlib.contextmanager
 def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Iterator[tuple[Assembler, deque[Started]]]:
-    """A block with the assembler of a version, which hands its spans to the runner, and with the items that are under way to become
-    parts. *files*: names of the sources' files, for errors.
+    """A block with the assembler of a version, which hands its spans to the runner, and with the items that are under way to
+    become parts. *files*: names of the sources' files, for errors.
     """
     # Items under way are waited for last: the assembler first ends the streams that they may wait for.
     with settled() as under_way, Assembler(target, files) as assembler:

@@ -121,8 +121,8 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
 
 
 class DerivePlan(NamedTuple):
-    """The parts of the inputs that a version is made of, with the sequences and tokens that are taken of each and their positions;
-    the target with the selection; and what was counted of each part.
+    """The parts of the inputs that a version is made of, with the sequences and tokens that are taken of each and their
+    positions; the target with the selection; and what was counted of each part.
     """
 
     parts: dict[Split, list[InputPart]]
@@ -176,7 +176,7 @@ def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Seque
 
 
 def sampled(request: Subset, target: Target, parts: list[InputPart], runner: Runner) -> tuple[Selection, list[InputPart]]:
-    """The target's selection with its sample, and the parts with their shares of the documents whose hash is the last one in it."""
+    """The target's selection with its sample, and the parts with their shares of the documents that have the last hash in it."""
     selection = target.selection
     if request.fraction is not None:
         share = dict.fromkeys(selection.splits, int(request.fraction * 2**64))

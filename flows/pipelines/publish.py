@@ -24,7 +24,7 @@ from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
-from tasks.garbage import remove_held_shards
+from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.leases import building
@@ -140,10 +140,13 @@ def opened(request: Request) -> Iterator[OpenOutput]:
         root = check_output(request)
         scratch = scratch_of(request, root)
         pointer = read_pointer(root)
+        remove_abandoned_objects(root)
         with building(root, scratch):
             sweep(root.root if root.is_local else os.fspath(scratch))  # nothing else clears up after a death behind the commit
             yield OpenOutput(request, root, scratch, pointer)
+        meter.begin("clean up")
         remove_held_shards(root)
+        meter.begin("done")
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from tasks.output.staging import Place
 
 @functools.cache
 def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAdapter[Any], ...], TypeAdapter[Any]]:
-    """Type adapters of a function's item, of what its items share and of its result. A workspace is null in JSON: every process has
-    its own, so that the same work has the same digest, whoever hands it out.
+    """Type adapters of a function's item, of what its items share and of its result. A workspace is null in JSON: every process
+    has its own, so that the same work has the same digest, whoever hands it out.
     """
     hints = get_type_hints(function, include_extras=True)
     result = TypeAdapter(hints.pop("return"))

@@ -42,8 +42,8 @@ UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 @functools.cache
 def task_of(stage: Stage) -> Task[..., Any]:
-    """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first. *work_of* does
-    the work of a step for an item.
+    """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first. *work_of*
+    does the work of a step for an item.
     """
 
     def work(items: list[Any], steps: tuple[Step, ...], label: str, work_of: Work, ways: str = "") -> list[Any]:

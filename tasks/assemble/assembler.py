@@ -38,7 +38,7 @@ CountedPart = tuple[Part, SplitCounts]
 
 
 class Assembled(NamedTuple):
-    """The spans of a version's arrays and what was written of each; its parts with their counts; the kinds of its kept columns."""
+    """The spans of a version's arrays, what was written of each, its parts with their counts, the kinds of its columns."""
 
     spans: list[Span]
     written: list[Written]
@@ -88,8 +88,8 @@ class Assembler:
         """The sink of the slices that threads of this process tokenize, in this *order*. From now on spans of tokens are written
         while parts arrive. *streams*: the slices need no shards of their own.
 
-        Tokens are streamed into the version if a part of an object can be read before the object is whole, or a killed build would
-        lose them: not at a remote output, and not in a layout that compresses its objects.
+        Tokens are streamed into the version if a part of an object can be read before the object is whole, or a killed build
+        would lose them: not at a remote output, and not in a layout that compresses its objects.
         """
         streams = streams and self._target.root.is_local and self._target.layout == STREAMED
         self._writers = {split: SpanWriter(split, self._target, streams) for split in SPLITS}

@@ -25,8 +25,8 @@ from tasks.shards.stream import BrokenStreamError
 
 
 class VersionSink:
-    """Gives each slice its stream, once all tokens before it have arrived. *order*: the number of each slice, and the split of all
-    its documents or None, by the slice's key.
+    """Gives each slice its stream, once all tokens before it have arrived. *order*: the number of each slice, and the split of
+    all its documents or None, by the slice's key.
 
     A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
     those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard.

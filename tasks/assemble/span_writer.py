@@ -37,8 +37,8 @@ GIVE_UP: Any = "give up"
 
 
 class SpanInProgress(NamedTuple):
-    """A span in progress. ``items``: a queue of parts, streamed tokens, marks (futures), then END. ``written``: what was written of
-    it, with its length.
+    """A span in progress. ``items``: a queue of parts, streamed tokens, marks (futures), then END. ``written``: what was written
+    of it, with its length.
     """
 
     items: SimpleQueue[Any]

@@ -43,8 +43,8 @@ def span_length(layout: Layout, *, of_tokens: bool) -> int:
 
 
 class SpanLayout:
-    """Lays out the spans of both splits, by prefix sums over the parts' counts. Each is returned as soon as its last part is known,
-    so that objects can be written while later slices are still tokenized.
+    """Lays out the spans of both splits, by prefix sums over the parts' counts. Each is returned as soon as its last part is
+    known, so that objects can be written while later slices are still tokenized.
     """
 
     def __init__(self, target: Target) -> None:

@@ -95,11 +95,11 @@ def write_tokens(
     target: Target,
     unfinished: Callable[[str, int], Path | None] = lambda name, number: None,
 ) -> tuple[Written, int]:
-    """Write the objects of tokens from the span's start on, and those of their loss mask where the dataset has one. Return how many
-    tokens there were, too.
+    """Write the objects of tokens from the span's start on, and those of their loss mask where the dataset has one. Return how
+    many tokens there were, too.
 
-    Arrays of uint32 are tokens, arrays of uint8 their mask. Marks are set when everything before them would survive the end of this
-    process, in the *unfinished* file of its array and object.
+    Arrays of uint32 are tokens, arrays of uint8 their mask. Marks are set when everything before them would survive the end of
+    this process, in the *unfinished* file of its array and object.
     """
     first, largest = span.start // target.specs.encoded_tokens.object_length, 0
     store, specs = target.store / span.split, {"encoded_tokens": target.specs.encoded_tokens}

@@ -27,7 +27,9 @@ GATHERED_TOKENS = 1 << 17
 OPEN_PARTS = 1 << 14
 SCATTERED_COLUMNS = f"{DOCUMENTS}/columns.parquet"
 SCATTERED_ARRAYS = ("place", "key", "file", "row", "bucket")
-"""The arrays of a stored part, besides its tokens: facts of its documents in the order of their places; where each bucket's begin."""
+"""The arrays of a stored part, besides its tokens: facts of its documents in the order of their places; where each bucket's
+begin.
+"""
 
 
 def gather(tokens: npt.NDArray[Any], begins: Int64s, lengths: Int64s) -> Iterator[tuple[npt.NDArray[Any], Int64s]]:

@@ -73,7 +73,7 @@ def _keys_and_places(part: InputPart, target: Target) -> tuple[npt.NDArray[np.ui
 
 
 def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
-    """The kept columns of documents *numbers*, int64[n], of the input's split, of the target's kinds; null where it keeps none."""
+    """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any."""
     kept = _recorded_at(part.location).columns[part.split]
     names = [name for name in target.columns if name in kept.kinds]
     if not names:

@@ -58,8 +58,8 @@ class DocumentCounts(NamedTuple):
 
 
 class ShardPart(Position):
-    """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``copies``: documents
-    that are left out.
+    """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``copies``:
+    documents that are left out.
     """
 
     kind: Literal["shard"] = "shard"

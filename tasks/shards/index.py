@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import parts_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
@@ -305,7 +305,9 @@ def objects_of(
     """Keys of the objects of a version that hold the documents of a slice, with those that tell what they are."""
     layout = manifest.layout
     for split, (first, count) in zip(SPLITS, (location.train, location.validation), strict=True):
-        totals = manifest.totals[split]
+        totals, start, stop = manifest.totals[split], 0, 0
+        # Both splits are opened, whichever has the documents.
+        yield from (f"{split}/{key}" for key in group_metadata(layout.zarr_format, {}))
         if first + count > totals["seq_count"]:
             raise ValueError(f"its index tells of {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
@@ -316,9 +318,11 @@ def objects_of(
             yield from (part.key for part in parts if part.first < first + count and part.stop > first)
         if count:
             start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
-            yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
-            if masked:
-                yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], start, stop)
+        yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
+        if masked or any(key.startswith(f"{split}/{LOSS_MASK}/") for key in manifest.objects):
+            # A slice without a mask of its own reads none, but its version's is opened.
+            where = (start, stop) if masked else (0, 0)
+            yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], *where)
 
 
 def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> Iterator[str]:

@@ -30,7 +30,7 @@ from tasks.parts.unfinished import ShardEntries, write_entries
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
-from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
+from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
@@ -298,8 +298,10 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenSh
             time.sleep(RECEIPT_SECONDS)
             continue
         with repairing(root):
+            # It has no receipt, so nobody counts on it. It is not damaged either: it goes with this attempt's staging.
             if not _is_whole(root / shard_key(draft.key), draft):
-                put_aside(root, draft.key)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(target, staged.with_name(f"{draft.key}.former-{attempt}"))
     raise OSError(f"{target}: something else keeps writing there. Run the build again.")
 
 
