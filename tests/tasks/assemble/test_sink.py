@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flat_tokens.stores.local
 import tasks.assemble.span_writer
 import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
@@ -428,3 +429,41 @@ def test_a_slice_after_one_that_fails_is_told_so(place: Place) -> None:
             fail(sink)
         with pytest.raises(BrokenStreamError):
             list(assembler._writers["train"].stream(batch.encoded_tokens, 5, None))
+
+
+class Disk:
+    """Notes writes and syncs of files as they happen. A sync of a file waits until ``ready`` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.ready = threading.Event()
+        self._write = flat_tokens.stores.local._write_all
+        patch.setattr(flat_tokens.stores.local, "_write_all", self.write)
+        patch.setattr(os, "fsync", self.sync)
+
+    def write(self, descriptor: int, *rest: Any) -> None:
+        self._write(descriptor, *rest)
+        self.done.append(("write", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def sync(self, descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if not os.path.isdir(path):
+            self.ready.wait(60)
+        self.done.append(("sync", path))
+
+
+def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: the sync comes after the last write, that of the directory too, and the mark after both."""
+    target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
+    path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
+    with opened(target) as (_, sink):
+        slice_ = threading.Thread(target=stream, args=(even(1, 5), 0, sink, target), daemon=True)
+        slice_.start()
+        slice_.join(0.2)
+        assert slice_.is_alive()
+        disk.ready.set()
+        slice_.join(60)
+        assert not slice_.is_alive()
+        done = list(disk.done)
+    assert [kind for kind, name in done if name == str(path)][-2:] == ["write", "sync"]
+    assert ("sync", str(path.parent)) in done

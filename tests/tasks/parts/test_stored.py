@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tasks.parts.stored
 from flat_tokens.stores.store import Store, StoredObject, content_digest
-from tasks.parts.stored import Kept, KnownStore, digest_all
+from tasks.parts.stored import DigestCache, KnownStore, digest_all
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[
 @given(st.lists(st.integers(0, 9)), st.integers(0, 12))
 def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int) -> None:
     """Content n is n bytes; a list says what should be there."""
-    kept, model = Kept(limit), list[int]()
+    kept, model = DigestCache(limit), list[int]()
     for n in uses:
         digest = kept.keep(bytes(n))
         model = [*(one for one in model if one != n), n]

@@ -313,19 +313,20 @@ def become_empty(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happen", "is_damage"),
+    ("happen", "moved_to"),
     [
-        (leave_alone, False),
-        (lose_receipt, False),
-        (become_empty, False),
-        (lose_object, True),
-        (spoil_object, True),
-        (become_file, True),
+        (leave_alone, None),
+        (lose_receipt, None),
+        (become_empty, None),
+        (lose_object, STAGING),
+        (spoil_object, STAGING),
+        (become_file, QUARANTINE),
     ],
 )
-def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_aside(
-    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], is_damage: bool
+def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
+    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], moved_to: str | None
 ) -> None:
+    """A shard without a receipt is not damaged, and goes with the staging: nobody counts on it."""
     part, recipe, place = slices
     root = place.root
     shard = make_shard(part, recipe, place)
@@ -336,7 +337,8 @@ def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_asi
     assert tree(Path(root.path(CACHE))) == before
     assert facts(load_shard(root, shard.key)) == facts(shard)
     assert not (Path(place.staging) / shard.key).exists()
-    assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == is_damage
+    assert bool(list(Path(place.staging).glob(f"{shard.key}.former-*"))) == (moved_to == STAGING)
+    assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == (moved_to == QUARANTINE)
 
 
 def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:
