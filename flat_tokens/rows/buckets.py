@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
-from flat_tokens.rows.orders import Indices, at_least
+from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import extra
+from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
-from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, at_least, stream_of
+from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, stream_of
 
 
 def checked_seed(value: SupportsIndex) -> int:
@@ -99,6 +100,12 @@ class View(Protocol):
 
     def batch(self, indices: Indices) -> Any:
         """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
+
+
+def check_view(view: object, what: str = "the view") -> None:
+    """TypeError for an object that has no rows, such as a split: its views have them."""
+    if not (hasattr(view, "__len__") and hasattr(view, "batch")):
+        raise TypeError(f"{what} is {view!r}, but a view has len(view) and view.batch(indices), as split.packed(length) has")
 
 
 class ByStep:
@@ -203,6 +210,10 @@ class ByStep:
         It reads the step. The same tokens have the same digest in numpy, torch and jax, and wherever the dataset lies.
         """
         return digest_of(self[step])
+
+    def versions(self) -> dict[str, int]:
+        """Versions of what decides the batches, by name. A state has them and is continued with the same ones."""
+        return {}
 
     def _view_of(self, source: str | None) -> View:
         """The view of a source. ValueError if there is no such source."""
@@ -357,12 +368,19 @@ class Steps(Iterator[Any]):
         self.close()
 
     def state_dict(self) -> dict[str, int]:
-        """The number of the next step, and its position in the stream."""
-        return {"step": self.step, "position": self._loader.position(self.step)}
+        """The number of the next step, and its position in the stream; of a mixture also its order."""
+        return {"step": self.step, "position": self._loader.position(self.step), **self._loader.versions()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a state. ValueError if it is of a loader whose step is somewhere else in the stream."""
+        """Continue from a state. ValueError if it is of a loader whose step is somewhere else in the stream, or of a mixture in
+        another order.
+        """
         step, position = state["step"], state["position"]
+        for name, version in self._loader.versions().items():
+            if (other := state.get(name, version)) != version:
+                raise ValueError(
+                    f"the state is of {name} {other}, but this loader has {name} {version}: make it with {name}={other}"
+                )
         if (here := self._loader.position(step)) != position:
             raise ValueError(
                 f"the state is of step {step} at sample {position}, but in this loader that step is at sample {here}. "
@@ -462,6 +480,7 @@ class ShuffledLoader(ByStep):
         start_token: int | None = None,
         order: Order = "shuffled",
     ) -> None:
+        check_view(view)
         if len(view) == 0:
             raise ValueError("the view has no rows: there is nothing to load")
         self.seed, self.order = checked_seed(seed), order

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from operator import index
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.options import at_least
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys, reference_permutation
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Permuted: TypeAlias = Callable[[KeyedPermutation, npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
 """A permutation, or its inverse."""
-
-
-def at_least(minimum: int, name: str, value: SupportsIndex) -> int:
-    if (checked := index(value)) < minimum:
-        raise ValueError(f"{name} is {checked}, but it is {minimum} or more")
-    return checked
 
 
 @dataclass(frozen=True)
