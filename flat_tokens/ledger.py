@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias, get_args
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, read_manifest
-from flat_tokens.options import at_least, one_of
+from flat_tokens.options import at_least, one_of, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
@@ -87,7 +87,7 @@ class Ledger:
         The others' datasets are opened where the ledger says, if that is a path of this machine; URLs in it are followed with
         *trust_records*. FileNotFoundError if there is no file; ValueError, naming it, if it is no ledger.
         """
-        self = cls(path, {}, views or {}, places or {}, trust_records)
+        self = cls(path, {}, views or {}, places or {}, true_or_false("trust_records", trust_records))
         try:
             content = read_json(self._store, self._key, MAX_LEDGER_BYTES, "a ledger")
         except FileNotFoundError as error:
@@ -162,8 +162,10 @@ class Ledger:
                     f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
                     f"again and open the ledger with views={{{name!r}: view}}"
                 )
-            if unknown := settings.keys() - ROWS[rows] - {"bos", "eos", "fields", "framework"}:
-                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}")
+            known = ROWS[rows] | {"bos", "eos", "fields", "framework"}
+            if unknown := settings.keys() - known:
+                has = ", ".join(sorted(known))
+                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
             path, split = where
             self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
         described = _described(name, self._views[name], source.get("epochs"))

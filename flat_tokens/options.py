@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 
 
-def at_least(minimum: int, name: str, value: Any) -> int:
-    """A whole number from *minimum* up. TypeError for what is no whole number, ValueError for one below."""
+def whole_number(name: str, value: Any) -> int:
+    """A whole number. TypeError for anything else."""
     try:
-        checked = index(value)
+        return index(value)
     except TypeError as error:
         raise TypeError(f"{name} is {value!r}, but it is a whole number") from error
-    if checked < minimum:
+
+
+def at_least(minimum: int, name: str, value: Any) -> int:
+    """A whole number from *minimum* up. ValueError for one below."""
+    if (checked := whole_number(name, value)) < minimum:
         raise ValueError(f"{name} is {checked}, but it is {minimum} or more")
     return checked
 

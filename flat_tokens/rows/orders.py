@@ -237,8 +237,8 @@ def stream_of(order: Order, length: int, seed: int) -> Stream:
         return _BlockStream(order, length, seed)
     if isinstance(order, ReferenceOrder):
         return _ReferenceStream(order, length, seed)
-    if order == "shuffled":
+    if isinstance(order, str) and order == "shuffled":
         return _ShuffledStream(length, seed)
-    if order == "sequential":
+    if isinstance(order, str) and order == "sequential":
         return _SequentialStream(length)
     raise ValueError(f"order is {order!r}, but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder")

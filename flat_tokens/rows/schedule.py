@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import index
 from typing import Any, Literal, NamedTuple, get_args
 
-from flat_tokens.options import one_of
+from flat_tokens.options import one_of, whole_number
 
 Unit = Literal["sample", "step", "token"]
 Kind = Literal["linear", "constant"]
@@ -37,7 +36,7 @@ class Schedule:
     kind: Kind = "linear"
 
     def __post_init__(self) -> None:
-        points = tuple((index(place), weight) for place, weight in self.points)
+        points = tuple((whole_number("a schedule's place", place), weight) for place, weight in self.points)
         object.__setattr__(self, "points", points)
         one_of("by", self.by, get_args(Unit))
         one_of("kind", self.kind, get_args(Kind))
