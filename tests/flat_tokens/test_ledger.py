@@ -93,7 +93,7 @@ def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, A
         [
             ("packed", {"length": 8, "overlap": 3, "fields": ["inputs", "targets"]}),
             ("documents", {"max_length": 5, "pad_id": 7}),
-            ("blocks", {"length": 6}),
+            ("blocks", {"length": 6, "loss_mask": True, "eos": 3}),
             ("packed_documents", {"length": 20, "fit": "best", "padding_idx": 3, "max_packs": 9}),
         ]
     ):
