@@ -334,7 +334,7 @@ def _bytes_of_tokens(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
     decoders = list(_flat(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds | {part.get("type") for part in _flat(definition.get("pre_tokenizer"))}:
-        values = {character: value for value, character in enumerate(_byte_level_alphabet())}
+        values = {character: value for value, character in enumerate(byte_level_alphabet())}
         return lambda token: b"".join(
             bytes([values[character]]) if character in values else character.encode() for character in token
         )
@@ -369,7 +369,7 @@ def _flat(part: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
         yield from _flat(inner) if inner.get("type") == "Sequence" and inner is not part else [inner]
 
 
-def _byte_level_alphabet() -> list[str]:
+def byte_level_alphabet() -> list[str]:
     """The character that stands for each byte: itself where it can be seen, else one above U+00FF, in order."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))

@@ -50,6 +50,7 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.chat import Chat, chats_of
+from tasks.tokenize.doubts import is_doubted
 from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, may_use_fast_engine, try_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -289,14 +290,14 @@ def make_recipe(
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
     samples, text_bytes = sample_texts(config, place, slices), sum(slice_.text_bytes for slice_ in slices)
     fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors_of(config))
-    may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
+    may_differ = config.documents.on_bad != "error" or is_doubted(place.root, tokenizer.digest)
     return Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=tokenizer.digest,
         fast=fast,
         documents=config.documents,
-        engine="reference" if may_differ else None,
+        engine="reference" if tokenizer.make_fast is not None and not fast and may_differ else None,
         chats=chats if any(chats) else (),
         steps=config.documents.opened().described,
     )

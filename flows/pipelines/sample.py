@@ -259,7 +259,7 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
         for piece in pieces:
             yield _one_by_one(piece, recipe, encoder)
         return
-    ids, offsets = tokens
+    ids, offsets = tokens.ids, tokens.offsets
     counts = (sum(len(some.texts) for some in piece.documents) for piece in pieces)
     at = 0
     for end in accumulate(counts):

@@ -36,6 +36,7 @@ from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.crew import results_of
+from tasks.tokenize.doubts import noting_doubts
 from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.segments import cut
@@ -225,6 +226,7 @@ def tokenize_slice(
     with (
         naming(recipe.sources, slice_.source),
         named_errors(first.location or first.name),
+        noting_doubts(place.root, recipe.tokenizer_digest),
         contextlib.closing(reads),
         results_of(reads, work, bytes_read) as results,
         writer_of(slice_, recipe, place, open_stream) as writer,

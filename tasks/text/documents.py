@@ -271,6 +271,13 @@ def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
     """The error for a bad document, by its *row* in the slice; in the error its row counts from the start of the file."""
+    return ValueError(
+        f"{row_name(slice_, source, row)}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
+    )
+
+
+def row_name(slice_: Slice, source: Source, row: int) -> str:
+    """The file of a row of a slice, and its number there, for errors."""
     # Rows before it are counted only here, where somebody wants to know.
     policy, part = DocumentPolicy(), slice_.ranges[0]
     for part in slice_.ranges[:-1]:
@@ -281,6 +288,4 @@ def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: s
     else:
         part = slice_.ranges[-1]
     before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
-    return ValueError(
-        f"{part.file.name}, row {before + row}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
-    )
+    return f"{part.file.name}, row {before + row}"
