@@ -240,7 +240,7 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
 def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, int]:
     """Path or URL, and size, of the unpacked file: the file itself, or a temporary one that goes with *stack*."""
     with TextFile(place, name, 0, "").open() as stored:
-        ending = compression_of(stored.read(HEAD_BYTES))
+        ending = compression_of(stored.read(HEAD_BYTES), name)
         if ending is None:
             return place, stored.seek(0, os.SEEK_END)
         stored.seek(0)

@@ -18,7 +18,7 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
-from tasks.config import Source
+from tasks.config import Source, available_memory
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming, version_of
 from tasks.locations import checked_session, readable
@@ -49,7 +49,7 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     path = Path(readable(real_path(found.uri))) if "://" not in found.uri else _bring(found, files, hub_cache)
     before = stamp(os.fspath(path))
     sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
-    here, ending = path, compression_of(_head(path))
+    here, ending = path, compression_of(_head(path), found.name)
     if ending:
         here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
     # A file that became a link meanwhile is another one, too.
@@ -247,7 +247,7 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
         if _noted(note, target):
             return target
         with path.open("rb") as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
-            for block in unpacked(file, ending, name, max_expansion):
+            for block in unpacked(file, ending, name, max_expansion, available_memory() // 4):
                 writer.write(block)
         _settle(halves / "unpacked", target, writer.stored.digest)
         Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.digest}).encode())
