@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -62,7 +62,7 @@ def _batches(
         low, high = max(first - at, 0), min(last - at, len(batch))
         at += len(batch)
         if low < high:
-            yield batch.slice(low, high - low)
+            yield plain_batch(batch.slice(low, high - low))
         if at >= last:
             return
     if at < last:

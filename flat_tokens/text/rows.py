@@ -165,7 +165,7 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
             raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.{setting}.")
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
-        kind = schema.field(column).type
+        kind = plain_type(schema.field(column).type)
         right = (setting == "id_column" and pa.types.is_integer(kind)) or (setting == "messages_column" and is_messages(kind))
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = {"id_column": "text or integers", "messages_column": "lists of messages or JSON"}.get(setting, "text")
@@ -183,6 +183,7 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     """The values of a kept column as one of the kinds of ``flat_tokens.columns``: numbers as int64, uint64 or float64, dates and
     times as ISO 8601 text, U+FFFD for what is not UTF-8. ValueError where the column holds something else.
     """
+    values = as_plain(values)
     kind, types = values.type, pa.types
     if types.is_dictionary(kind):
         return as_kept(values.dictionary_decode(), name, file)
@@ -223,6 +224,43 @@ def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
             "it out of source.keep_columns."
         )
     return pa.array(values, pa.bool_() if kinds == {bool} else pa.int64() if kinds == {int} else pa.float64())
+
+
+UUID = "arrow.uuid"
+DASHES = (8, 13, 18, 23)
+"""Where the 36 characters of a UUID have them."""
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that ``as_plain`` makes of values of another."""
+    if not isinstance(kind, pa.BaseExtensionType):
+        return kind
+    return pa.large_string() if kind.extension_name == UUID else plain_type(kind.storage_type)
+
+
+def as_plain(values: pa.Array) -> pa.Array:
+    """Values of an extension type as they are stored, JSON as its text; UUIDs as their 36 characters; others as they are."""
+    if not isinstance(values.type, pa.BaseExtensionType):
+        return values
+    return _uuids_as_text(values.storage) if values.type.extension_name == UUID else as_plain(values.storage)
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch without columns of extension types."""
+    if not any(isinstance(kind, pa.BaseExtensionType) for kind in batch.schema.types):
+        return batch
+    return pa.RecordBatch.from_arrays(list(map(as_plain, batch.columns)), names=batch.schema.names)
+
+
+def _uuids_as_text(stored: pa.FixedSizeBinaryArray) -> pa.LargeStringArray:
+    count, digits = len(stored), np.frombuffer(b"0123456789abcdef", np.uint8)
+    data = np.frombuffer(stored.buffers()[1] or b"", np.uint8)[16 * stored.offset : 16 * (stored.offset + count)]
+    text = np.full((count, 36), ord("-"), np.uint8)
+    text[:, [i for i in range(36) if i not in DASHES]] = digits[np.stack([data >> 4, data & 15], 1)].reshape(count, 32)
+    offsets = np.arange(0, 36 * count + 1, 36, dtype=np.int64)
+    texts = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1)))
+    nothing = pa.scalar(None, pa.large_string())
+    return pa.compute.if_else(stored.is_null(), nothing, texts) if stored.null_count else texts
 
 
 def is_text(kind: pa.DataType) -> bool:
