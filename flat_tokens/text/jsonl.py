@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM, blocks, byte_ranges
@@ -125,6 +126,8 @@ def _parse_fast(
             continue
         if table.num_rows != len(ends):  # several objects on a line
             return None, id_type
+        if any(_may_be_rounded(columns[name]) for name in beside):
+            return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
         rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns))
@@ -132,6 +135,13 @@ def _parse_fast(
         nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
         return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file).fault for i in sorted(nulls)}), kind
     return None, id_type
+
+
+def _may_be_rounded(values: pa.Array) -> bool:
+    """Whether integers may have become fractions that are not they: Arrow's parser does not say so."""
+    if values.type != pa.float64():
+        return False
+    return bool((np.abs(values.to_numpy(zero_copy_only=False)) >= FLOAT64_HAS_ALL).any())
 
 
 def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) -> Rows:

@@ -191,7 +191,9 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
         return values
     if types.is_integer(kind):
         return values.cast(pa.int64())
-    if types.is_floating(kind) or types.is_decimal(kind):
+    if types.is_decimal(kind):
+        return _decimals_as_floats(values, name, file)
+    if types.is_floating(kind):
         return values.cast(pa.float64())
     if is_text(kind):
         return as_unicode(values)[0]
@@ -207,13 +209,25 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     )
 
 
+def _decimals_as_floats(values: pa.Array, name: str, file: str) -> pa.Array:
+    floats = values.cast(pa.float64())
+    for i in np.flatnonzero(np.abs(floats.to_numpy(zero_copy_only=False)) >= kept.FLOAT64_HAS_ALL).tolist():
+        if (value := values[i].as_py()) != floats[i].as_py():
+            raise _not_a_float(value, name, file)
+    return floats
+
+
+def _not_a_float(value: Any, name: str, file: str) -> ValueError:
+    return ValueError(f"{file}: column {name!r} is float64 here, which does not have its value {value}. {kept.REMEDY}")
+
+
 def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
     """Values of a kept column that a reader has parsed, as an array. Integers beyond 64 bits, or beside fractions, are float64.
-    ValueError for values of several kinds, and for lists and mappings.
+    ValueError for integers that float64 does not have then, for values of several kinds, and for lists and mappings.
     """
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {int, float} or (kinds == {int} and any(not -(1 << 63) <= value < 1 << 63 for value in values if value)):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        return pa.array([None if value is None else _as_float(value, name, file) for value in values], pa.float64())
     if kinds <= {str, bytes}:
         as_bytes = [utf8(value) if isinstance(value, str) else value for value in values]
         return pa.array(as_bytes, pa.large_binary()) if kinds else pa.nulls(len(values))
@@ -261,6 +275,15 @@ def _uuids_as_text(stored: pa.FixedSizeBinaryArray) -> pa.LargeStringArray:
     texts = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1)))
     nothing = pa.scalar(None, pa.large_string())
     return pa.compute.if_else(stored.is_null(), nothing, texts) if stored.null_count else texts
+
+
+def _as_float(value: float, name: str, file: str) -> float:
+    try:
+        if (found := float(value)) == value or isinstance(value, float):
+            return found
+    except OverflowError:
+        pass
+    raise _not_a_float(value, name, file)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from flat_tokens.columns import common
+from flat_tokens.columns import common, in_manifest
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import remove_empty
 from tasks.assemble.choice import SplitCounts, count_part
@@ -47,23 +47,28 @@ class Assembled(NamedTuple):
 
 
 class ColumnTypes:
-    """The kinds of the columns in the parts so far. *files*: names of the files, by their numbers. ``kinds``: by column."""
+    """The kinds of the columns in the parts so far. *files*: names of the files, by their numbers."""
 
     def __init__(self, kinds: Mapping[str, str], files: Sequence[str]) -> None:
-        self.kinds, self._files = dict(kinds), files
+        self._kinds, self._files = dict(kinds), files
         self._first: dict[str, int] = {}  # the file that a column's kind comes from
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each column, as the dataset has it."""
+        return {name: in_manifest(kind) for name, kind in self._kinds.items()}
 
     def check(self, part: ShardPart) -> None:
         """ValueError, naming two files, where a column is of kinds that do not go together."""
         for name, kind in part.columns.items():
-            fits = common(self.kinds[name], kind)
+            fits = common(self._kinds[name], kind)
             if fits is None:
                 raise ValueError(
-                    f"column {name!r} is {self.kinds[name]} in {self._files[self._first[name]]} and {kind} in "
+                    f"column {name!r} is {self._kinds[name]} in {self._files[self._first[name]]} and {kind} in "
                     f"{self._files[part.file]}. Mend one of them, or leave the column out of source.keep_columns."
                 )
-            if fits != self.kinds[name]:
-                self.kinds[name], self._first[name] = fits, part.file
+            if fits != self._kinds[name]:
+                self._kinds[name], self._first[name] = fits, part.file
 
 
 class Assembler:
