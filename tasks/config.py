@@ -64,6 +64,14 @@ Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
+Delimiter = Annotated[
+    str,
+    BeforeValidator(lambda value: "\t" if value == r"\t" else value),
+    Field(pattern=r"^[\t !#-~]$"),
+    WithJsonSchema({"type": "string", "pattern": r"^([\t !#-~]|\\t)$", "examples": [";"]}),
+]
+"""A character of ASCII; a tab may be written as people do."""
+
 READING = ("text_column", "id_column", "document_separator")
 """The settings of a source that are part of the keys of its token shards."""
 
@@ -122,6 +130,15 @@ class Source(Model):
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
     )
+    delimiter: Delimiter | None = Field(
+        None,
+        description="CSV files: what stands between fields, such as ; or \\t; without it a comma, a tab where the name says .tsv",
+    )
+    quotes: Literal["csv", "none"] | None = Field(
+        None,
+        description="CSV files: csv: a field in quotes may hold delimiters and line ends. none: quotes are text. Without it csv, "
+        "but rows that may well be several are refused",
+    )
     max_expansion: Whole | None = Field(
         None,
         ge=1,
@@ -174,7 +191,13 @@ class Source(Model):
         """The settings that decide which documents a file holds."""
         columns = (self.prompt_column, self.completion_column, self.messages_column)
         kept = [{"kept": self.keep_columns}] if self.keep_columns else []
-        return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []), *kept)
+        csv = {name: value for name in ("delimiter", "quotes") if (value := getattr(self, name)) is not None}
+        return (
+            *(getattr(self, setting) for setting in READING),
+            *([columns] if self.masked else []),
+            *kept,
+            *([{"csv": csv}] if csv else []),
+        )
 
 
 TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository"

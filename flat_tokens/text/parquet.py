@@ -183,7 +183,17 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
         footer = Footer(opened)
         with pa.parquet.ParquetFile(footer, pre_buffer=True) as parquet:
             check_columns(file, parquet.schema_arrow)
-            yield sound_metadata(parquet, footer, file.columns)
+            try:
+                metadata = sound_metadata(parquet, footer, file.columns)
+            except OSError as error:
+                if "decrypt" not in str(error):
+                    raise
+                columns = ", ".join(map(repr, file.columns))
+                raise ValueError(
+                    f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption "
+                    "first."
+                ) from error
+            yield metadata
 
 
 def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import fsspec
 import numpy as np
@@ -38,6 +38,12 @@ class TextFile(NamedTuple):
     """Whether the text column holds lists of messages, which become JSON."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
+    delimiter: str | None = None
+    """What stands between the fields of a CSV file: without it a tab where the name says .tsv, else a comma."""
+    quotes: Literal["csv", "none"] | None = None
+    """Quotes in a CSV file: of a field that may hold delimiters and line ends, or text like any other. Without it as CSV, but
+    rows that may well be several are refused.
+    """
 
     @property
     def text_columns(self) -> list[str]:
@@ -161,8 +167,7 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if column is None:
             continue
         if column not in (names := schema.names):
-            found = ", ".join(map(repr, names)) or "none"
-            raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.{setting}.")
+            raise _no_column(file, column, names, setting)
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
         kind = plain_type(schema.field(column).type)
@@ -172,11 +177,19 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
     for column in file.kept_columns:
         if column not in schema.names:
-            found = ", ".join(map(repr, schema.names)) or "none"
-            raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.keep_columns.")
+            raise _no_column(file, column, schema.names, "keep_columns")
         if schema.names.count(column) > 1:
             raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
         as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
+
+
+def _no_column(file: TextFile, column: str, names: Sequence[str], setting: str) -> ValueError:
+    found = ", ".join(map(repr, names)) or "none"
+    directory = next((part for part in f"{file.path}/{file.name}".split("/") if part.startswith(f"{column}=")), None)
+    remedy = f"Set source.{setting}."
+    if directory is not None:
+        remedy = f"Names of directories, such as {directory}, give no columns here: write the column into the files."
+    return ValueError(f"{file.name} has no column {column!r}; it has {found}. {remedy}")
 
 
 def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:

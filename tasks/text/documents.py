@@ -29,6 +29,9 @@ def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[File
     """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, where it
     cannot be read or has no such column.
     """
+    for setting in ("delimiter", "quotes"):
+        if getattr(source, setting) is not None and file.format != "csv":
+            raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
     try:
         with named_errors(file.location):
             ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), range_bytes)
@@ -51,6 +54,8 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
         kept_columns=source.keep_columns or (),
+        delimiter=source.delimiter,
+        quotes=source.quotes,
     )
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
+from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, KmsClient, KmsConnectionConfig
 
 import flat_tokens
 from flows.commands.main import main
@@ -75,6 +76,27 @@ def with_id(second: bytes) -> bytes:
 def parquet(texts: pa.Array | pa.Table, **more: pa.Array) -> bytes:
     sink = io.BytesIO()
     pq.write_table(texts if isinstance(texts, pa.Table) else pa.table({"text": texts, **more}), sink, write_page_checksum=True)
+    return sink.getvalue()
+
+
+class _Keys(KmsClient):  # type: ignore[misc]
+    """Keys that are kept as they are."""
+
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, wrapped: bytes, master: str) -> bytes:
+        return base64.b64decode(wrapped)
+
+
+def encrypted(*, plaintext_footer: bool, column: str = "text") -> bytes:
+    """Parquet of which one column is encrypted, and the footer, or not."""
+    settings = EncryptionConfiguration("footer", column_keys={"key": [column]}, plaintext_footer=plaintext_footer)
+    factory = CryptoFactory(lambda _: _Keys())
+    properties = factory.file_encryption_properties(KmsConnectionConfig(), settings)
+    sink, table = io.BytesIO(), pa.table({"text": ["a"], "id": ["b"]})
+    with pq.ParquetWriter(sink, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
     return sink.getvalue()
 
 
@@ -250,6 +272,14 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
         ["a\0b", "\ufeffc", "d\r\n"],
         {},
     ),
+    "another column that is encrypted in Parquet": ("a.parquet", encrypted(plaintext_footer=True, column="id"), ["a"], {}),
+    "zstd with a frame before it that holds nothing": (
+        "a.txt.zst",
+        b"\x50\x2a\x4d\x18\4\0\0\0size" + zstandard.compress(b"a"),
+        ["a"],
+        {},
+    ),
+    "plain text that kept the name of its compression": ("a.txt.gz", "aé".encode(), ["aé"], {}),
     "valid bytes in Parquet": ("a.parquet", parquet(bytes_of_any("é".encode(), b"b")), ["é", "b"], {}),
     "JSON in a file called .parquet, told so": (
         "a.parquet",
@@ -429,6 +459,31 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     "wrong bit in a page": ({"a.parquet": flip(PAGES, 200)}, r"^a.parquet\[0:1\] cannot be read to its end: .*CRC", {}),
     "Arrow cut": ({"a.arrow": arrow(pa.array(["a"] * 9))[:-20]}, r"^a.arrow cannot be read as arrow: ", {}),
     "Arrow stream cut": ({"a.arrow": arrow(pa.array(["a"] * 9), stream=True)[:-150]}, r"^a.arrow cannot be read as arrow: ", {}),
+    "Parquet with an encrypted footer": (
+        {"a.parquet": encrypted(plaintext_footer=False)},
+        r"^a.parquet is encrypted Parquet, for which there are no keys here. Write it without encryption first",
+        {},
+    ),
+    "Parquet with an encrypted column": (
+        {"a.parquet": encrypted(plaintext_footer=True)},
+        r"^a.parquet: a column of 'text' is encrypted, and there are no keys here. Write it without encryption first",
+        {},
+    ),
+    "a pointer among files": (
+        {"a.txt": b"text", "b.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"},
+        r"^b.txt is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull",
+        {"documents": {"on_bad": "skip"}},
+    ),
+    "bytes called gzip": (
+        {"a.txt.gz": b"\0" + gzip.compress(b"text")},
+        r"^a.txt.gz begins with b'\\x00.*, as no .gz file does that is read here. Fetch it again, or rename it",
+        {"documents": {"on_bad": "skip"}},
+    ),
+    "a directory for a column": (
+        {"k=v/a.parquet": parquet(pa.array(["a"]))},
+        r"^k=v/a.parquet has no column 'k'; it has 'text'. Names of directories, such as k=v, give no columns here: write",
+        {"source_keep_columns": ["k"]},
+    ),
     "text called Parquet": (
         {"a.parquet": b"plain text"},
         r"^a.parquet is not parquet: it begins with b'plain te'. Set source.format",
@@ -535,6 +590,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(
 ) -> None:
     (tmp_path / "in").mkdir()
     for name, content in files.items():
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(content)
     refuse(tmp_path, tmp_path / "in", words, **settings)
 
