@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,11 +59,12 @@ class SourceFile(Model):
     sha256: Digest
     format: FileFormat
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
+    line_ends: Literal["crlf"] | None = Field(None, description="crlf: line feeds of the source's separator may be CR LF in it")
     stamp: tuple[int, ...] = Field((), description="Size, times and inode when the digest was taken")
     found: FoundFile | None = Field(None, description="Where it can be had again")
 
     def identity(self) -> tuple[Any, ...]:
-        return (self.sha256, self.format)
+        return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []))
 
 
 class FileRange(Model):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
-from flat_tokens.text.plain import BOM, blocks, byte_ranges
+from flat_tokens.text.plain import BOM, Separator, blocks, byte_ranges
 from flat_tokens.text.rows import (
     BOUNDARY,
     ESCAPED_NUL,
@@ -39,6 +39,7 @@ MAX_BRACKETS = 1000
 _BEFORE_BRACKETS = np.isin(np.arange(256), list(b"[{:, \t\r\n"))
 """By its value, whether JSON allows a byte before a bracket that opens, outside of strings."""
 
+LINE_FEED = Separator(b"\n")
 LINES_LOOKED_AT = 100
 JSON_TYPES = {bool: "bool_", int: "int64", float: "float64", str: "string"}
 Types: TypeAlias = "dict[str, pa.DataType]"
@@ -52,7 +53,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     start = seen = 0
     id_type, limit = None, limits.longest_line(file.max_bytes)
     types: Types = {}
-    for block, whole in blocks(file, part, b"\n", limit):
+    for block, whole in blocks(file, part, LINE_FEED, limit):
         seen += len(block)
         if whole:
             types = _types_to_try(block, file, types)
@@ -273,7 +274,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
             keys.update(dict.fromkeys(value))
     if keys:
         check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
-    yield from byte_ranges(file, b"\n", range_bytes)
+    yield from byte_ranges(file, LINE_FEED, range_bytes)
 
 
 def rows_before(file: TextFile, part: Range) -> int:

@@ -38,6 +38,8 @@ class TextFile(NamedTuple):
     """Whether the text column holds lists of messages, which become JSON."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
+    crlf: bool = False
+    """Whether a line feed of the separator may be CR LF in the file."""
     delimiter: str | None = None
     """What stands between the fields of a CSV file: without it a tab where the name says .tsv, else a comma."""
     quotes: Literal["csv", "none"] | None = None

@@ -37,13 +37,16 @@ WINDOW_TOKENS = 1 << 17
 
 
 class SourceFile(NamedTuple):
-    """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array."""
+    """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array.
+    ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
+    """
 
     number: int
     source: int
     name: str
     size: int
     sha256: str
+    line_ends: str | None = None
 
 
 class Source(NamedTuple):
@@ -110,7 +113,8 @@ class Corpus:
         """The sources in the manifest, which may be none. Their files are numbered through."""
         sources, numbers = [], itertools.count()
         for i, described in enumerate(self.provenance.get("sources") or ()):
-            files = (SourceFile(next(numbers), i, file["name"], file["size"], file["sha256"]) for file in described["files"])
+            facts = ((file["name"], file["size"], file["sha256"], file.get("line_ends")) for file in described["files"])
+            files = (SourceFile(next(numbers), i, *of) for of in facts)
             settings = {key: value for key, value in described.items() if key not in SOURCE_FACTS}
             origin = described.get("from") or ""
             sources.append(Source(described["name"], origin, described.get("revision"), settings, tuple(files)))

@@ -228,7 +228,9 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
             separator = str(settings.get("document_separator") or "").encode()
             text = TextFile(path, file.name, size, column, identity and str(identity), separator, max_expansion=most)
             text = text._replace(completion_column=completion and str(completion), has_messages=messages is not None)
-            text = text._replace(delimiter=settings.get("delimiter"), quotes=settings.get("quotes"))
+            text = text._replace(
+                delimiter=settings.get("delimiter"), quotes=settings.get("quotes"), crlf=file.line_ends is not None
+            )
             with text.open() as opened:
                 kind = detect_format(opened.read(HEAD_BYTES), file.name, settings.get("format", "auto"))
             return dict(_rows(kind, text, wanted))

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 RECEIVED_BYTES = 1 << 18
 """At most so many received bytes are lost when a connection breaks."""
+LOOK_BYTES = 1 << 20
 UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
 PARQUET = b"PAR1"
@@ -56,7 +57,21 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     if stamp(os.fspath(path)) != before or ("://" not in found.uri and real_path(path) != os.fspath(path)):
         raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
     now = before if here == path else stamp(os.fspath(here))
-    return _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+    file = _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+    separator = source.document_separator or ""
+    may_be_crlf = file.format == "text" and "\n" in separator and "\r" not in separator
+    return file.model_copy(update={"line_ends": "crlf"}) if may_be_crlf and _has_crlf(here) else file
+
+
+def _has_crlf(path: Path) -> bool:
+    """Whether a file has CR LF anywhere."""
+    before = b""
+    with path.open("rb") as file:
+        while block := file.read(LOOK_BYTES):
+            if b"\r" in (seen := before + block) and b"\r\n" in seen:
+                return True
+            before = block[-1:]
+    return False
 
 
 def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: tuple[int, ...] = ()) -> SourceFile:

@@ -54,6 +54,7 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
         kept_columns=source.keep_columns or (),
+        crlf=file.line_ends is not None,
         delimiter=source.delimiter,
         quotes=source.quotes,
     )

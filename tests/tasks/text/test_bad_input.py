@@ -262,6 +262,19 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
     "BOM before text": ("a.txt", b"\xef\xbb\xbf\xef\xbb\xbfa", ["\ufeffa"], {}),
     "text that is only a BOM": ("a.txt", b"\xef\xbb\xbf", [], {}),
     "text between separators": ("a.txt", b"a\r\n--\r\nb--", ["a\r\n", "\r\nb"], {"source_document_separator": "--"}),
+    "lines that end in CR LF": (
+        "a.txt",
+        b"a\r\n\r\nb\rc\r\nd\ne\r",
+        ["a", "", "b\rc", "d", "e\r"],
+        {"source_document_separator": "\n"},
+    ),
+    "a blank line between that ends in CR LF": (
+        "a.txt",
+        b"a\r\nb\r\n\r\nc\n\nd\n\r\n",
+        ["a\r\nb", "c", "d"],
+        {"source_document_separator": "\n\n"},
+    ),
+    "CR LF as it is told": ("a.txt", b"a\r\nb\nc\r\n", ["a", "b\nc"], {"source_document_separator": "\r\n"}),
     "JSON read as text": ("a.jsonl", b'{"text": "a"}\n', ['{"text": "a"}\n'], {"source_format": "text"}),
     "BOM before CSV": ("a.csv", b"\xef\xbb\xbftext\na\n", ["a"], {}),
     "awkward values in CSV": ("a.csv", b'id,text\r\n1,"a\r\n""b"""\r\n2,c\0d\r\n3,NULL\r\n', ['a\r\n"b"', "c\0d", "NULL"], {}),
@@ -321,6 +334,7 @@ def test_what_is_only_unusual_is_kept_as_it_is(
         ("a.arrow", arrow(pa.array(["a", "", "b", "", ""])), {}),
         ("a.csv", b'text\na\n""\nb\n""\n""\n', {}),
         ("a.txt", b"a||b|||", {"source_document_separator": "|"}),
+        ("a.txt", b"a\r\n\r\nb\r\n\r\n\r\n", {"source_document_separator": "\n"}),
     ],
 )
 def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
