@@ -241,10 +241,8 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
     if head.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
-    ending = (bare.with_suffix("") if bare.suffix.lower() in (*COMPRESSIONS, *FOREIGN) else bare).suffix.lower()
     found = next((kind for kind, row in FORMATS.items() if head.startswith(row.begins)), None)
-    named = next((kind for kind, row in FORMATS.items() if ending in row.endings), None)
-    claimed = named if wanted == "auto" else wanted
+    claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
             raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or mend the file.")
@@ -267,6 +265,13 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         f"cannot tell the format of {name}, which begins with {head[:8]!r}. Set source.format if it is {', '.join(most)} or "
         f"{last}; convert it if it is something else."
     )
+
+
+def named_format(name: str) -> FileFormat | None:
+    """The format that a file's name says, whatever it is compressed by."""
+    bare = PurePath(name)
+    ending = (bare.with_suffix("") if bare.suffix.lower() in (*COMPRESSIONS, *FOREIGN) else bare).suffix.lower()
+    return next((kind for kind, row in FORMATS.items() if ending in row.endings), None)
 
 
 def holding(kind: FileFormat, file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:

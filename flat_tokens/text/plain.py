@@ -164,6 +164,17 @@ def _separator(file: TextFile) -> Separator | None:
     return Separator(file.separator, file.crlf) if file.separator else None
 
 
+def has_separator(file: TextFile) -> bool:
+    """Whether a file has its separator anywhere."""
+    separator, before = _separator(file), b""
+    with file.open() as opened:
+        while separator and (block := opened.read(limits.LOOK_BYTES)):
+            if separator.find(before + block):
+                return True
+            before = (before + block)[len(before) + len(block) - separator.longest + 1 :]
+    return False
+
+
 def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryArray:
     """The documents of a block, each ended by a separator but perhaps the last. *crlf*: its line feeds may be CR LF."""
     if not separator:

@@ -23,7 +23,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
 from flat_tokens.manifest import CACHE
-from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
@@ -149,6 +149,8 @@ def _base(path: str) -> str:
     remote = "://" in path
     if not remote and kind_of(path) == "directory":
         return path
+    if not remote:
+        return pattern_base(path)[0]
     before = re.split(r"[*\[]" if path.startswith("http") else r"[*?\[]", path, maxsplit=1)[0]
     if before == path and remote and not PurePosixPath(path).suffix:
         return path

@@ -7,6 +7,7 @@ source -> files -> slices -> token shards -> spans of the final arrays -> versio
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -34,6 +35,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
+from tasks.download.directories import check_one_format
 from tasks.download.sources import naming, resolve_source
 from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
@@ -49,10 +51,13 @@ from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
+from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.doubts import is_doubted
 from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, may_use_fast_engine, try_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
@@ -147,7 +152,7 @@ def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: 
     )
     cut = dict(zip(fresh, cuts, strict=True))
     cut_files = [known.get(file) or cut[file] for file in found]
-    check_one_format(config, [cut.file for cut in cut_files])
+    check_files(config, [cut.file for cut in cut_files])
     return cut_files
 
 
@@ -164,6 +169,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
+                    warn_of_separators(config, text.files)
                     recipe = make_recipe(config, workspace, tokenizer, text.slices, chats)
                     slices = {recipe.key(slice_): slice_ for slice_ in text.slices}  # equal slices are tokenized once
                     stored = StoredSlices.look_up(target.root, slices)
@@ -272,16 +278,15 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
     return [file for source in pinned for file in source.files]
 
 
-def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:
-    """Refuse a source of several formats: what stands beside the data is hardly meant as text to train on."""
+def check_files(config: BuildConfig, files: list[SourceFile]) -> None:
+    """Refuse a source of several formats."""
     for index, source in enumerate(config.sources):
-        of_format = {file.format: file.name for file in files if file.source == index}
-        if len(of_format) > 1:
-            found = ", ".join(f"{kind} ({name})" for kind, name in sorted(of_format.items()))
-            raise ValueError(
-                f"source {source.name!r} holds files of several formats: {found}. Set source.path to a glob that takes one of "
-                f"them, such as {source.path or source.name}/*.{next(iter(of_format))}; give another format a source of its own."
-            )
+        check_one_format(source, [(file.name, file.format, file.size) for file in files if file.source == index])
+
+
+def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
+    for warning in unused_separators(config.sources, files):
+        logger.warning(warning)
 
 
 def make_recipe(

@@ -14,7 +14,7 @@ from pathlib import Path
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_one_format, files_of, make_recipe, pin_sources
+from flows.pipelines.build import check_files, files_of, make_recipe, pin_sources, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
@@ -108,7 +108,8 @@ def plan(config: BuildConfig) -> Plan:
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
-    check_one_format(config, files)
+    check_files(config, files)
+    warn_of_separators(config, files)
     slices = [cut.slices for cut in cuts]
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts], chats)
