@@ -103,6 +103,8 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
         with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
+            if is_much(files_of(pinned)):
+                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
@@ -124,7 +126,7 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
             found = files_of(pinned)
             known = recorded(found, config.sources, config.slice_bytes, [output.root])
             fresh = [file for file in found if file not in known]
-            if any("://" in file.uri for file in fresh) or sum(file.size or 0 for file in fresh) > LOOKED_INTO:
+            if is_much(fresh):
                 return None
             text = Text(pinned, download(config, found, runner, output.root))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
@@ -133,6 +135,11 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
         if not is_published(output.root, build_id(made_of, layout), layout):
             return None
         return build_version(config, text, tokenizer, runner, output)
+
+
+def is_much(files: list[FoundFile]) -> bool:
+    """Whether it takes a while to fetch files, or to read them."""
+    return any("://" in file.uri for file in files) or sum(file.size or 0 for file in files) > LOOKED_INTO
 
 
 def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:

@@ -15,7 +15,7 @@ from flat_tokens.stores.local import kind_of, pattern_base
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import COMPRESSIONS, HEAD_BYTES, FileFormat, compression_of, detect_format, named_format
 from tasks.config import Source
-from tasks.locations import local_path
+from tasks.locations import local_path, readable
 from tasks.models import FoundFile
 
 ASKED_AT_ONCE = 16
@@ -66,9 +66,11 @@ def _local_table(directory: str) -> Table | None:
     for table in TABLES:
         log = os.path.join(directory, table.log)
         try:
-            if kind_of(log) == "directory" and (not table.entry or any(name.endswith(table.entry) for name in os.listdir(log))):
+            if kind_of(readable(log)) == "directory" and (
+                not table.entry or any(name.endswith(table.entry) for name in os.listdir(log))
+            ):
                 return table
-        except OSError:
+        except (OSError, ValueError):
             continue  # nobody may look there
     return None
 
@@ -77,6 +79,7 @@ def _remote_table(store: Store, directory: str) -> Table | None:
     for table in TABLES:
         log = Store(posixpath.join(directory, table.log), store.fs)
         try:
+            readable(log.url)
             if any(str(name).endswith(table.entry) for name in log.ask("ls", detail=False)):
                 return table
         except Exception:  # noqa: BLE001, S112  every store has errors of its own for what is not there, or not ours to see

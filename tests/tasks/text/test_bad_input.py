@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -797,7 +798,8 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "fraction of a worker": ({"workers": 2.5}, "workers: should be a whole number, not 2.5"),
     "boolean as a size": ({"slice_bytes": True}, "slice_bytes: should be a number, not true"),
     "name that is a number": ({"name": 12}, "name: should be text, not 12"),
-    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
+    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, in quotes if it is a number"),
+    "tokenizer that is a list": ({"tokenizer": ["gpt2"]}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
     "documents that are a word": ({"documents": "skip"}, "documents: should be a mapping of settings, not 'skip'"),
     "sources that are nothing": ({"source": REMOVED, "sources": None}, "sources: should be a list, not nothing"),
     "no workers": ({"workers": 0}, "workers: should be greater than or equal to 1, not 0"),
@@ -809,7 +811,42 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
         "documents.on_bad: should be 'error', 'skip' or 'replace', not 'ignore'",
     ),
     "unknown layout": ({"layout": "zip"}, "layout: should be 'auto', 'mmap', 'compact' or 'zarr2', not 'zip'"),
-    "no output": ({"output": REMOVED}, "output: Field required"),
+    "no output": ({"output": REMOVED}, "output is missing. Set it: Directory or URL, such as /data/web"),
+    "no tokenizer": ({"tokenizer": REMOVED}, "tokenizer is missing. Set it: A tiktoken encoding (cl100k_base), 'bytes', a"),
+    "no source": ({"source": REMOVED}, "source is missing. Set it: Where the text comes from"),
+    "no name of a tokenizer": ({"tokenizer": {"revision": "x"}}, "tokenizer.name is missing. Set it: A tiktoken encoding"),
+    "a word that YAML takes for a truth": (
+        {"source": {"hub": {"path": "a/b", "name": False}}},
+        "source.hub.name: should be text, not False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a column that YAML takes for a truth": (
+        {"source": {"path": "x", "keep_columns": ["url", True]}},
+        "source.keep_columns.1: should be text, not True. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "digits that YAML takes for a number": (
+        {"source": {"hub": {"path": "a/b", "revision": 42798}}},
+        "source.hub.revision: should be text, not 42798. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put",
+    ),
+    "a day that YAML takes for a date": (
+        {"source": {"path": "x", "messages_column": "m", "chat_date": date(2026, 7, 31)}},
+        "source.chat_date: should be text, not the date 2026-07-31. YAML makes that of digits such as",
+    ),
+    "a choice that YAML takes for a truth": (
+        {"source": {"path": "x", "quotes": False}},
+        "source.quotes: should be 'csv' or 'none', not False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a key that YAML takes for a truth": (
+        {"source": {"path": "x", False: "y"}},
+        "a key of source is False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a delimiter of two characters": (
+        {"source": {"path": "x", "delimiter": "||"}},
+        r'source.delimiter: should be one character of ASCII, such as ; or "\t", and no quote',
+    ),
+    "a delimiter of what is no CSV": (
+        lambda tmp: {"source": {"path": str(tmp / "in.jsonl"), "delimiter": ";"}},
+        "in.jsonl is jsonl, which has no delimiter. Leave source.delimiter out",
+    ),
     "no sources": ({"source": REMOVED, "sources": []}, "sources: needs at least one item"),
     "source and sources": ({"sources": [{"path": "x"}]}, "there are both 'source' and 'sources'"),
     "sources that are no list": (
@@ -941,7 +978,10 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(
         ('{"output": "x", "output": "x"}', "config.yaml: the key 'output' is in line 1 and again in line 1; remove one"),
         ("[" * 100_000, "is nested too deep"),
         ("output: x\nsource: {path: y\ntokenizer: bytes\n", "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)"),
-        ("1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n", "1: Keys should be strings"),
+        (
+            "1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n",
+            "a key is 1. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put them in quotes",
+        ),
         ("output: x\nlayout: !!bool x\n", "config.yaml is not YAML: a value does not fit !!bool (line 2, column 9)"),
         ("output: !!timestamp today\n", "config.yaml is not YAML: a value does not fit !!timestamp (line 1, column 9)"),
         ("a: 1\nslices: !!int", "config.yaml is not YAML: a value does not fit !!int (line 2, column 9)"),
