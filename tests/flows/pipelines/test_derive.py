@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-import tasks.derive.pieces
-import tasks.derive.shuffle
 import tasks.assemble.spans
 import tasks.assemble.write
+import tasks.derive.pieces
+import tasks.derive.shuffle
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
@@ -27,11 +27,10 @@ from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.threads import Threads
-from tasks.derive.pieces import sample_hashes
 from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import list_versions
 from tasks.output.target import SplitRule
+from tasks.output.versions import list_versions
 from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
@@ -51,18 +50,18 @@ def small(layout: Layout) -> Layout:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, pieces, blocks and buckets of a few tokens."""
+    """Objects, parts, blocks and buckets of a few tokens."""
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 4)
     monkeypatch.setattr(tasks.derive.pieces, "PART_TOKENS", 24)
     monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
-    monkeypatch.setattr(tasks.derive.pieces, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.derive.shuffle, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(tasks.parts.input, "WHOLE_BLOCKS", Reads(8, None, whole=True))
+    monkeypatch.setattr(tasks.parts.bucket, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr(tasks.derive.shuffle, "GATHERED_TOKENS", 10)
+    monkeypatch.setattr(tasks.parts.bucket, "GATHERED_TOKENS", 10)
 
 
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ import flat_tokens
 import flat_tokens.columns
 import flat_tokens.formats
 import flat_tokens.steps
+import tasks.assemble.spans
 import tasks.derive.pieces
 import tasks.derive.shuffle
-import tasks.assemble.spans
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS
