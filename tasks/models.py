@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class FoundFile(NamedTuple):
 class SourceFile(NamedTuple):
     """A file with a known content. ``location``: its local path, if it was brought to a machine, which is not part of its
     identity; it is readable only there. ``stamp``: of the file at that path, when the digest was taken. ``found``: where the file
-    can be had again.
+    can be had again. ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
     """
 
     source: int
@@ -76,9 +76,10 @@ class SourceFile(NamedTuple):
     split: Split | None = None
     stamp: Stamp = ()
     found: FoundFile | None = None
+    line_ends: Literal["crlf"] | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (self.sha256, self.format)
+        return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []))
 
 
 class FileRange(NamedTuple):
@@ -129,9 +130,9 @@ class Slice(NamedTuple):
         return f"{first.file.name} and {len(more)} more files" if more else first.label
 
 
-class Held(Model):
-    """Where a published version holds the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order
-    of their rows. ``first_row``: the row of the file at which the slice begins.
+class PublishedLocation(Model):
+    """Where a published version has the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order of
+    their files and rows. ``first_row``: the row of the file at which the slice begins.
     """
 
     version: Name
@@ -140,20 +141,24 @@ class Held(Model):
     train: tuple[int, int]
     validation: tuple[int, int]
 
+    def of(self, split: Split) -> tuple[int, int]:
+        return self.train if split == "train" else self.validation
+
 
 class TokenRange(Model):
-    """Tokens ``first:stop`` of a split, and the digest of their bytes."""
+    """Tokens ``first:stop`` of a split, the digest of their bytes, and that of their loss mask, if there is one."""
 
     first: int = Field(ge=0)
     count: int = Field(ge=0)
     digest: str
+    mask_digest: str = ""
 
     @property
     def stop(self) -> int:
         return self.first + self.count
 
 
-class Within(Model):
+class UnfinishedLocation(Model):
     """Where an unfinished version has the tokens of a slice: a range in each split, in the order of the documents. ``attempt``:
     the one that has those of its objects that are not whole.
     """
@@ -168,9 +173,10 @@ class Within(Model):
 
 
 class TokenShard(Model):
-    """The tokens of a slice: objects of its own, of which this is the receipt; it is written last, so that its presence says
-    that the shard is whole. The tokens may stand in an unfinished version instead. Or a version holds all of it, and this stands
-    in its index.
+    """A tokenized slice. Its tokens are in exactly one place: objects of its own, an unfinished version, or a published one.
+
+    Written next to its objects it is their receipt: it is written last, so that its presence proves that the shard is whole. A
+    published slice is listed in its version's index.
     """
 
     key: Name
@@ -189,8 +195,23 @@ class TokenShard(Model):
     masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
-    within: Within | None = Field(None, description="The place in an unfinished version that has the tokens")
-    held: Held | None = Field(None, description="The place in a version that holds the tokens, instead of objects")
+    unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
+    published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
+
+    @model_validator(mode="before")
+    @classmethod
+    def former_names(cls, facts: Any) -> Any:
+        """Read receipts and indexes of earlier releases, in which the locations have other names."""
+        named = {"within": "unfinished", "held": "published"}
+        return {named.get(name, name): fact for name, fact in facts.items()} if isinstance(facts, dict) else facts
+
+    @model_validator(mode="after")
+    def in_one_place(self) -> Self:
+        if self.published is not None and (self.unfinished is not None or self.objects):
+            raise ValueError(f"shard {self.key[:12]}: its tokens are in version {self.published.version} and elsewhere, too")
+        if self.unfinished is not None and any("encoded_tokens" in stored.key for stored in self.objects):
+            raise ValueError(f"shard {self.key[:12]}: its tokens are in an unfinished version and in objects of its own")
+        return self
 
     @model_validator(mode="after")
     def nothing_lost(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources, tokenizer_of
+from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, is_much, pin_sources, tokenizer_of
 from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
@@ -77,6 +77,8 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             uncut = {} if all(known) or drops else files_of_origin(root, pointer.version)
             needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
             fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
+            if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
+                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
             cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
             tokenizer = loading.result()
             files = [cut[file].file if file in cut else uncut[file] for file in found]

@@ -22,7 +22,7 @@ from tasks.download.cut import at_hand
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.staging import Place
-from tasks.shards.read import document_spec
+from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Documents, Tally, read_documents
 from tasks.text.files import plan_ranges
@@ -260,7 +260,7 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
         for piece in pieces:
             yield _one_by_one(piece, recipe, encoder)
         return
-    ids, offsets = tokens
+    ids, offsets = tokens.ids, tokens.offsets
     counts = (sum(len(some.texts) for some in piece.documents) for piece in pieces)
     at = 0
     for end in accumulate(counts):

@@ -17,8 +17,8 @@ from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
-from tasks.config import Source
-from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in
+from tasks.config import Source, available_memory
+from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import naming
 from tasks.locations import readable_directory
@@ -86,7 +86,7 @@ def read_small(
             if not location:
                 location, stamp = keep(f"{sha256}.raw", data)
             text = data
-            if ending := compression_of(data[:HEAD_BYTES]):
+            if ending := compression_of(data[:HEAD_BYTES], found.name):
                 parts = _unpacked(data, ending, found.name, source.max_expansion or limits.MAX_EXPANSION)
                 if parts is None:
                     yield alone(found), None
@@ -94,7 +94,8 @@ def read_small(
                 text = parts
                 location, stamp = keep(sha256, text)
             kind = detect_format(text[:HEAD_BYTES], found.name, source.format)
-            yield SourceFile(found.source, found.name, len(text), sha256, kind, location, found.split, stamp, found), text
+            file = SourceFile(found.source, found.name, len(text), sha256, kind, location, found.split, stamp, found)
+            yield file._replace(line_ends="crlf") if may_be_crlf(source, kind) and b"\r\n" in text else file, text
 
 
 class _Keeper:
@@ -217,7 +218,7 @@ def _is_of(data: bytes, immutable: str | None) -> bool:
 def _unpacked(data: bytes, ending: str, name: str, max_expansion: int) -> bytes | None:
     """The unpacked bytes of a compressed file; None where there are many."""
     parts, size = list[bytes](), 0
-    for part in unpacked(io.BytesIO(data), ending, name, max_expansion):
+    for part in unpacked(io.BytesIO(data), ending, name, max_expansion, available_memory() // 4):
         parts.append(part)
         size += len(part)
         if size > MOST_UNPACKED:

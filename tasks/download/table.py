@@ -27,7 +27,10 @@ from tasks.output.paths import FILES
 GRAIN_NS = 2_000_000_000
 """The coarsest clock of a file system, in nanoseconds. A file that was touched within it may be written to without a trace."""
 MAGIC = b"flat-tokens files 1\n"
-TEXTS, NUMBERS = ("name", "immutable", "content", "format"), ("size", "mtime", "ctime", "inode", "text_size", "packed")
+TEXTS, NUMBERS = (
+    ("name", "immutable", "content", "format", "line_ends"),
+    ("size", "mtime", "ctime", "inode", "text_size", "packed"),
+)
 """Columns of a table, besides digests and cuts. ``immutable``, ``content``: as the store reports them, empty where it does
 not; ``size``: -1 where it does not. ``mtime``, ``ctime``, ``inode``: of a local file. ``text_size``: of the file when it is
 unpacked, if it is ``packed``.
@@ -102,6 +105,7 @@ class FileTable:
             split=found.split,
             stamp=found.stamp if in_place else (),
             found=found,
+            line_ends=self._texts["line_ends"][row] or None,
         )
         return CutFile(file, tuple(_ranges(self._cuts[self._ends[row] : self._ends[row + 1]])))
 
@@ -189,7 +193,7 @@ def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
         found = file.found
         assert found is not None
         mtime, ctime, inode = found.stamp[1:] or (0, 0, 0)
-        texts.append((found.name, found.immutable or "", found.content or "", file.format))
+        texts.append((found.name, found.immutable or "", found.content or "", file.format, file.line_ends or ""))
         size = -1 if found.size is None else found.size
         numbers.append((size, mtime, ctime, inode, file.size, file.location != found.uri))
         digests.append(file.sha256)
@@ -244,6 +248,6 @@ def _read(root: Store, key: str) -> pa.RecordBatch | None:
 def _is_sound(rows: pa.RecordBatch) -> bool:
     """Whether everything has a value, cuts have all their numbers, and formats are known."""
     lengths = np.diff(_numbers_of(rows.column("cuts").offsets))
-    formats = set(_texts_of(rows.column("format")))
+    known = set(_texts_of(rows.column("format"))) <= FORMATS.keys() and set(_texts_of(rows.column("line_ends"))) <= {"", "crlf"}
     has_nulls = any(column.null_count for column in rows.columns) or rows.column("cuts").values.null_count
-    return not has_nulls and bool((lengths % CUT_NUMBERS == 0).all()) and formats <= FORMATS.keys()
+    return not has_nulls and bool((lengths % CUT_NUMBERS == 0).all()) and known

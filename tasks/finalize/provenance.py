@@ -39,7 +39,7 @@ def provenance(
     steps = config.documents.opened().described
     of_source: list[list[dict[str, Any]]] = [[] for _ in config.sources]
     for file in files:
-        of_source[file.source].append({"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split})
+        of_source[file.source].append(_facts_of(file))
     sources = [
         {
             **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
@@ -65,6 +65,11 @@ def provenance(
         },
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
+
+
+def _facts_of(file: SourceFile) -> dict[str, Any]:
+    facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
+    return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
 
 
 def _of_slices(config: BuildConfig, has_runs: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, 
 T = TypeVar("T")
 SomeOrigin = TypeVar("SomeOrigin", bound="Origin")
 
-FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "stamp")
+FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "line_ends", "stamp")
 """Facts of a file in the record of an origin."""
 
 

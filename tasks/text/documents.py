@@ -216,19 +216,21 @@ def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
     """The error for a bad document, by its *row* in the slice; in the error its row counts from the start of the file."""
-    # Rows before it are counted only here, where somebody wants to know.
-    policy, part, number = DocumentPolicy(), slice_.ranges[0], 0
-    if len(slice_.ranges) > 1:
-        for _, file_rows in Run(slice_.ranges, source, policy, lambda rows, part: None).read():
-            for count in file_rows:
-                if row < count or number + 1 == len(slice_.ranges):
-                    break
-                row, number = row - count, number + 1
-            else:
-                continue
-            break
-        part = slice_.ranges[number]
-    before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
     return ValueError(
-        f"{part.file.name}, row {before + row}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
+        f"{row_name(slice_, source, row)}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
     )
+
+
+def row_name(slice_: Slice, source: Source, row: int) -> str:
+    """The file of a row of a slice, and its number there, for errors."""
+    # Rows before it are counted only here, where somebody wants to know.
+    policy, part = DocumentPolicy(), slice_.ranges[-1]
+    if len(slice_.ranges) > 1:
+        run = Run(slice_.ranges, source, policy, lambda rows, part: None)
+        for number, count in enumerate(count for some in run.read() for count in some.file_rows):
+            if row < count:
+                part = slice_.ranges[number]
+                break
+            row -= count
+    before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
+    return f"{part.file.name}, row {before + row}"

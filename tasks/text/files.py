@@ -25,6 +25,9 @@ def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[File
 
 def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None) -> tuple[Range, ...]:
     """The same without the file. *content*: its bytes, where they are known."""
+    for setting in ("delimiter", "quotes"):
+        if getattr(source, setting) is not None and file.format != "csv":
+            raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
     try:
         with named_errors(file.location):
             read = text_file(file, source, DocumentPolicy())._replace(content=content)
@@ -47,6 +50,9 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
         kept_columns=source.keep_columns or (),
+        crlf=file.line_ends is not None,
+        delimiter=source.delimiter,
+        quotes=source.quotes,
     )
 
 

@@ -14,7 +14,7 @@ from flat_tokens.extras import pa
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text import limits
 from flat_tokens.text.jsonl import parse_block, parse_together
-from flat_tokens.text.plain import BOM
+from flat_tokens.text.plain import BOM, split
 from flat_tokens.text.rows import Rows, neighbours
 from flat_tokens.text.together import can_join, joined, line_counts, plain_texts
 from tasks.config import DocumentPolicy, Source
@@ -75,7 +75,13 @@ class Run(NamedTuple):
     def _texts(self, group: Sequence[FileRange]) -> Iterator[RunRows]:
         """The documents of some files of plain text."""
         data, ends = load(group)
-        texts, counts = plain_texts(data, ends, (self.source.document_separator or "").encode())
+        separator = (self.source.document_separator or "").encode()
+        if separator and any(part.file.line_ends for part in group):
+            blocks = (data[start:stop].tobytes() for start, stop in pairwise([0, *ends.tolist()]))
+            each = [split(block, separator, part.file.line_ends is not None) for block, part in zip(blocks, group, strict=True)]
+            texts, counts = pa.concat_arrays(each), np.array(list(map(len, each)))
+        else:
+            texts, counts = plain_texts(data, ends, separator)
         yield RunRows(Rows(texts, None, np.arange(len(texts)), len(texts), len(data)), counts.tolist())
 
     def _lines(self, group: Sequence[FileRange]) -> Iterator[RunRows]:

@@ -22,7 +22,7 @@ from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson,
 from tasks.config import Source, TokenizerConfig
 from tasks.models import Model
 from tasks.text.documents import text_and_spans
-from tasks.tokenize.engines import MaskedTokens, Tokens, UnencodableError, is_visible, joined, watched
+from tasks.tokenize.engines import Tokens, UnencodableError, is_visible, joined, watched
 
 if TYPE_CHECKING:
     from tasks.tokenize.templates import Rendered, Renderer
@@ -89,10 +89,10 @@ class Marked:
             if not self._lossy and not len(one.ids) and any(map(is_visible, "".join(map(str, of.parts)))):
                 raise UnencodableError("it has no tokens for any of it; tokenizer.lossy allows that")
         parts = [
-            MaskedTokens(one.ids, np.array([0, len(one.ids)]), _mask(of.spans, one.places))
+            Tokens(one.ids, np.array([0, len(one.ids)]), _mask(of.spans, one.places))
             for of, one in zip(rendered, found, strict=True)
         ]
-        return joined(parts) if parts else MaskedTokens(np.empty(0, np.uint32), np.zeros(1, np.int64), np.empty(0, np.uint8))
+        return joined(parts) if parts else Tokens(np.empty(0, np.uint32), np.zeros(1, np.int64), np.empty(0, np.uint8))
 
 
 class Conversations(Marked):

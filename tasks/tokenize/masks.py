@@ -10,7 +10,7 @@ import pyarrow as pa
 from flat_tokens.text.rows import prompts_and_completions
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.tokenize.chat import Chat, conversations, spanned
-from tasks.tokenize.engines import Encoder, MaskedTokens, Tokens, joined
+from tasks.tokenize.engines import Encoder, Tokens, joined
 
 NO_STEPS = DocumentPolicy()
 
@@ -36,7 +36,7 @@ class Completions:
 def _masked(tokens: Tokens) -> Tokens:
     """Tokens of prompts and completions in turn -> those of documents, with their mask."""
     counts = np.tile(np.array([0, 1], np.uint8), len(tokens.offsets) // 2)
-    return MaskedTokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
+    return Tokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
 
 
 def encoder_of(

@@ -234,6 +234,7 @@ def test_a_file_is_its_content_wherever_it_lies() -> None:
     assert here.identity() == there.identity()
     assert here.identity() != source_file(sha256="cd").identity()
     assert here.identity() != source_file(format="text").identity()
+    assert source_file(line_ends="crlf").identity() != here.identity() == ("ab", "jsonl")
 
 
 def test_slices_are_named_by_file_and_range() -> None:

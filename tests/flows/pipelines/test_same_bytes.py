@@ -22,7 +22,7 @@ from flows.pipelines.import_ import import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.support import build_here
-from tests.tasks.split.test_split import small
+from tests.made import small
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges
+from tests.examples import examples
 from tests.slices import slices_of
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -172,6 +174,44 @@ def test_texts_are_cut_at_separators_from_left_to_right(
     blocks_of(block)
     found = whole(path, "text", Source(path="x", document_separator=separator), slice_bytes)
     assert found == documents(expected)
+
+
+@given(
+    data=st.text("a-\r\n", max_size=60),
+    separator=st.sampled_from(["\n", "\n\n", "-\n", "\n-\n", "-"]),
+    slice_bytes=st.integers(1, 70),
+    block=st.integers(1, 20),
+)
+@example(data="a\r\n\r\nb\n\r\n\n-", separator="\n\n", slice_bytes=2, block=1)
+@example(data="\r\n" * 9, separator="\n\n", slice_bytes=3, block=2)
+@examples(300)
+def test_texts_are_cut_at_separators_whose_line_feeds_are_crlf(
+    tmp_path: Path, blocks_of: Callable[[int], None], data: str, separator: str, slice_bytes: int, block: int
+) -> None:
+    """At each place by itself, also across slices and blocks."""
+    path = tmp_path / "file.txt"
+    path.write_bytes(data.encode())
+    expected = re.split("\r?\n".join(map(re.escape, separator.split("\n"))), data)
+    if not expected[-1]:
+        expected.pop()
+    blocks_of(block)
+    source, file = Source(path="x", document_separator=separator), source_file(path, "text")
+    found = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, slice_bytes)
+    assert read_slices(found, source) == documents(expected)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n"])
+def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
+    tmp_path: Path, blocks_of: Callable[[int], None], separator: str
+) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes(separator.replace("\n", "\r\n").join(["a", "x" * 50, "b", "c" * 9]).encode())
+    source, file = Source(path="x", document_separator=separator), source_file(path, "text")
+    for block in range(1, 8):
+        blocks_of(block)
+        slices = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, 1000)
+        found = read_slices(slices, source, DocumentPolicy(max_bytes=20, on_bad="skip"))
+        assert [(document.text, document.row) for document in found] == [("a", 0), ("b", 2), ("c" * 9, 3)]
 
 
 def test_a_text_without_a_separator_is_one_document(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
