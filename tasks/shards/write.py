@@ -222,7 +222,8 @@ def tokenize_slice(
     """
     source, file = recipe.source(slice_), slice_.file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
+    by_reference = file.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
     work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=holdings(place.root, indexed))
     made = Making(fresh) if fresh is not None and fresh.takes(slice_.text_bytes) else None
     tally, refused, taken = Tally(), Tally(), 0
