@@ -56,9 +56,9 @@ class Limiter:
         self._most_memory = resource.getrlimit(resource.RLIMIT_DATA)[1]
         self._most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
-    def call(self, function: Callable[[T], R], argument: T, size: int, others: int = 0) -> R:
+    def call(self, function: Callable[[T], R], argument: T, size: int, what: str = "for it", others: int = 0) -> R:
         """Call a function with an argument of *size* bytes, while this process has *others*. RefusedError where it fails, or
-        reaches a limit.
+        reaches a limit, with the words *what* it is called for.
         """
         seconds = self._limits.seconds * SHARE_OF_SECONDS * (1 + size / 1e6)
         memory = min(LEAST_MEMORY + MEMORY_OF_A_BYTE * (-(-size >> 20) << 20), self._limits.memory)
@@ -71,12 +71,11 @@ class Limiter:
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
         except _TooLongError:
-            told = (
-                f"it takes the chat template more than {seconds:.1f} seconds of processor time; tokenizer.max_seconds allows that"
-            )
-            raise RefusedError(told, "limits") from None
+            share = f"tokenizer.max_seconds allows {SHARE_OF_SECONDS:.0%} of itself, and as much for each megabyte"
+            detail = f"the chat template takes more than {seconds:.1f} seconds of processor time {what}: {share}"
+            raise RefusedError(detail, "limits") from None
         except MemoryError:
-            raise RefusedError(f"it takes the chat template more than {memory:,} bytes of memory", "limits") from None
+            raise RefusedError(f"the chat template takes more than {memory:,} bytes of memory {what}", "limits") from None
         except (RefusedError, NotATemplateError):
             raise
         except Exception as error:  # whatever a conversation makes of a template, or of this code
@@ -104,10 +103,10 @@ def trial(renderer: Renderer, limiter: Limiter, names: Names) -> str | None:
     for roles in TRIAL:
         text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])
         try:
-            limiter.call(renderer, text, len(text))
+            limiter.call(renderer, text, len(text), f"for a conversation of short messages: {', '.join(roles)}")
         except RefusedError as error:
             if error.reason in ("limits", "no_day"):
-                return f"{error}. This was tried with {len(roles)} short messages" if error.reason == "limits" else str(error)
+                return str(error)
     return None
 
 
@@ -164,7 +163,7 @@ def _serve(renderer: Renderer, limiter: Limiter, requests: BinaryIO, out: Binary
         for i in range(count):
             text = data[offsets[i] : offsets[i + 1]]
             try:
-                answer.add(limiter.call(renderer, text.decode(), len(text), 2 * (size + ANSWER_BYTES)))
+                answer.add(limiter.call(renderer, text.decode(), len(text), others=2 * (size + ANSWER_BYTES)))
             except RefusedError as error:
                 answer.refuse(error)
             if answer.text_bytes > ANSWER_BYTES:
@@ -192,7 +191,7 @@ def main() -> None:
     given = json.loads(requests.read(size))
     settings, limiter = Settings(**given["settings"]), Limiter(Limits(**given["limits"]))
     try:
-        renderer = limiter.call(Renderer, settings, len(settings.template))
+        renderer = limiter.call(Renderer, settings, len(settings.template), "to be read")
         fault = trial(renderer, limiter, renderer.names)
     except (RefusedError, NotATemplateError) as error:
         fault = str(error)
