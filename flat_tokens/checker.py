@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import ENTRY_BYTES, LINK, MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, check_pointer, manifest_of
+from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import read_json
@@ -81,8 +82,10 @@ def verify(
     *watch* is called with the progress, by one thread at a time.
 
     A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names
-    up to ten faults; FileNotFoundError if there is no published dataset.
+    up to ten faults; FileNotFoundError if there is no published dataset; ValueError for another level.
     """
+    one_of("level", level, get_args(Level))
+    threads = at_least(1, "threads", threads)
     root = Store.at(path_or_url)
     store, published = open_root(root)
     faults: list[str] = []

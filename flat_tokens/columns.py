@@ -28,10 +28,14 @@ else:
 GROUP_ROWS = 1 << 14
 """Rows of a row group, all but the last: bytes do not depend on how rows came."""
 KINDS = ("null", "bool", "int64", "uint64", "float64", "text")
+BEYOND = "int64 beyond 2**53"
+"""The kind of int64 values that float64 does not have all of. It is a shard's alone: a dataset has ``in_manifest(kind)``."""
 RESERVED = ("tokens", "source", "file", "row", "key", "text")
 """Names of what every document has already."""
 NAME = re.compile(r"documents/(train|validation)/columns/(0|[1-9][0-9]{0,18})\.parquet")
 """The key of an object of a split's columns, and the document of its first row."""
+
+REMEDY = "Write its integers as text in the source, or leave the column out of source.keep_columns."
 
 Kinds = Mapping[str, str]
 """The kind of each column by its name, in the columns' order."""
@@ -42,14 +46,35 @@ def name_of(split: str, first: int) -> str:
     return f"documents/{split}/columns/{first}.parquet"
 
 
+FLOAT64_HAS_ALL = float(1 << 53)
+"""Below it, float64 has all integers."""
+
+
+def in_manifest(kind: str) -> str:
+    """The kind as a manifest says it: one of KINDS."""
+    return "int64" if kind == BEYOND else kind
+
+
 def type_of(kind: str) -> pa.DataType:
     types = {"null": pa.null, "bool": pa.bool_, "int64": pa.int64, "uint64": pa.uint64, "float64": pa.float64}
-    return types.get(kind, pa.large_string)()
+    return types.get(in_manifest(kind), pa.large_string)()
 
 
 def kind_of(values: pa.Array) -> str:
     """The kind of values that a reader gives."""
-    return next(kind for kind in KINDS if values.type == type_of(kind))
+    kind = next(kind for kind in KINDS if values.type == type_of(kind))
+    return BEYOND if kind == "int64" and _not_in_float64(values) is not None else kind
+
+
+def _not_in_float64(values: pa.Int64Array) -> int | None:
+    """The first of the integers that float64 does not have; None where it has them all."""
+    data = values.buffers()[1]
+    integers = np.frombuffer(data, np.int64)[values.offset : values.offset + len(values)] if data else np.empty(0, np.int64)
+    found = np.abs(integers.astype(np.float64)) >= FLOAT64_HAS_ALL
+    if not found.any():
+        return None
+    beyond = np.flatnonzero(found & ~np.asarray(values.is_null()))
+    return next((value for value in integers[beyond].tolist() if float(value) != value), None)
 
 
 def common(one: str, other: str) -> str | None:
@@ -58,13 +83,17 @@ def common(one: str, other: str) -> str | None:
         return one
     if one == "null":
         return other
-    return "float64" if {one, other} == {"int64", "float64"} else None
+    return {frozenset(("int64", "float64")): "float64", frozenset(("int64", BEYOND)): BEYOND}.get(frozenset((one, other)))
 
 
 def as_kind(values: pa.Array, kind: str, name: str) -> pa.Array:
     """Values as another kind. ValueError where it has no such value: float64 has not all integers above 2**53."""
     if kind == "null" and values.null_count == len(values):
         return pa.nulls(len(values))
+    if kind == "float64" and values.type == pa.int64():
+        if (beyond := _not_in_float64(values)) is not None:
+            raise ValueError(f"column {name!r} cannot be float64: Integer value {beyond} is none of it. {REMEDY}")
+        return values.cast(pa.float64(), safe=False)
     try:
         return values.cast(type_of(kind))
     except pa.ArrowException as error:

@@ -8,25 +8,26 @@ import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import index
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, get_args
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, read_manifest
+from flat_tokens.options import at_least, one_of, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.loader import View, checked_seed
-from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights
-from flat_tokens.rows.orders import at_least
-from flat_tokens.rows.schedule import Edit, Schedule
+from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
+from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, stored_object
 
-FORMAT, FORMAT_VERSION = "flat-tokens-run", 1
+FORMAT, FORMAT_VERSION = "flat-tokens-run", 2
+FIRST_ORDER: MixtureOrder = 1
+"""The order of a ledger of format version 1, which does not say one. Such a run keeps its order, and its ledger its version."""
 MAX_LEDGER_BYTES = 1 << 24
 DATASET = {"path": str, "split": str, "content?": str, "token_count": int, "seq_count": int}
 SOURCE = {"name": str, "rows": int, "epochs?": int, "dataset?": DATASET, "view?": {"rows": str}}
-SHAPE = {"seed": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
+SHAPE = {"seed": int, "order?": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
 ANYWHERE = ("path", "split", "fields", "framework")
 """These may differ where a run goes on: the place of a dataset, and the arrays in which its rows are handed out."""
 ROWS = {
@@ -66,7 +67,7 @@ class Ledger:
 
         FileExistsError if there is one already; ValueError for sources that no mixture can have.
         """
-        self = cls(path, {"seed": checked_seed(seed), "sources": [], "edits": []}, {}, {}, True)
+        self = cls(path, {"seed": checked_seed(seed), "order": ORDER, "sources": [], "edits": []}, {}, {}, True)
         if self._store.exists(self._key):
             raise FileExistsError(f"{self.path}: there is a ledger already. Go on with it: Ledger.open, then edit")
         self._write(*self._edited(0, sources, batch_size))
@@ -86,16 +87,22 @@ class Ledger:
         The others' datasets are opened where the ledger says, if that is a path of this machine; URLs in it are followed with
         *trust_records*. FileNotFoundError if there is no file; ValueError, naming it, if it is no ledger.
         """
-        self = cls(path, {}, views or {}, places or {}, trust_records)
+        self = cls(path, {}, views or {}, places or {}, true_or_false("trust_records", trust_records))
         try:
             content = read_json(self._store, self._key, MAX_LEDGER_BYTES, "a ledger")
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.path}: there is no ledger. Begin one with Ledger.create") from error
         try:
-            if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
-                raise ValueError(f"format {content.get('format')!r}, version {content.get('format_version')!r}")
-            self._content = {name: content[name] for name in SHAPE if name in content}
+            version = content.get("format_version")
+            if content.get("format") != FORMAT or isinstance(version, bool) or version not in (1, FORMAT_VERSION):
+                raise ValueError(f"format {content.get('format')!r}, version {version!r}")
+            named = (name.rstrip("?") for name in SHAPE)
+            self._content = {name: content[name] for name in named if name in content}
             check(self._content, SHAPE, "it")
+            if version == 1 and "order" in content:
+                raise ValueError(f"version 1 has no order, but it is {content['order']!r}")
+            if version > 1:
+                one_of("order", content.get("order"), get_args(MixtureOrder))
             names = [source["name"] for source in self._content["sources"]]
             if len(set(names)) < len(names) or not self._content["edits"]:
                 raise ValueError("names come twice, or there are no edits")
@@ -116,6 +123,12 @@ class Ledger:
     def names(self) -> tuple[str, ...]:
         """The sources' names: those that were ever in the run, in the order in which they came."""
         return tuple(source["name"] for source in self._content["sources"])
+
+    @property
+    def order(self) -> MixtureOrder:
+        """The order of its mixture. Ledgers of releases before order 2 are of order 1, and stay so."""
+        order: MixtureOrder = self._content.get("order", FIRST_ORDER)
+        return order
 
     def dataset(self, name: str) -> tuple[str, str] | None:
         """Path or URL of the dataset of a source, and the split. None for a view that is of no dataset.
@@ -149,8 +162,10 @@ class Ledger:
                     f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
                     f"again and open the ledger with views={{{name!r}: view}}"
                 )
-            if unknown := settings.keys() - ROWS[rows] - {"bos", "eos", "fields", "framework"}:
-                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}")
+            known = ROWS[rows] | {"bos", "eos", "loss_mask", "fields", "framework"}
+            if unknown := settings.keys() - known:
+                has = ", ".join(sorted(known))
+                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
             path, split = where
             self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
         described = _described(name, self._views[name], source.get("epochs"))
@@ -172,7 +187,7 @@ class Ledger:
         """
         views = {name: self.view(name) for name in self.names}
         epochs = [source.get("epochs") for source in self._content["sources"]]
-        return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps)
+        return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps, self.order)
 
     def edit(self, step: int, sources: Mapping[str, NewSource] | None = None, *, batch_size: int | None = None) -> None:
         """From *step* on, the run has *sources*, all of them, and batches of *batch_size*; without one of them, as before.
@@ -199,14 +214,15 @@ class Ledger:
             raise ValueError("a mixture needs at least one source")
         known, views, weights = list(self._content["sources"]), dict(self._views), {}
         for name, given in sources.items():
-            if not isinstance(given, tuple):
+            if not isinstance(given, tuple | list) and (name in self.names or is_weight(given)):
                 self._source(name)
-                weights[name] = given
+                weights[name] = _as_json_holds(given)
                 continue
             if name in self.names:
                 raise ValueError(f"the run has had a source {name!r}. Give its weight alone, or the new source another name.")
-            view, weights[name], *epochs = given
-            known.append(_described(name, view, epochs[0] if epochs else None))
+            view, weight, epochs = source_of(name, given)
+            weights[name] = _as_json_holds(weight)
+            known.append(_described(name, view, epochs))
             views[name] = view
         check_weights(weights)
         described = {name: weight.as_json() if isinstance(weight, Schedule) else weight for name, weight in weights.items()}
@@ -217,7 +233,8 @@ class Ledger:
         return content, tried._views
 
     def _write(self, content: dict[str, Any], views: dict[str, View]) -> None:
-        self._store.put(self._key, to_json({"format": FORMAT, "format_version": FORMAT_VERSION, **content}))
+        version = FORMAT_VERSION if "order" in content else 1
+        self._store.put(self._key, to_json({"format": FORMAT, "format_version": version, **content}))
         self._content, self._views = content, views
 
     def _source(self, name: str) -> dict[str, Any]:
@@ -237,6 +254,11 @@ class Ledger:
         return edits
 
 
+def _as_json_holds(weight: Any) -> Any:
+    """A weight as JSON holds it, which knows no numbers of numpy. What is none stays as it is, to be refused by name."""
+    return float(weight) if is_weight(weight) and not isinstance(weight, int | float | Schedule) else weight
+
+
 def _weight(given: Any) -> float | Schedule:
     if isinstance(given, dict):
         return Schedule(given["points"], given["by"], given["kind"])
@@ -249,7 +271,7 @@ def _described(name: str, view: View, epochs: int | None) -> dict[str, Any]:
     """A source for JSON: enough to open its view again, and to tell whether it is the same."""
     if not isinstance(name, str):
         raise TypeError(f"a source's name is text, but here it is {name!r}")
-    source: dict[str, Any] = {"name": name, "rows": len(view), "epochs": None if epochs is None else index(epochs)}
+    source: dict[str, Any] = {"name": name, "rows": len(view), "epochs": checked_epochs(name, epochs)}
     if isinstance(view, SplitView):
         # through JSON, so that what was read and what is made now can be compared
         source["view"] = json.loads(json.dumps(view.described()))

@@ -43,7 +43,7 @@ STORED: dict[str, Any] = {"key": str, "size": int, "blake3": str}
 """A stored object, and nothing else. Older releases wrote its sha256."""
 COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
 DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {}}
-FILE = {"name": str, "size": int, "sha256": str, "parts?": [PART]}
+FILE = {"name": str, "size": int, "sha256": str, "line_ends?": str, "parts?": [PART]}
 SOURCE = {"name": str, "from?": str, "revision?": str, "files": [FILE]}
 TOKENIZER = {"name?": str, "digest?": str, "highest_id?": int, "revision?": str}
 PROVENANCE: dict[str, Any] = {

@@ -18,10 +18,10 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
 from flat_tokens.nearest import no_dataset
+from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
-from flat_tokens.rows.orders import at_least
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, TooLong
 from flat_tokens.rows.selection import selected

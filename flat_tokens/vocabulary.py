@@ -8,6 +8,7 @@ object per token.
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import json
 import operator
@@ -30,6 +31,8 @@ UNKNOWN = "\ufffd".encode()
 """Text of an id that the vocabulary does not have."""
 
 MAX_TABLE_IDS = 1 << 26
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v"
 
 Encode = Callable[[str], npt.NDArray[np.uint32]]
 
@@ -115,18 +118,63 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
         return ByteValues()
     if path.suffix == ".tiktoken":
         return _rank_file(path, pattern)
-    if path.suffix == ".json" or kind_of(path) == "directory":
-        return _tokenizer_json(name, _read(path / "tokenizer.json" if kind_of(path) == "directory" else path))
+    if kind_of(path) == "directory":
+        return _tokenizer_json(name, _read(_json_in(path)))
+    if path.suffix == ".json":
+        return _tokenizer_json(name, _read(path))
+    if kind_of(path) == "file":
+        raise ValueError(f"the tokenizer {name} is neither a tokenizer.json nor a .tiktoken file. {_conversion(path.parent)}")
     if name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts:
         return _from_hub(name, revision, pin)
     tiktoken = extra("tiktoken", f"the tokenizer {name!r}")
     if name not in tiktoken.list_encoding_names():
+        known = ", ".join(tiktoken.list_encoding_names())
         raise ValueError(
-            f"there is no tokenizer {name!r}. Set tokenizer to one of {', '.join(tiktoken.list_encoding_names())}, bytes, "
+            f"there is no tokenizer {name!r}.{_nearest(tiktoken, name)} Set tokenizer to one of {known}, bytes, "
             "a .tiktoken file, a tokenizer.json, or a hub repository such as openai-community/gpt2."
         )
     encoding = _encoding(tiktoken, name)
     return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
+
+
+def _nearest(tiktoken: Any, name: str) -> str:
+    """The name nearest to one that means nothing, as a question; empty where none is near."""
+    names = [*tiktoken.list_encoding_names(), "bytes"]
+    try:
+        near = [tiktoken.encoding_name_for_model(name)]
+    except KeyError:
+        longer = [one for one in names if len(name) > 2 and one.startswith(name.lower())]
+        near = longer or difflib.get_close_matches(name.lower(), names, 1, 0.8)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "tekken.json": lambda json: isinstance(json.get("vocab"), list) and "config" in json,
+    "vocab.json": lambda json: bool(json) and all(type(i) is int for i in json.values()),
+    "tokenizer_config.json": lambda json: "tokenizer_class" in json or "chat_template" in json,
+    "config.json": lambda json: "model_type" in json and "vocab_size" in json,
+}
+"""Other files of tokenizers and models, by their usual names, and how each is known by its content."""
+
+PARTS = (*FORMS, "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+
+
+def _json_in(directory: Path) -> Path:
+    """The tokenizer.json of a directory. ValueError where it has other files of a tokenizer alone."""
+    path, parts = directory / "tokenizer.json", [part for part in PARTS if kind_of(directory / part) == "file"]
+    if parts and kind_of(path) is None:
+        raise ValueError(f"the tokenizer {directory} has no tokenizer.json, only {', '.join(parts)}. {_conversion(directory)}")
+    return path
+
+
+def _conversion(directory: Path) -> str:
+    """How a tokenizer.json is had in a directory that has a tokenizer of another form."""
+    if kind_of(directory / "tokenizer.json") == "file":
+        return f"Name {directory / 'tokenizer.json'}"
+    return (
+        "transformers makes a tokenizer.json of many others: "
+        f"AutoTokenizer.from_pretrained({os.fspath(directory)!r}).save_pretrained('converted')"
+    )
 
 
 def _encoding(tiktoken: Any, name: str) -> Any:
@@ -142,9 +190,12 @@ def _encoding(tiktoken: Any, name: str) -> Any:
 def _read(path: Path) -> bytes:
     try:
         with open_plain(path) as file:
-            return file.read()
+            data = file.read()
     except OSError as error:
         raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    if data.startswith(LFS_POINTER):
+        raise ValueError(f"the tokenizer {path} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull")
+    return data
 
 
 def _rank_file(path: Path, pattern: str | None) -> Ranks:
@@ -189,7 +240,10 @@ def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson
         if pin:  # a branch or tag is one commit for all processes of a build
             revision = hub.HfApi(endpoint=endpoint).model_info(repository, revision=revision).sha
         path = hub.hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=endpoint)
-    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+    except hub.errors.EntryNotFoundError as error:
+        remedy = _conversion(Path(repository))
+        raise ValueError(f"the tokenizer {repository!r} of the hub has no tokenizer.json. {remedy}") from error
+    except Exception as error:  # what the hub's client raises without a network is none of its own errors
         raise ValueError(
             f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Check the name and the network, or name a tokenizer.json."
@@ -212,7 +266,7 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
         return Path(hub.hf_hub_download(name, file, revision=revision, endpoint=os.environ.get("HF_ENDPOINT"))).read_bytes()
     except hub.errors.EntryNotFoundError:
         return None
-    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # what the hub's client raises without a network is none of its own errors
         raise ValueError(f"{file} of {name!r} cannot be had from the hub ({type(error).__name__}). Check the network.") from error
 
 
@@ -222,11 +276,22 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
         definition = json.loads(data)
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises a bare Exception
+        if form := _form_of(data):
+            raise ValueError(f"{name} is a {form}, not a tokenizer.json. {_conversion(Path(name).parent)}") from error
         raise ValueError(f"{name} is not a tokenizer.json that 'tokenizers' {tokenizers.__version__} loads: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer, revision)
+
+
+def _form_of(data: bytes) -> str | None:
+    """The usual name of a file that is no tokenizer.json; None where it is not known."""
+    try:
+        definition = json.loads(data)
+    except ValueError:
+        return None
+    return next((form for form, is_it in FORMS.items() if isinstance(definition, dict) and is_it(definition)), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +399,7 @@ def _bytes_of_tokens(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
     decoders = list(_flat(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds | {part.get("type") for part in _flat(definition.get("pre_tokenizer"))}:
-        values = {character: value for value, character in enumerate(_byte_level_alphabet())}
+        values = {character: value for value, character in enumerate(byte_level_alphabet())}
         return lambda token: b"".join(
             bytes([values[character]]) if character in values else character.encode() for character in token
         )
@@ -369,7 +434,7 @@ def _flat(part: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
         yield from _flat(inner) if inner.get("type") == "Sequence" and inner is not part else [inner]
 
 
-def _byte_level_alphabet() -> list[str]:
+def byte_level_alphabet() -> list[str]:
     """The character that stands for each byte: itself where it can be seen, else one above U+00FF, in order."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
+from flat_tokens.options import one_of
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
 BYTES_AT_ONCE = 2 << 20
@@ -191,9 +192,9 @@ def write_dataset(
     provenance: dict[str, Any] | None = None,
 ) -> Store:
     """Write a dataset to an empty path or URL, the root group's metadata last. A split whose batches have a ``loss_mask`` has
-    one. FileExistsError if something is there already.
+    one. FileExistsError if something is there already, ValueError for a layout that there is not.
     """
-    store, chosen = Store.at(path_or_url), LAYOUTS[layout]
+    store, chosen = Store.at(path_or_url), LAYOUTS[one_of("layout", layout, LAYOUTS)]
     check(json.loads(to_json(provenance or {})), PROVENANCE, "provenance")  # or readers would refuse the manifest
     if store.exists(""):
         raise FileExistsError(f"{store.url}: exists already. A dataset is written once; choose another path.")

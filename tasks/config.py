@@ -10,7 +10,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import RESERVED
@@ -64,6 +73,20 @@ Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
+
+def one_character(value: str) -> str:
+    """A delimiter; people write a tab as a backslash and a t, too."""
+    value = "\t" if value == r"\t" else value
+    if not re.fullmatch(r"[\t !#-~]", value):
+        raise ValueError(r'should be one character of ASCII, such as ; or "\t", and no quote')
+    return value
+
+
+Delimiter = Annotated[
+    str,
+    AfterValidator(one_character),
+    WithJsonSchema({"type": "string", "pattern": r"^([\t !#-~]|\\t)$", "examples": [";"]}),
+]
 READING = ("text_column", "id_column", "document_separator")
 """The settings of a source that are part of the keys of its token shards."""
 
@@ -141,6 +164,15 @@ class Source(Model):
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
     )
+    delimiter: Delimiter | None = Field(
+        None,
+        description="CSV files: what stands between fields, such as ; or \\t; without it a comma, a tab where the name says .tsv",
+    )
+    quotes: Literal["csv", "none"] | None = Field(
+        None,
+        description="CSV files: csv: a field in quotes may hold delimiters and line ends. none: quotes are text. Without it csv, "
+        "but rows that may well be several are refused",
+    )
     max_expansion: Whole | None = Field(
         None,
         ge=1,
@@ -193,7 +225,13 @@ class Source(Model):
         """The settings that decide which documents a file holds."""
         columns = (self.prompt_column, self.completion_column, self.messages_column)
         kept = [{"kept": self.keep_columns}] if self.keep_columns else []
-        return (*(getattr(self, setting) for setting in READING), *([columns] if self.masked else []), *kept)
+        csv = {name: value for name in ("delimiter", "quotes") if (value := getattr(self, name)) is not None}
+        return (
+            *(getattr(self, setting) for setting in READING),
+            *([columns] if self.masked else []),
+            *kept,
+            *([{"csv": csv}] if csv else []),
+        )
 
 
 TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository"
@@ -369,7 +407,10 @@ class BuildConfig(Model):
         if isinstance(tokenizer, str):
             value["tokenizer"] = {"name": tokenizer}
         elif "tokenizer" in value and not isinstance(tokenizer, dict | TokenizerConfig):
-            raise ValueError("'tokenizer' is a name, such as cl100k_base, or a mapping of name, pattern, revision, engine")
+            quotes = ", in quotes if it is a number or a word such as no" if isinstance(tokenizer, bool | int | float) else ""
+            raise ValueError(
+                f"'tokenizer' is a name, such as cl100k_base{quotes}, or a mapping of name, pattern, revision, engine"
+            )
         return value
 
     @field_validator("sources")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from datetime import date, time
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -22,11 +23,42 @@ def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool =
         if fault["type"] == "extra_forbidden":
             sentences.append(f"unknown key {where!r}. {_nearest(str(fault['loc'][-1]), model, fault['loc'][:-1])}")
             continue
+        if fault["type"] == "missing":
+            sentences.append(f"{_single(where)} is missing. {_explained(model, fault['loc'])}")
+            continue
+        if fault["type"] == "invalid_key":
+            within = f" of {where.rpartition('.')[0]}" if "." in where else ""
+            sentences.append(f"a key{within} is {fault['input']!r}. {_quotes(fault['input'])}".rstrip())
+            continue
         message = PLAIN_WORDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        if fault["type"] not in ("missing", "too_short", "value_error"):
+        if fault["type"] not in ("too_short", "value_error"):
             message += _shown(fault["input"])
+        if fault["type"] in ("string_type", "literal_error") and (quotes := _quotes(fault["input"])):
+            message += f". {quotes}"
         sentences.append(f"{where}: {message}" if where else message)
     return sentences
+
+
+def _single(where: str) -> str:
+    return "source" if where == "sources" else where
+
+
+def _explained(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What a setting is, for whoever has to set it."""
+    here = model
+    for part in path[:-1]:
+        here = _nested(here).get(str(part), here)
+    field = here.model_fields.get(str(path[-1]))
+    return f"Set it: {field.description}." if field is not None and field.description else "Set it."
+
+
+def _quotes(value: Any) -> str:
+    """The remedy where YAML has made something else of a text; empty where it has not."""
+    if isinstance(value, bool):
+        return "YAML makes that of words such as no and on: put the word in quotes"
+    if isinstance(value, int | float | date | time):
+        return "YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put them in quotes"
+    return ""
 
 
 PLAIN_WORDS = {
@@ -48,6 +80,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, str) and (len(value) > 40 or "@" in value or "/" in value):
         return ""
     named = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
+    if isinstance(value, date | time):
+        return f", not the {'time' if isinstance(value, time) else 'date'} {value.isoformat()}"
     return f", not {named.get(type(value)) or repr(value)}"
 
 

@@ -180,11 +180,23 @@ def remove_held_shards(root: Store) -> None:
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
             versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
-            held = {shard.key for version in versions for shard in read_index(root, version).held}
+            held = {shard.key for version in versions for shard in read_index(root, version).published}
             gone = [_shard(key, 0, HELD) for key in stored_shards(root) if key in held]
             gone += unneeded_objects(root, {key for key in stored_shards(root) if key not in held})
             list(pool.map(functools.partial(_remove, root), gone))
             _tidy(root)
+
+
+def remove_abandoned_objects(root: Store) -> None:
+    """Remove what killed attempts have left of unfinished objects that no receipt names, unless a build is running. Without that
+    each of them would leave a copy of the objects that it had open, and a crash loop would fill the disk.
+    """
+    if not attempts_left(root):
+        return
+    with collecting(root) as busy:
+        for item in unneeded_objects(root, stored_shards(root)) if busy is None else ():
+            _remove(root, item)
+        _tidy(root)
 
 
 def stored_shards(root: Store) -> list[str]:
@@ -202,8 +214,8 @@ def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
     attempts, needed = attempts_left(root), set[str]()
     for key in shards if attempts else ():
         with contextlib.suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
-            within = read_receipt(read_record(root, receipt_key(key))).within
-            needed |= {within.attempt} if within else set()
+            unfinished = read_receipt(read_record(root, receipt_key(key))).unfinished
+            needed |= {unfinished.attempt} if unfinished else set()
     left = (f"{paths.UNFINISHED}/{attempt}" for attempt in attempts if attempt not in needed)
     why = "no token shard is in it"
     return [Garbage(kind="unfinished objects", name=key, byte_count=_size(root, key)[0], why=why) for key in left]

@@ -224,7 +224,9 @@ def checked_session(began: str) -> Any:
             check_hop(began, request.url)
             pool: Any = super().get_connection_with_tls_context(request, *arguments, **options)
             if pool.proxy is None:
-                pool.ConnectionCls = type("Checked", (_Peer, pool.ConnectionCls), {"asked": (began, request.url)})
+                # A pool is used again where a server leads to another path of its own: it has a checked class then.
+                plain = type(pool).ConnectionCls
+                pool.ConnectionCls = type("Checked", (_Peer, plain), {"asked": (began, request.url)})
             return pool
 
     session = requests.Session()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flat_tokens.manifest import SplitName
@@ -55,14 +59,15 @@ class SourceFile(Model):
     sha256: Digest
     format: FileFormat
     split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
+    line_ends: Literal["crlf"] | None = Field(None, description="crlf: line feeds of the source's separator may be CR LF in it")
     stamp: tuple[int, ...] = Field((), description="Size, times and inode when the digest was taken")
     found: FoundFile | None = Field(None, description="Where it can be had again")
 
     def identity(self) -> tuple[Any, ...]:
-        return (self.sha256, self.format)
+        return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []))
 
 
-class Slice(Model):
+class FileRange(Model):
     """A range of a file's text: row groups or record batches ``start:stop``, of those the rows ``rows``; or bytes
     ``start:stop`` at ends of documents.
     """
@@ -77,31 +82,68 @@ class Slice(Model):
     def label(self) -> str:
         return f"{self.file.name}[{self.start}:{self.stop}]" + (f"@{self.rows[0]}" if self.rows else "")
 
+    def identity(self) -> tuple[Any, ...]:
+        """What decides its text, besides how the file is read."""
+        return (self.file.identity(), (self.start, self.stop, self.rows))
 
-class Held(Model):
-    """Where a published version holds the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order
-    of their rows. ``first_row``: the row of the file at which the slice begins.
+
+class Slice(Model):
+    """The unit of work and resume: one range of a large file, or a run of whole small files of one source, in their order. Its
+    rows count through all of its ranges.
+    """
+
+    ranges: tuple[FileRange, ...] = Field(min_length=1)
+
+    @property
+    def source(self) -> int:
+        """Index of its source."""
+        return self.ranges[0].file.source
+
+    @property
+    def split(self) -> Split | None:
+        """The split of all its documents; None: by their keys."""
+        return self.ranges[0].file.split
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much text."""
+        return sum(part.text_bytes for part in self.ranges)
+
+    @property
+    def label(self) -> str:
+        first, *more = self.ranges
+        return f"{first.file.name} and {len(more)} more files" if more else first.label
+
+
+class PublishedLocation(Model):
+    """Where a published version has the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order of
+    their files and rows. ``first_row``: the row of the file at which the slice begins.
     """
 
     version: Name
     first_row: int
+    first_file: int | None = Field(None, description="The number of its first file in the version, for a run of files")
     train: tuple[int, int]
     validation: tuple[int, int]
 
+    def of(self, split: Split) -> tuple[int, int]:
+        return self.train if split == "train" else self.validation
+
 
 class TokenRange(Model):
-    """Tokens ``first:stop`` of a split, and the digest of their bytes."""
+    """Tokens ``first:stop`` of a split, the digest of their bytes, and that of their loss mask, if there is one."""
 
     first: int = Field(ge=0)
     count: int = Field(ge=0)
     digest: str
+    mask_digest: str = ""
 
     @property
     def stop(self) -> int:
         return self.first + self.count
 
 
-class Within(Model):
+class UnfinishedLocation(Model):
     """Where an unfinished version has the tokens of a slice: a range in each split, in the order of the documents. ``attempt``:
     the one that has those of its objects that are not whole.
     """
@@ -116,9 +158,10 @@ class Within(Model):
 
 
 class TokenShard(Model):
-    """The tokens of a slice: objects of its own, of which this is the receipt; it is written last, so that its presence says
-    that the shard is whole. The tokens may stand in an unfinished version instead. Or a version holds all of it, and this stands
-    in its index.
+    """A tokenized slice. Its tokens are in exactly one place: objects of its own, an unfinished version, or a published one.
+
+    Written next to its objects it is their receipt: it is written last, so that its presence proves that the shard is whole. A
+    published slice is listed in its version's index.
     """
 
     key: Name
@@ -136,16 +179,42 @@ class TokenShard(Model):
     text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
     masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
-    within: Within | None = Field(None, description="The place in an unfinished version that has the tokens")
-    held: Held | None = Field(None, description="The place in a version that holds the tokens, instead of objects")
+    file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
+    unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
+    published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
+
+    @model_validator(mode="before")
+    @classmethod
+    def former_names(cls, facts: Any) -> Any:
+        """Read receipts and indexes of earlier releases, in which the locations have other names."""
+        named = {"within": "unfinished", "held": "published"}
+        return {named.get(name, name): fact for name, fact in facts.items()} if isinstance(facts, dict) else facts
+
+    @model_validator(mode="after")
+    def in_one_place(self) -> Self:
+        if self.published is not None and (self.unfinished is not None or self.objects):
+            raise ValueError(f"shard {self.key[:12]}: its tokens are in version {self.published.version} and elsewhere, too")
+        if self.unfinished is not None and any("encoded_tokens" in stored.key for stored in self.objects):
+            raise ValueError(f"shard {self.key[:12]}: its tokens are in an unfinished version and in objects of its own")
+        return self
 
     @model_validator(mode="after")
     def nothing_lost(self) -> Self:
         if wrong := [stored.key for stored in self.objects if not is_below(stored.key)]:
             raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is no name of an object below it")
+        if self.file_rows and int(self.file_starts[-1]) != self.rows:
+            raise ValueError(f"shard {self.key[:12]}: has {self.rows} rows, but its files have {self.file_starts[-1]}")
         if self.read != self.written + sum(self.skipped.values()):
             raise ValueError(f"shard {self.key[:12]}: read {self.read}, written {self.written}, skipped {self.skipped}")
         return self
+
+    @property
+    def file_starts(self) -> npt.NDArray[np.uint64]:
+        """The row of the slice at which each file of a run of files begins, and the end of the last one: uint64[files + 1]. For
+        one range of one file, its only start.
+        """
+        counts = np.frombuffer(base64.b64decode(self.file_rows), "<u4").astype(np.uint64)
+        return np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
 
     @property
     def has_digests(self) -> bool:
@@ -155,6 +224,11 @@ class TokenShard(Model):
     @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
+
+
+def file_rows_as_text(rows: Sequence[int]) -> str:
+    """The rows of each range of a slice, as a receipt has them: empty for a single one."""
+    return base64.b64encode(np.array(rows, "<u4").tobytes()).decode() if len(rows) > 1 else ""
 
 
 class PinnedSource(Model):

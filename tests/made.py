@@ -12,13 +12,13 @@ import numpy as np
 
 import flat_tokens
 from flat_tokens import TokenBatch
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import manifest_bytes
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, commit
 from tasks.output.pointer import publish
-from tasks.shards.read import document_spec
+from tasks.parts.stored import document_spec
 
 GPT2 = {"name": "gpt2", "digest": "97" * 32, "highest_id": 50256, "revision": None}
 
@@ -113,3 +113,17 @@ def read_docs(path: Path | str) -> dict[str, list[Doc]]:
         ids = [tuple(split.sequence(i).tolist()) for i in range(split.seq_count)]
         found[name] = [Doc(*facts) for facts in zip(ids, *columns, strict=True)]
     return found
+
+
+def small(name: LayoutName, tokens: int, starts: int) -> Layout:
+    """A layout whose objects hold *tokens* tokens and *starts* entries."""
+    spec = LAYOUTS[name]
+    if spec.zarr_format == 2:
+        lengths = ((tokens, tokens), (starts, starts))
+    else:
+        lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
+    return Layout(
+        name,
+        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level),
+        ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
+    )

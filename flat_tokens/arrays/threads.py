@@ -6,6 +6,7 @@ import collections
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +16,21 @@ ITEMS_A_THREAD = 8
 
 
 class Recent(collections.OrderedDict[Any, Any]):
-    """A cache of the *limit* values that were used last. Threads may share it."""
+    """A cache of the *limit* values that were used last. Threads may share it; it is pickled and copied empty."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit, self._lock = limit, threading.Lock()
+        _caches.add(self)
+
+    def __hash__(self) -> int:  # type: ignore[override] # not by its items: a set of all caches holds it
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recent, (self.limit,)
 
     def find(self, key: Any) -> Any:
         with self._lock:
@@ -34,9 +45,22 @@ class Recent(collections.OrderedDict[Any, Any]):
                 self.popitem(last=False)
         return value
 
+    def unlock(self) -> None:
+        """Replace the lock: in a forked child, the thread that may hold it is not there."""
+        self._lock = threading.Lock()
 
+
+_caches: weakref.WeakSet[Recent] = weakref.WeakSet()
 _decoders: list[ThreadPoolExecutor] = []
-os.register_at_fork(after_in_child=_decoders.clear)
+
+
+def _begin_anew_after_fork() -> None:
+    _decoders.clear()
+    for cache in list(_caches):
+        cache.unlock()
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
 def share(work: Callable[[range], None], count: int) -> None:

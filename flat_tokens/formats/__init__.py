@@ -9,7 +9,8 @@ This is the list of formats, and the recognition of a path's format by its conte
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.opening import read_metadata
@@ -35,6 +36,7 @@ __all__ = [
     "Opened",
     "Readable",
     "Splits",
+    "check_format",
     "open_any",
     "recognised",
     "source",
@@ -62,17 +64,28 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
 
     The format is recognised by its content; formats without a recognisable content have to be named. *options* are an
     instance of the format's own dataclass. ValueError if no format is recognised, or several; FileNotFoundError if there
-    is nothing.
+    is nothing; TypeError for options of something else.
     """
+    if format is not None:
+        check_format(format, (FLAT_TOKENS, *FORMATS))
     if format in (None, FLAT_TOKENS) and (splits := _flat_tokens(Store.at(path_or_url), required=format is not None)):
+        if options is not None:
+            raise TypeError(f"options are {options!r}, but {FLAT_TOKENS} has none")
         return Opened(FLAT_TOKENS, splits)
     files = Files.at(path_or_url)
     if format is None:
         format = _recognise(files)
-    elif format not in FORMATS:
-        raise ValueError(f"there is no format {format!r}; there are {', '.join([FLAT_TOKENS, *FORMATS])}")
     chosen = FORMATS[format]
+    if options is not None and not isinstance(options, chosen.options):
+        known = ", ".join(field.name for field in fields(chosen.options))
+        raise TypeError(f"options are {options!r}, but those of {format} are {chosen.options.__qualname__}, with {known}")
     return Opened(format, chosen.open(files, chosen.options() if options is None else options))
+
+
+def check_format(format: object, known: Collection[str]) -> None:
+    """ValueError for the name of a format that is not *known*."""
+    if not isinstance(format, str) or format not in known:
+        raise ValueError(f"there is no format {format!r}; there are {', '.join(known)}")
 
 
 def source(path_or_url: str | os.PathLike[str]) -> Splits:

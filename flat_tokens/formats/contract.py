@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import SplitName
+from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at
 
@@ -114,7 +115,9 @@ LATER = {"later": True}
 
 @dataclass(frozen=True)
 class Options:
-    """Options. ValueError if ``end_of_text`` is no token id, another integer no count, or a value none of its type's literals."""
+    """Options. ValueError if ``end_of_text`` is no token id, another integer no count, a text no text, or a value none
+    of its type's literals.
+    """
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
@@ -122,6 +125,10 @@ class Options:
             if get_origin(hint) is Literal and value not in kinds:
                 *most, last = map(str, kinds)
                 raise ValueError(f"{name} is {value!r}, but it is {', '.join(most)} or {last}")
+            if bool in kinds:
+                true_or_false(name, value)
+            if str in kinds and not (isinstance(value, str) or (value is None and NoneType in kinds)):
+                raise ValueError(f"{name} is {value!r}, but it is text")
             if name == "end_of_text":
                 check_token_id(name, value)
             elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):

@@ -32,6 +32,7 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
+from flat_tokens.options import one_of
 from flat_tokens.stores.store import Store, StoredObject, file_at
 
 INDEX_BLOCK_BYTES = 1 << 18
@@ -237,6 +238,7 @@ def create_raw_index(
     such as the last one of a truncated file, is parsed, and refused if it is not JSON. A blank line is refused too, unless
     it is left out and counted (``skip``).
     """
+    one_of("blank", blank, ("error", "skip"))
     source, name = file_at(jsonl)
     store, key = file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
     spans, start, number = array("q"), 0, 0

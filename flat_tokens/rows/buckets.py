@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
-from flat_tokens.rows.orders import Indices, at_least
+from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 
@@ -54,12 +54,13 @@ class BucketedLoader(ByStep):
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> None:
-        self.lengths, self.seed = tuple(index(length) for length in lengths), checked_seed(seed)
+        self.lengths, self.seed = tuple(whole_number("a length", length) for length in lengths), checked_seed(seed)
         ascend = all(low < high for low, high in zip((0, *self.lengths), self.lengths, strict=False))
         if not ascend or not 1 <= len(self.lengths) <= MAX_BUCKETS:
             raise ValueError(
                 f"lengths are {list(self.lengths)}, but they are 1 to {MAX_BUCKETS} numbers, each larger than the last"
             )
+        drop_last = true_or_false("drop_last", drop_last)
         multiple = at_least(1, "multiple_of", multiple_of)
         sizes = [at_least(1, "batch_tokens", batch_tokens) // length // multiple * multiple for length in self.lengths]
         if not sizes[-1]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.options import true_or_false, whole_number
 from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 
@@ -30,14 +31,14 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
 
     ValueError for ids outside 0 to 2**31 - 1.
     """
-    if loss_mask and tokens.loss_mask is None:
+    if true_or_false("loss_mask", loss_mask) and tokens.loss_mask is None:
         counting: Any = _AllCount
         whole = with_ends(tokens, bos, eos)
         return replace(whole, loss_mask=counting(whole.encoded_tokens))
     if bos is None and eos is None:
         return tokens
     for name, value in (("bos", bos), ("eos", eos)):
-        if value is not None and not 0 <= index(value) <= MAX_TOKEN_ID:
+        if value is not None and not 0 <= whole_number(name, value) <= MAX_TOKEN_ID:
             raise ValueError(f"{name} is {value}, but token ids are 0 to {MAX_TOKEN_ID}")
     starts = _Starts(tokens.seq_starts, (bos is not None) + (eos is not None))
     largest = max(tokens.max_token_id, *(end for end in (bos, eos) if end is not None))

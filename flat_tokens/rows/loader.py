@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import extra
+from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
-from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, at_least, stream_of
+from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, stream_of
 
 
 def checked_seed(value: SupportsIndex) -> int:
-    if not 0 <= (seed := index(value)) < 1 << 64:
+    if not 0 <= (seed := whole_number("seed", value)) < 1 << 64:
         raise ValueError(f"seed is {seed}, but it is from 0 to 2**64 - 1")
     return seed
 
@@ -99,6 +100,12 @@ class View(Protocol):
 
     def batch(self, indices: Indices) -> Any:
         """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
+
+
+def check_view(view: object, what: str = "the view") -> None:
+    """TypeError for an object that has no rows, such as a split: its views have them."""
+    if not (hasattr(view, "__len__") and hasattr(view, "batch")):
+        raise TypeError(f"{what} is {view!r}, but a view has len(view) and view.batch(indices), as split.packed(length) has")
 
 
 class ByStep:
@@ -204,6 +211,10 @@ class ByStep:
         """
         return digest_of(self[step])
 
+    def versions(self) -> dict[str, int]:
+        """Versions of what decides the batches, by name. A state has them and is continued with the same ones."""
+        return {}
+
     def _view_of(self, source: str | None) -> View:
         """The view of a source. ValueError if there is no such source."""
         if source is not None:
@@ -229,11 +240,12 @@ class ByStep:
         """
         if self.process_count != 1:
             raise ValueError(f"this is already the loader of process {self.process_index} of {self.process_count}")
+        process_index, process_count = whole_number("process_index", process_index), whole_number("process_count", process_count)
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index is {process_index}, but with {process_count} processes it is from 0 to one less")
         self._check_shares(process_count)
         part = copy.copy(self)
-        part.process_index, part.process_count = index(process_index), index(process_count)
+        part.process_index, part.process_count = process_index, process_count
         return part
 
     def _check_shares(self, process_count: int) -> None:
@@ -290,7 +302,7 @@ class Steps(Iterator[Any]):
     def __init__(self, loader: ByStep, start: int = 0, stop: int | None = None, prefetch: int = 0, threads: int = 1) -> None:
         self._loader, self._prefetch, self._threads = loader, at_least(0, "prefetch", prefetch), at_least(1, "threads", threads)
         there_are = loader._step_count
-        self._stop = there_are if stop is None else index(stop)
+        self._stop = there_are if stop is None else whole_number("stop", stop)
         if there_are is not None and self._stop is not None and self._stop > there_are:
             raise IndexError(f"there are no steps up to {stop}; there are {there_are}")
         self._ahead: _Ahead | None = None
@@ -357,12 +369,19 @@ class Steps(Iterator[Any]):
         self.close()
 
     def state_dict(self) -> dict[str, int]:
-        """The number of the next step, and its position in the stream."""
-        return {"step": self.step, "position": self._loader.position(self.step)}
+        """The number of the next step, and its position in the stream; of a mixture also its order."""
+        return {"step": self.step, "position": self._loader.position(self.step), **self._loader.versions()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a state. ValueError if it is of a loader whose step is somewhere else in the stream."""
+        """Continue from a state. ValueError if it is of a loader whose step is somewhere else in the stream, or of a mixture in
+        another order.
+        """
         step, position = state["step"], state["position"]
+        for name, version in self._loader.versions().items():
+            if (other := state.get(name, version)) != version:
+                raise ValueError(
+                    f"the state is of {name} {other}, but this loader has {name} {version}: make it with {name}={other}"
+                )
         if (here := self._loader.position(step)) != position:
             raise ValueError(
                 f"the state is of step {step} at sample {position}, but in this loader that step is at sample {here}. "
@@ -462,12 +481,14 @@ class ShuffledLoader(ByStep):
         start_token: int | None = None,
         order: Order = "shuffled",
     ) -> None:
+        check_view(view)
         if len(view) == 0:
             raise ValueError("the view has no rows: there is nothing to load")
         self.seed, self.order = checked_seed(seed), order
         self.epochs = epochs if epochs is None else at_least(1, "epochs", epochs)
         self._stream = stream_of(order, len(view), self.seed)
-        self.drop_last = isinstance(order, ReferenceOrder) if drop_last is None else drop_last
+        is_reference = isinstance(order, ReferenceOrder)
+        self.drop_last = is_reference if drop_last is None else true_or_false("drop_last", drop_last)
         total = None if self.epochs is None else self.epochs * self._stream.epoch_length
         super().__init__(view, batch_size, start, start_token, total=total, drop_last=self.drop_last)
         for name, value in (("batch_size", self.batch_size), ("start", self.start)):

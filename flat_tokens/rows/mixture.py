@@ -6,15 +6,16 @@ import importlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.options import at_least, one_of
 from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.loader import ByStep, View, Visits, checked_rows, checked_seed
-from flat_tokens.rows.orders import Indices, at_least
-from flat_tokens.rows.schedule import Edit, Schedule
+from flat_tokens.rows.loader import ByStep, View, Visits, check_view, checked_rows, checked_seed
+from flat_tokens.rows.orders import Indices
+from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ class Mixture(ByStep):
     *sources* are ``{name: (view, weight)}``, or a list of ``(view, weight)``, named "0", "1" ... Weights are relative: numbers,
     or a `Schedule` of them. The stream is made of blocks of 2**14 samples, each with a permutation of its own. The sources'
     shares are those of the weights, up to one sample in a block and one in a million on the whole. Each source is a stream of
-    shuffled epochs of its own, so a small one comes again sooner; see ``drawn``. A source ``(view, weight, epochs)`` ends after
-    so many epochs; the others go on by their weights, and where none is left the run ends. With *steps* None it never ends
-    otherwise.
+    shuffled epochs of its own, of which every row is drawn before one is drawn again, so a small one comes again sooner; see
+    ``drawn``. A source ``(view, weight, epochs)`` ends after that many epochs. The others go on by their weights, and the run
+    ends when none is left. With *steps* None it never ends otherwise.
+
+    *order* 1 gives the batches of releases before order 2: the rows of a source are permuted within a block, so that an epoch
+    begins before all rows of the one before were drawn.
 
     ValueError for sources that are empty or have different rows, for weights that are not positive numbers, for one so small
-    that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have.
+    that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have. TypeError, naming the source,
+    for what is no view or no weight.
     """
 
     def __init__(
@@ -59,23 +64,32 @@ class Mixture(ByStep):
         steps: int | None = None,
         start: int = 0,
         start_token: int | None = None,
+        order: MixtureOrder = ORDER,
     ) -> None:
-        named = sources if isinstance(sources, Mapping) else {str(k): source for k, source in enumerate(sources)}
-        if not named:
+        given = sources if isinstance(sources, Mapping) else {str(k): source for k, source in enumerate(sources)}
+        if not given:
             raise ValueError("a mixture needs at least one source")
-        views = {name: source[0] for name, source in named.items()}
-        check_weights({name: source[1] for name, source in named.items()})
-        epochs = [source[2] if len(source) > 2 else None for source in named.values()]
-        edit = Edit(0, at_least(1, "batch_size", batch_size), {k: source[1] for k, source in enumerate(named.values())})
-        self._begin(views, epochs, [edit], seed, steps, start, start_token)
+        named = {name: source_of(name, source) for name, source in given.items()}
+        views = {name: view for name, (view, _, _) in named.items()}
+        check_weights({name: weight for name, (_, weight, _) in named.items()})
+        epochs = [most for _, _, most in named.values()]
+        weights = {k: weight for k, (_, weight, _) in enumerate(named.values())}
+        edit = Edit(0, at_least(1, "batch_size", batch_size), weights)
+        self._begin(views, epochs, [edit], seed, steps, start, start_token, order)
 
     @classmethod
     def of_edits(
-        cls, views: Mapping[str, View], epochs: Sequence[int | None], edits: Sequence[Edit], seed: int, steps: int | None = None
+        cls,
+        views: Mapping[str, View],
+        epochs: Sequence[int | None],
+        edits: Sequence[Edit],
+        seed: int,
+        steps: int | None = None,
+        order: MixtureOrder = ORDER,
     ) -> Self:
         """The mixture of a run that was edited. *epochs*: the limit of each source, None without one."""
         self = cls.__new__(cls)
-        self._begin(views, epochs, edits, seed, steps, 0, None)
+        self._begin(views, epochs, edits, seed, steps, 0, None, order)
         return self
 
     def _begin(
@@ -87,16 +101,18 @@ class Mixture(ByStep):
         steps: int | None,
         start: int,
         start_token: int | None,
+        order: MixtureOrder,
     ) -> None:
         from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
 
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
+        self.order: MixtureOrder = one_of("order", order, get_args(MixtureOrder))
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
-        limits = [None if most is None else at_least(1, "epochs", most) for most in epochs]
+        limits = [checked_epochs(name, most) for name, most in zip(views, epochs, strict=True)]
         samples = [None if most is None else most * len(view) for most, view in zip(limits, self.views, strict=True)]
-        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed))
+        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed, order=self.order))
         self._phase_starts = [phase.start for phase in self._phases]
         totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
         self._drawn_before = np.cumsum([np.zeros(len(views), np.int64), *totals], axis=0)
@@ -153,6 +169,9 @@ class Mixture(ByStep):
         found[phase.sources] = phase.drawn(position)
         return found
 
+    def versions(self) -> dict[str, int]:
+        return {"order": self.order}
+
     def _number_of(self, source: str | None) -> int:
         if source is None and len(self.names) == 1:
             return 0
@@ -193,10 +212,32 @@ class Mixture(ByStep):
         return MixedBatch(_together(list(parts.values()), list(where.values())), source, rows)
 
 
+def source_of(name: str, given: Any) -> tuple[View, float | Schedule, int | None]:
+    """A source's view, weight and limit of epochs. TypeError, naming the source, for anything else."""
+    if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
+        raise TypeError(f"source {name!r} is {given!r}, but a source is (view, weight) or (view, weight, epochs)")
+    view, weight, *epochs = given
+    return view, weight, epochs[0] if epochs else None
+
+
+def is_weight(given: object) -> bool:
+    """Whether a value is a number or a `Schedule`."""
+    is_number = hasattr(given, "__float__") and not isinstance(given, bool | np.bool_)
+    return is_number or isinstance(given, Schedule)
+
+
+def checked_epochs(name: str, most: Any) -> int | None:
+    """The limit of a source's epochs."""
+    return None if most is None else at_least(1, f"epochs of source {name!r}", most)
+
+
 def check_weights(weights: Mapping[str, float | Schedule]) -> None:
-    """ValueError for weights that no mixture can have."""
+    """ValueError for weights that no mixture can have. TypeError for what is no weight."""
     from flat_tokens.rows.stretches import exactly, samples_of_a_cycle  # see above
 
+    for name, weight in weights.items():
+        if not is_weight(weight):
+            raise TypeError(f"source {name!r} has weight {weight!r}, but a weight is a number or a Schedule")
     numbers = {name: weight for name, weight in weights.items() if not isinstance(weight, Schedule)}
     for name, weight in numbers.items():
         if not (weight > 0 and math.isfinite(weight)):
@@ -212,7 +253,9 @@ def check_weights(weights: Mapping[str, float | Schedule]) -> None:
 
 
 def check_views(views: Mapping[str, View]) -> None:
-    """ValueError for views that are empty, or whose rows do not fit into one batch."""
+    """ValueError for views that are empty, or whose rows do not fit into one batch. TypeError for what is no view."""
+    for name, view in views.items():
+        check_view(view, f"source {name!r}")
     if empty := [name for name, view in views.items() if len(view) == 0]:
         raise ValueError(f"source {empty[0]!r} has no rows. Leave it out.")
     kinds = {name: _row_kind(name, view) for name, view in views.items()}

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from operator import index
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.options import at_least
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys, reference_permutation
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Permuted: TypeAlias = Callable[[KeyedPermutation, npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
 """A permutation, or its inverse."""
-
-
-def at_least(minimum: int, name: str, value: SupportsIndex) -> int:
-    if (checked := index(value)) < minimum:
-        raise ValueError(f"{name} is {checked}, but it is {minimum} or more")
-    return checked
 
 
 @dataclass(frozen=True)
@@ -243,8 +237,8 @@ def stream_of(order: Order, length: int, seed: int) -> Stream:
         return _BlockStream(order, length, seed)
     if isinstance(order, ReferenceOrder):
         return _ReferenceStream(order, length, seed)
-    if order == "shuffled":
+    if isinstance(order, str) and order == "shuffled":
         return _ShuffledStream(length, seed)
-    if order == "sequential":
+    if isinstance(order, str) and order == "sequential":
         return _SequentialStream(length)
     raise ValueError(f"order is {order!r}, but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder")

@@ -6,11 +6,11 @@ An *index*, made from ``seq_starts`` alone, says which documents a pack is made 
 from __future__ import annotations
 
 import os
-from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
+from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along
 from flat_tokens.rows.packing_index import Fit, IndexFile, Parts, Plan, TooLong, kept_index
 from flat_tokens.rows.views import IGNORED_LABEL, Int64s, Row, SplitView, checked_length, ranges, running_sums
@@ -97,7 +97,7 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
         """
         ids, places = self.document_ids, places_along(self.document_ids)
         attends = (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
-        if causal_padding:
+        if true_or_false("causal_padding", causal_padding):
             return attends
         return attends & ((ids[..., :, None] != PADDING) | (places[:, None] == places[None, :]))
 
@@ -158,22 +158,22 @@ class PackedDocumentsView(SplitView):
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> None:
-        self.length, self.padding_idx = checked_length("length", length), index(padding_idx)
-        max_packs = None if max_packs is None else index(max_packs)
+        self.length, self.padding_idx = checked_length("length", length), whole_number("padding_idx", padding_idx)
+        max_packs = None if max_packs is None else whole_number("max_packs", max_packs)
         if self.length > MAX_LENGTH:
             raise ValueError(f"length is {length}, but packs have up to {MAX_LENGTH} tokens")
         if not -(1 << 31) <= self.padding_idx < 1 << 31:
             raise ValueError(f"padding_idx is {padding_idx}, but tokens are int32")
         if max_packs is not None and max_packs < 0:
             raise ValueError(f"max_packs is {max_packs}, but there are 0 packs or more")
-        for name, value, known in (("fit", fit, Fit), ("too_long", too_long, TooLong)):
-            if value not in get_args(known):
-                raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(get_args(known))}")
-        if (pad_to := index(pad_to)) < 1 or self.length % pad_to:
+        one_of("fit", fit, get_args(Fit))
+        one_of("too_long", too_long, get_args(TooLong))
+        split_across_pack = true_or_false("split_across_pack", split_across_pack)
+        if (pad_to := whole_number("pad_to", pad_to)) < 1 or self.length % pad_to:
             raise ValueError(f"pad_to is {pad_to}, but it is 1 or more, and packs of {length} are a multiple of it")
         if pad_to > 1 and split_across_pack:
             raise ValueError(f"pad_to is {pad_to}, which pads whole documents: leave out split_across_pack")
-        self._plan = Plan(self.length, bool(split_across_pack), max_packs, fit, too_long, pad_to)
+        self._plan = Plan(self.length, split_across_pack, max_packs, fit, too_long, pad_to)
         self._file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
         self._index, self._is_mapped = kept_index(tokens, self._plan, self._file)
         super().__init__(tokens, self._index.pack_count, fields, framework)

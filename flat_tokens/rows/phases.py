@@ -1,7 +1,9 @@
-"""The exact account of a mixture: which sample of which source stands at each position, and where each sample stands.
+"""The exact account of a mixture: the sample of a source at each position, and the position of each sample.
 
-A run is made of *phases*, from one edit to the next. Each source has a stream of its own, epoch behind epoch, whose places are
-drawn once each: a phase begins with the places that the phase before had dealt to an open block but not drawn.
+A run is made of *phases*, from one edit to the next. Each source has a stream of its own, one epoch after another, whose places
+are drawn once each. In order 2 they are drawn from the first to the last: the n-th sample of a source has place n. In order 1 a
+block deals each source its next places, and they are drawn in the block's order. A phase of order 1 then begins with the places
+that the phase before had dealt to an open block but not drawn.
 """
 
 from __future__ import annotations
@@ -13,10 +15,25 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.threads import Recent, share
 from flat_tokens.rows.orders import Indices
-from flat_tokens.rows.schedule import Edit
+from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.stretches import Stretch, Weight, stretches
+from flat_tokens.rows.views import ranges, running_sums
+
+BLOCKS_KEPT = 8
+"""Blocks that a mixture keeps, of up to 128 KiB each: steps that follow one another are of one block or two."""
+SLOTS_AT_A_TIME = 1 << 16
+
+
+class Dealt(NamedTuple):
+    """The samples of a block in their order: the number of each one's source, int32[block], and the number of samples of that
+    source before it in the block, int32[block].
+    """
+
+    source: npt.NDArray[np.int32]
+    rank: npt.NDArray[np.int32]
 
 
 class Stock(NamedTuple):
@@ -28,18 +45,50 @@ class Stock(NamedTuple):
     rest: int
 
 
+def _windows(block: int, counts: Indices, first: Indices, last: Indices) -> tuple[Indices, Indices]:
+    """Positions of blocks that almost surely hold the samples *first* to *last* of a source with *counts* samples in each: begin
+    and length, int64[n] each. They begin where the block does or end there, whichever is nearer.
+    """
+    # A sample's place is off by half a block over the root of their number, at most: that is a standard error.
+    margin = 2 * block / np.sqrt(counts)
+    low, high = ((ranks * block / counts + margin).astype(np.int64) for ranks in (last + 1, counts - first))
+    length = np.minimum(np.minimum(low, high), block)
+    return np.where(low <= high, 0, block - length), length
+
+
+def _chunks(sizes: Indices) -> list[slice]:
+    """Consecutive items of about SLOTS_AT_A_TIME together, one at least."""
+    ends, found, first = np.cumsum(sizes), list[slice](), 0
+    while first < len(sizes):
+        begun = int(ends[first - 1]) if first else 0
+        last = max(int(np.searchsorted(ends, begun + SLOTS_AT_A_TIME, side="right")), first + 1)
+        found.append(slice(first, last))
+        first = last
+    return found
+
+
 class Phase:
     """Positions *start* to *stop* (None: endless) of a run, steps of *batch_size* samples from *first_step* on.
 
-    ``sources``: int64[m], the numbers of its sources. What follows counts them from 0 to m - 1.
+    ``sources``: int64[m], the numbers of its sources. What follows counts them from 0 to m - 1. *recent*: the blocks that were
+    computed last, of all phases.
     """
 
     def __init__(
-        self, number: int, edit: Edit, start: int, stop: int | None, made: list[Stretch], stocks: Mapping[int, Stock], seed: int
+        self,
+        number: int,
+        edit: Edit,
+        start: int,
+        stop: int | None,
+        made: list[Stretch],
+        stocks: Mapping[int, Stock],
+        seed: int,
+        order: MixtureOrder,
+        recent: Recent,
     ) -> None:
         self.first_step, self.batch_size, self.start, self.stop = edit.step, edit.batch_size, start, stop
         self.sources = np.array(list(edit.weights), np.int64)
-        self._number, self._stretches, self._seed = number, made, seed
+        self._number, self._stretches, self._seed, self._order, self._recent = number, made, seed, order, recent
         self._starts = [stretch.start for stretch in made]
         self._permutations = {stretch.block: KeyedPermutation(stretch.block) for stretch in made}
         own = [stocks[k] for k in self.sources.tolist()]
@@ -73,16 +122,60 @@ class Phase:
             per_cycle = int(stretch.before[-1, k])
             if not per_cycle:
                 continue
-            # n-th sample -> (cycle, block of the cycle, slot of the block) -> position
+            # n-th sample -> (cycle, block of the cycle, sample of the block) -> position
             cycle, in_cycle = np.divmod(nth[those] - stretch.drawn[k], per_cycle)
             block = np.searchsorted(stretch.before[:, k], in_cycle, side="right") - 1
-            slot = in_cycle - stretch.before[block, k] + stretch.firsts[block, k]
+            rank, first = in_cycle - stretch.before[block, k], stretch.firsts[block, k]
             block += cycle * len(stretch.firsts)
-            keys = self._keys(number, block.view(np.uint64))
-            within = self._permutations[stretch.block].inverse(slot.view(np.uint64), keys).view(np.int64)
+            if self._order == 1:
+                within = self._positions(number, first + rank, block)
+            else:
+                in_order, within = np.argsort(block, kind="stable"), np.empty(len(block), np.int64)
+                within[in_order] = self._within_in_turn(number, k, rank[in_order], block[in_order])
             position = stretch.start + block * stretch.block + within
             end = min((end for end in (stretch.stop, self.stop) if end is not None), default=None)
             found[those] = position if end is None else np.where(position < end, position, -1)
+        return found
+
+    def _within_in_turn(self, number: int, k: int, rank: Indices, block: Indices, by_slots: bool = False) -> Indices:
+        """Where samples *rank* of source *k* are in blocks *block* of a stretch, which do not decrease: int64[n].
+
+        Of a source that has few samples in a block, or *by_slots*, the places of all of them are computed. Of another, the
+        sources of the block's positions are, from its nearer end up to the sample.
+        """
+        if len(self.sources) == 1:
+            return rank
+        stretch, (different, begins) = self._stretches[number], np.unique(block, return_index=True)
+        firsts = stretch.firsts[different % len(stretch.firsts)]
+        first, counts = firsts[:, k], firsts[:, k + 1] - firsts[:, k]
+        by_slots = by_slots or int(counts.max()) < stretch.block // 4
+        lowest, highest = np.minimum.reduceat(rank, begins), np.maximum.reduceat(rank, begins)
+        begin, length = (first, counts) if by_slots else _windows(stretch.block, counts, lowest, highest)
+        found, begins, chunks = np.full(len(rank), -1), np.append(begins, len(block)), _chunks(length)
+
+        def work(numbers: range) -> None:
+            for chunk in chunks[numbers.start : numbers.stop]:
+                size = chunk.stop - chunk.start
+                of, looked_at = np.repeat(np.arange(size), length[chunk]), ranges(begin[chunk], length[chunk])
+                if by_slots:
+                    positions = self._positions(number, looked_at, different[chunk], of)
+                    places = np.sort(positions + of * stretch.block) % stretch.block
+                    at, before = running_sums(counts[chunk]), np.zeros(size, np.int64)
+                else:
+                    slots = self._slots(number, looked_at, different[chunk], of) - first[chunk][of]
+                    there = np.flatnonzero((slots >= 0) & (slots < counts[chunk][of]))
+                    places, at = looked_at[there], np.searchsorted(there, running_sums(length[chunk]))
+                    before = np.where(begin[chunk] > 0, counts[chunk] - np.diff(at), 0)
+                # the item's sample, counted from the first one that was found in its block -> its place among those of the chunk
+                asked = slice(begins[chunk.start], begins[chunk.stop])
+                of = np.repeat(np.arange(size), np.diff(begins[chunk.start : chunk.stop + 1]))
+                nth = at[of] + rank[asked] - before[of]
+                is_found = (nth >= at[of]) & (nth < at[of + 1])
+                found[asked][is_found] = places[nth[is_found]]
+
+        share(work, len(chunks))
+        if (missed := np.flatnonzero(found < 0)).size:
+            found[missed] = self._within_in_turn(number, k, rank[missed], block[missed], by_slots=True)
         return found
 
     def drawn(self, position: int) -> Indices:
@@ -101,7 +194,7 @@ class Phase:
         dealt, open_block = self.drawn(position), np.empty(0, np.int64)
         if self._stretches and position != (stretch := self._stretches[self._stretch_at(position)]).stop:
             blocks, within = divmod(position - stretch.start, stretch.block)
-            if within:
+            if within and self._order == 1:
                 dealt = stretch.drawn + stretch.drawn_in(blocks + 1)
                 open_block, nth = self._drawn_at(position, position - within + stretch.block)
                 open_places = self._places_of(open_block, nth)
@@ -116,7 +209,7 @@ class Phase:
     def _stretch_at(self, position: int) -> int:
         return max(bisect_right(self._starts, position) - 1, 0)
 
-    def _keys(self, stretch: int, block: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _keys(self, stretch: int, block: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         if self._number == stretch == 0:
             return derive_keys(self._seed, 0, block)
         return derive_keys(self._seed, 2, self._number, stretch, block)
@@ -131,15 +224,47 @@ class Phase:
             block, within = divmod(position - stretch.start, stretch.block)
             cycle, block_in_cycle = divmod(block, len(stretch.firsts))
             count = min(stretch.block - within, stop - position)
-            part = slice(position - start, position - start + count)
-            numbers = np.arange(within, within + count, dtype=np.uint64)
-            slots = self._permutations[stretch.block](numbers, self._keys(number, block)).view(np.int64)
-            firsts = stretch.firsts[block_in_cycle]
-            source[part] = k = np.searchsorted(firsts, slots, side="right") - 1
-            begins = stretch.drawn + cycle * stretch.before[-1] + stretch.before[block_in_cycle] - firsts[:-1]
-            nth[part] = begins[k] + slots
+            part, in_block = slice(position - start, position - start + count), slice(within, within + count)
+            begins = stretch.drawn + cycle * stretch.before[-1] + stretch.before[block_in_cycle]
+            if self._order == 1:
+                slots = self._slots(number, np.arange(within, within + count), np.array([block]))
+                firsts = stretch.firsts[block_in_cycle]
+                source[part] = np.searchsorted(firsts, slots, side="right") - 1
+                nth[part] = slots - firsts[source[part]]
+            else:
+                dealt = self._dealt(number, block)
+                source[part], nth[part] = dealt.source[in_block], dealt.rank[in_block]
+            nth[part] += begins[source[part]]
             position += count
         return source, nth
+
+    def _slots(self, number: int, positions: Indices, block: Indices, of: Indices | None = None) -> Indices:
+        """The slots of positions in blocks ``block[of]`` of a stretch: int64[n]. A source's slots are consecutive."""
+        keys = self._keys(number, block.view(np.uint64))
+        permutation = self._permutations[self._stretches[number].block]
+        return permutation(positions.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
+
+    def _positions(self, number: int, slots: Indices, block: Indices, of: Indices | None = None) -> Indices:
+        """The inverse: the positions of slots."""
+        keys = self._keys(number, block.view(np.uint64))
+        permutation = self._permutations[self._stretches[number].block]
+        return permutation.inverse(slots.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
+
+    def _dealt(self, number: int, block: int) -> Dealt:
+        """The samples of a block of a stretch."""
+        if (found := self._recent.find((self._number, number, block))) is None:
+            stretch = self._stretches[number]
+            firsts = stretch.firsts[block % len(stretch.firsts)]
+            positions = np.arange(stretch.block)
+            source, rank = np.zeros(stretch.block, np.int32), positions.astype(np.int32)
+            if len(self.sources) > 1:
+                slots = self._slots(number, positions, np.array([block]))
+                source = (np.searchsorted(firsts, slots, side="right") - 1).astype(np.int32)
+                # In order of source and position, the samples are numbered as the slots are. Of 16 bits, it is a radix sort.
+                in_order = np.argsort(source.astype(np.uint16 if len(self.sources) <= 1 << 16 else np.uint32), kind="stable")
+                rank[in_order] = positions - np.repeat(firsts[:-1], np.diff(firsts))
+            found = self._recent.keep((self._number, number, block), Dealt(source, rank))
+        return found  # type: ignore[no-any-return] # a cache of anything
 
     def _places_of(self, source: Indices, nth: Indices) -> Indices:
         places: Indices = nth + self._shifts[source]
@@ -150,14 +275,19 @@ class Phase:
 
 
 def phases_of(
-    edits: Sequence[Edit], samples: Sequence[int | None], row_tokens: int | None, seed: int, first: int = 0
+    edits: Sequence[Edit],
+    samples: Sequence[int | None],
+    row_tokens: int | None,
+    seed: int,
+    first: int = 0,
+    order: MixtureOrder = ORDER,
 ) -> Iterator[Phase]:
     """The phases of a run, one for each edit. *samples*: how many each source has in all its epochs, None without end.
 
     ValueError for an edit behind the run's end, or weights that leave nothing to draw.
     """
     stocks = {k: Stock(np.empty(0, np.int64), 0) for k in range(len(samples))}
-    drawn, start = np.zeros(len(samples), np.int64), first
+    drawn, start, recent = np.zeros(len(samples), np.int64), first, Recent(BLOCKS_KEPT)
     for number, edit in enumerate(edits):
         following = edits[number + 1] if number + 1 < len(edits) else None
         stop = None if following is None else start + (following.step - edit.step) * edit.batch_size
@@ -174,7 +304,7 @@ def phases_of(
                 last = edit.step + -(-(end - start) // edit.batch_size)
                 raise ValueError(f"there is an edit from step {following.step} on, but the run ends before step {last}")
             stop = end
-        phase = Phase(number, edit, start, end if stop is None else stop, made, stocks, seed)
+        phase = Phase(number, edit, start, end if stop is None else stop, made, stocks, seed, order, recent)
         yield phase
         if phase.stop is not None:
             stocks |= phase.stocks(phase.stop)

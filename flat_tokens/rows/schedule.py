@@ -6,11 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import index
 from typing import Any, Literal, NamedTuple, get_args
+
+from flat_tokens.options import one_of, whole_number
 
 Unit = Literal["sample", "step", "token"]
 Kind = Literal["linear", "constant"]
+MixtureOrder = Literal[1, 2]
+ORDER: MixtureOrder = 2
+"""The order of a source's samples in a mixture: 2, one epoch after another; 1, as of earlier releases, in which epochs overlap
+within blocks of 2**14 samples.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,15 +36,16 @@ class Schedule:
     kind: Kind = "linear"
 
     def __post_init__(self) -> None:
-        points = tuple((index(place), weight) for place, weight in self.points)
+        points = tuple((whole_number("a schedule's place", place), weight) for place, weight in self.points)
         object.__setattr__(self, "points", points)
-        for name, value, known in (("by", self.by, Unit), ("kind", self.kind, Kind)):
-            if value not in get_args(known):
-                raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(get_args(known))}")
+        one_of("by", self.by, get_args(Unit))
+        one_of("kind", self.kind, get_args(Kind))
         places = [place for place, _ in points]
         if not places or places[0] < 0 or any(later <= place for place, later in pairwise(places)):
             raise ValueError(f"a schedule's places are {places}, but there are one or more, from 0 up, each larger than the last")
         weights = [weight for _, weight in points]
+        if not all(hasattr(weight, "__float__") for weight in weights):
+            raise TypeError(f"a schedule's weights are {weights}, but they are numbers")
         if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not any(weights):
             raise ValueError(f"a schedule's weights are {weights}, but they are numbers from 0 up, and not all 0")
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
+from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows import frameworks
 from flat_tokens.rows.frameworks import Array, Fields, Framework, bits, namespace_of, places_along, room_for
 
@@ -148,8 +149,7 @@ class SplitView:
         known = {*self.row_type.keys(), *self.row_type._on_request}
         if fields is not None and (not fields or not set(fields) <= known):
             raise ValueError(f"fields is {fields!r}, but it names one or more of {', '.join(self.row_type.keys())}")
-        if framework not in get_args(Framework):
-            raise ValueError(f"framework is {framework!r}, but it is one of {', '.join(get_args(Framework))}")
+        one_of("framework", framework, get_args(Framework))
         extra(framework, f"framework={framework!r}")
         self.tokens, self._count = tokens, count
         self.fields, self.framework = fields if fields is None else tuple(fields), framework
@@ -244,7 +244,7 @@ class SplitView:
 
 
 def checked_length(name: str, value: int) -> int:
-    if (length := index(value)) < 1:
+    if (length := whole_number(name, value)) < 1:
         raise ValueError(f"{name} is {length}, but a row has at least one token")
     return length
 
@@ -282,7 +282,7 @@ class PackedView(SplitView):
     def __init__(
         self, tokens: FlatTokens, length: int, *, overlap: int = 0, fields: Fields = None, framework: Framework = "numpy"
     ) -> None:
-        self.length, self.overlap = checked_length("length", length), index(overlap)
+        self.length, self.overlap = checked_length("length", length), whole_number("overlap", overlap)
         if not 0 <= self.overlap < self.length:
             raise ValueError(f"overlap is {overlap}, but it is from 0 to {self.length - 1} where length is {length}")
         count = tokens.token_count
@@ -367,7 +367,7 @@ class DocumentsView(SplitView):
     def __init__(
         self, tokens: FlatTokens, max_length: int, pad_id: int = 0, *, fields: Fields = None, framework: Framework = "numpy"
     ) -> None:
-        self.max_length, self.pad_id = checked_length("max_length", max_length), index(pad_id)
+        self.max_length, self.pad_id = checked_length("max_length", max_length), whole_number("pad_id", pad_id)
         if not 0 <= self.pad_id <= MAX_TOKEN_ID:
             raise ValueError(f"pad_id is {pad_id}, but token ids are 0 to {MAX_TOKEN_ID}")
         if tokens.loss_mask is not None:

@@ -350,6 +350,24 @@ def real_path(path: str | os.PathLike[str]) -> str:
         return os.path.realpath(path)  # nothing is there, or nobody may look
 
 
+def pattern_base(path: str) -> tuple[str, str]:
+    """The directory below which a pattern is matched, and the pattern. A part of the path that is there by its very name is no
+    pattern, whatever characters it has.
+    """
+    base, *parts = Path(path).parts or (".",)
+    if MAGIC & set(base) and kind_of(base) is None:
+        base, parts = ".", [base, *parts]
+    for k, part in enumerate(parts):
+        if k == len(parts) - 1 or (MAGIC & set(part) and kind_of(os.path.join(base, part)) is None):
+            return base, os.path.join(*parts[k:])
+        base = os.path.join(base, part)
+    return ".", base
+
+
+MAGIC = frozenset("*?[")
+"""Characters of patterns."""
+
+
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, where nothing is, so that they survive a power loss."""
     if kind_of(path) is None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from flat_tokens.extras import pa
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
 FILE, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 
@@ -42,13 +42,15 @@ def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
         # Arrow files have no checksums: after an offset that leads astray the process would be gone.
         for column in columns:
             _check_offsets(batch.column(column))
-        yield batch
+        yield plain_batch(batch) if columns else batch
 
 
 def _check_offsets(values: pa.Array) -> None:
     """Refuse an array whose offsets lead outside its data. Whether its bytes are text is not checked here."""
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    if pa.types.is_dictionary(values.type):
+    if isinstance(values.type, pa.BaseExtensionType):
+        _check_offsets(values.storage)
+    elif pa.types.is_dictionary(values.type):
         _check_offsets(values.dictionary)
         pa.DictionaryArray.from_arrays(values.indices, values.dictionary, safe=True)
     elif pa.types.is_string_view(values.type):  # what stands in nulls too: a cast follows it

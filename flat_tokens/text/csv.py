@@ -1,5 +1,5 @@
 """CSV and TSV files, read strictly: a quote that is not closed is an error. A file is one range: no byte of it tells whether
-it stands within quotes. Arrow's parser reads a block of rows at a time, as long as all quotes stand where CSV wants them; from
+it is within quotes. Arrow's parser reads a block of rows at a time, as long as all quotes stand where CSV wants them; from
 the first block on where they do not, Python's reads row by row, and says what is wrong.
 """
 
@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile
 
 csv.field_size_limit(1 << 40)  # whole rows are limited below
 QUOTE = ord('"')
+NONE = np.empty(0, np.int64)
+DELIMITERS = ";\t|,:"
+"""Delimiters that a file may well have."""
 MAX_BLOCK = 1 << 30
 """Bytes that Arrow's parser takes at a time."""
 
@@ -32,7 +35,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     at = end = 0
     is_headed = False  # blank lines may fill blocks before the header
     with file.open() as opened:
-        for block in _blocks(opened, limit, file.batch_bytes or limits.BATCH_BYTES):
+        for block in _blocks(opened, limit, file.batch_bytes or limits.BATCH_BYTES, file.quotes != "none"):
             if block is None or (table := _parse(block if at else block.removeprefix(BOM), file, header)) is None:
                 break
             first, is_headed = int(not is_headed), is_headed or len(table) > 0
@@ -46,18 +49,18 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     yield from _read_rows(file, header, limit, at if is_headed else 0, end)
 
 
-def _blocks(opened: BinaryIO, limit: int, size: int) -> Iterator[bytes | None]:
+def _blocks(opened: BinaryIO, limit: int, size: int, quoted: bool) -> Iterator[bytes | None]:
     """Blocks of whole rows of about *size* bytes, as far as quotes tell; None, at the end, where a row is longer than *limit*."""
     pending = b""
     while data := opened.read(size):
         pending += data
         if len(pending) > limit:
             bytes_ = np.frombuffer(pending, np.uint8)
-            ends = _outside(np.flatnonzero(bytes_ == ord("\n")), np.flatnonzero(bytes_ == QUOTE))
+            ends = _outside(np.flatnonzero(bytes_ == ord("\n")), np.flatnonzero(bytes_ == QUOTE) if quoted else NONE)
             if np.diff(ends, prepend=-1, append=len(pending) - 1).max() > limit:
                 yield None
                 return
-        if end := _last_end(pending):
+        if end := _last_end(pending) if quoted else pending.rfind(b"\n") + 1:
             yield pending[:end]
             pending = pending[end:]
     if pending:
@@ -84,7 +87,7 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
     """The rows of a block by Arrow's parser, which is not strict. None where Python's might read them otherwise, or not."""
     delimiter = _delimiter(file)
     padded = np.frombuffer(b"\n%b\n" % block, np.uint8)  # byte i of the block is i + 1 here
-    quotes = np.flatnonzero(padded[1:-1] == QUOTE)
+    quotes = np.flatnonzero(padded[1:-1] == QUOTE) if file.quotes != "none" else NONE
     begins, ends = (np.zeros(256, bool) for _ in range(2))
     begins[[ord(delimiter), ord("\n"), QUOTE]] = ends[[ord(delimiter), ord("\n"), ord("\r"), QUOTE]] = True
     if len(quotes) % 2 or not begins[padded[quotes[::2]]].all() or not ends[padded[quotes[1::2] + 2]].all():
@@ -94,12 +97,14 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
     returns = np.flatnonzero(padded[1:-1] == ord("\r"))
     if _outside(returns[padded[returns + 2] != ord("\n")], quotes).size:
         return None
+    if _may_merge_rows(file):
+        _check_rows(block, padded[1:-1], quotes, file, len(header))
     wanted = {file.columns[k]: f"{header.index(name)}" for k, name in enumerate(file.columns)}
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(block),
             pa.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=[f"{i}" for i in range(len(header))]),
-            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            pa.csv.ParseOptions(delimiter=delimiter, quote_char=file.quotes != "none" and '"', newlines_in_values=True),
             pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted.values(), pa.binary()), include_columns=[*wanted.values()]),
         )
     except pa.ArrowException:
@@ -107,9 +112,40 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], [*wanted])
 
 
+def _may_merge_rows(file: TextFile) -> bool:
+    """Whether a quote may be text, so that rows are several: tab-separated text often has no quotes of CSV. Of a comma no file
+    tells, as texts have them, too.
+    """
+    return file.quotes is None and _delimiter(file) != ","
+
+
+def _check_rows(block: bytes, data: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], file: TextFile, columns: int) -> None:
+    """ValueError where a row goes over several lines, each of which is a row by itself."""
+    ends = np.flatnonzero(data == ord("\n"))
+    row_ends = _outside(ends, quotes)
+    if len(row_ends) == len(ends):
+        return
+    ends = ends if block.endswith(b"\n") else np.append(ends, len(block))
+    delimiters = np.diff(np.searchsorted(np.flatnonzero(data == ord(_delimiter(file))), ends), prepend=0)
+    row = np.searchsorted(row_ends, ends)  # line -> row
+    firsts = np.flatnonzero(np.diff(row, prepend=-1))
+    is_row = np.minimum.reduceat(delimiters == columns - 1, firsts) & (np.diff(firsts, append=len(ends)) > 1)
+    if is_row.any():
+        first = firsts[int(np.flatnonzero(is_row)[0])]
+        raise _merged(file, block[ends[first - 1] + 1 if first else 0 :], columns)
+
+
+def _merged(file: TextFile, row: bytes, columns: int) -> ValueError:
+    begin = row.partition(b"\n")[0][:40].decode("utf-8", "replace")
+    return ValueError(
+        f"{file.name}: the row that begins {begin!r} goes over several lines by its quotes, and each of the lines has {columns} "
+        "columns. Set source.quotes to none if quotes are text like any other there, or to csv if the row is one."
+    )
+
+
 def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: int) -> Iterator[Rows]:
     """The rows from byte *start* on, of which the first is row *end*; at byte 0 the header is passed over."""
-    found = _rows(file, limit, start, end if start else -1)
+    found = _rows(file, limit, start, end if start else -1, len(header))
     if not start:
         next(found)
     text_at, id_at = [header.index(name) for name in file.text_columns], header.index(file.id_column) if file.id_column else None
@@ -137,15 +173,18 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
 
 
 def _delimiter(file: TextFile) -> str:
+    if file.delimiter is not None:
+        return file.delimiter
     return "\t" if ".tsv" in PurePath(file.name).suffixes else ","
 
 
-def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1) -> Iterator[list[str] | str]:
+def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1, columns: int = 0) -> Iterator[list[str] | str]:
     """The rows of a CSV file, its header first, without blank lines, from byte *start* on, where row *number* begins. For a row
     that is not CSV, the error as a string. Bytes that are not UTF-8 become surrogates. ValueError where a quote is not closed, or
-    not within *limit* characters.
+    not within *limit* characters; and, where the number of *columns* is given, where a row may well be several.
     """
     length, ended = 0, False
+    held: list[str] = []  # the lines of a row
 
     def where() -> str:
         return f"row {number}" if number >= 0 else "header"
@@ -159,13 +198,16 @@ def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1) -> Itera
                     f"{file.name}, {where()}: goes on for more than {limit:,} characters. Close its quotes, or raise "
                     "documents.max_bytes."
                 )
+            held.append(line)
             yield line
         ended = True
 
     opened = file.open()
     opened.seek(start)
     with io.TextIOWrapper(opened, "utf-8" if start else "utf-8-sig", "surrogateescape", newline="") as text:
-        rows = csv.reader(lines(), delimiter=_delimiter(file), strict=True)
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if file.quotes == "none" else csv.QUOTE_MINIMAL
+        rows = csv.reader(lines(), delimiter=_delimiter(file), strict=True, quoting=quoting)
+        checked = columns > 0 and _may_merge_rows(file)
         while True:
             try:
                 row: list[str] | str = next(rows)
@@ -173,20 +215,45 @@ def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1) -> Itera
                 return
             except csv.Error as error:
                 if ended:
-                    raise ValueError(f"{file.name}, {where()}: a quote is not closed before the file ends. Mend it.") from error
+                    raise ValueError(
+                        f"{file.name}, {where()}: a quote is not closed before the file ends. Mend it, or set source.quotes to "
+                        "none if quotes are text like any other there."
+                    ) from error
                 row = f"the row is not CSV ({error})"
+            if checked and len(held) > 1 and _is_several("".join(held), _delimiter(file), columns):
+                raise _merged(file, "".join(held).encode("utf-8", "surrogateescape"), columns)
+            held.clear()
             if row:
                 yield row
                 number += 1
             length = 0
 
 
+def _is_several(row: str, delimiter: str, columns: int) -> bool:
+    """Whether a row goes over several lines, each of which is a row by itself."""
+    lines = row.removesuffix("\n").split("\n")
+    return len(lines) > 1 and all(line.count(delimiter) == columns - 1 for line in lines)
+
+
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     header = next(_rows(file, limits.LOOK_BYTES), [])
-    if isinstance(header, str):
-        raise ValueError(f"{file.name}: the first row, which names the columns, is damaged: {header}")
-    check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in header]))
+    try:
+        if isinstance(header, str):
+            raise ValueError(f"{file.name}: the first row, which names the columns, is damaged: {header}")
+        check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in header]))
+    except ValueError as error:
+        if (other := _other_delimiter(file)) is None:
+            raise
+        raise ValueError(f"{error} Its delimiter looks like {other!r}: set source.delimiter to that.") from error
     yield Range(0, file.size, None, file.size)
+
+
+def _other_delimiter(file: TextFile) -> str | None:
+    """A delimiter by which the first row names all columns that are wanted; None where no other one than the file's does."""
+    with file.open() as opened:
+        line = opened.readline(limits.LOOK_BYTES).removeprefix(BOM).decode("utf-8", "replace")
+    others = (one for one in DELIMITERS if one != _delimiter(file))
+    return next((one for one in others if set(file.columns) <= set(next(csv.reader([line], delimiter=one), []))), None)
 
 
 CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before=lambda file, part: 0)

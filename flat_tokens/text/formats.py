@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import codecs
+import contextlib
 import gzip
 import lzma
 import re
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import PurePath
 from typing import Any, BinaryIO, Literal
 
@@ -26,12 +28,27 @@ FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv"]
 
 FORMATS: dict[FileFormat, SourceFormat] = {"parquet": PARQUET, "jsonl": JSONL, "text": PLAIN, "arrow": ARROW, "csv": CSV}
 
+ENCRYPTED = b"PARE"
+"""Parquet files whose footer is encrypted, too, begin so."""
 HEAD_BYTES = 4096
 """Bytes of a file that tell its format, and its compression too."""
 
 BLOCK_BYTES = 4 << 20
 PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time by zstd: few, for each may stand for 32 kB."""
+LZ4 = rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"
+ZSTD, SKIPPABLE = b"\x28\xb5\x2f\xfd", rb"[\x50-\x5f]\x2a\x4d\x18"
+ZSTD_HEADER_BYTES = 18
+"""Bytes of the longest header of a frame."""
+ZSTD_CUT = "the file ends within a compressed frame"
+
+
+class _UnreadError(ValueError):
+    """A compressed file that is sound and cannot be unpacked here. The message says why, and the next step."""
+
+
+_long_windows = threading.Lock()
+"""A process unpacks one file at a time that needs a window above limits.ANY_WINDOW."""
 
 
 def _read(opener: Callable[[BinaryIO], Any], file: BinaryIO) -> Iterator[bytes]:
@@ -51,48 +68,159 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
         raise ValueError(str(error)) from error
 
 
-def _unzstd(file: BinaryIO) -> Iterator[bytes]:
-    decompressor: Any = None
-    while data := file.read(PACKED_BYTES):
-        while data:
-            if decompressor is None:
-                decompressor = zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield decompressor.decompress(data)
-            except zstandard.ZstdError as error:
-                raise ValueError(str(error)) from error
-            data = b""
-            if decompressor.eof:
-                data, decompressor = decompressor.unused_data, None
-    if decompressor is not None:
-        raise EOFError("the file ends within a compressed frame")
+def _unzstd(file: BinaryIO, max_window: int) -> Iterator[bytes]:
+    data = file.read(PACKED_BYTES)
+    while data:
+        data += file.read(PACKED_BYTES) if len(data) < ZSTD_HEADER_BYTES else b""
+        if re.match(SKIPPABLE, data):
+            data = _skipped(file, data)
+            continue
+        window = _window_of(data, max_window)
+        with _long_windows if window > limits.ANY_WINDOW else contextlib.nullcontext():
+            decompressor = zstandard.ZstdDecompressor(max_window_size=max(window, limits.ANY_WINDOW)).decompressobj()
+            while not decompressor.eof:
+                if not data:
+                    raise EOFError(ZSTD_CUT)
+                try:
+                    yield decompressor.decompress(data)
+                except zstandard.ZstdError as error:
+                    if "not enough memory" in str(error):
+                        raise MemoryError(f"unpacking takes {window:,} bytes") from error
+                    raise ValueError(str(error)) from error
+                data = decompressor.unused_data if decompressor.eof else file.read(PACKED_BYTES)
+        data = data or file.read(PACKED_BYTES)
 
 
-COMPRESSIONS: dict[str, tuple[bytes, Callable[[BinaryIO], Iterator[bytes]]]] = {
-    ".gz": (rb"\x1f\x8b", _gunzip),
-    ".zst": (rb"\x28\xb5\x2f\xfd", _unzstd),
-    ".bz2": (rb"BZh[1-9]1AY&SY", partial(_read, bz2.open)),
-    ".xz": (rb"\xfd7zXZ\x00", partial(_read, lzma.open)),
+def _skipped(file: BinaryIO, data: bytes) -> bytes:
+    """What follows the skippable frame with which *data* begins. pzstd writes one before each frame."""
+    left = 8 + int.from_bytes(data[4:8], "little")
+    while len(data) < left:
+        left -= len(data)
+        if not (data := file.read(BLOCK_BYTES)):
+            raise EOFError(ZSTD_CUT)
+    return data[left:] or file.read(PACKED_BYTES)
+
+
+def _window_of(data: bytes, max_window: int) -> int:
+    """The window of the frame with which *data* begins: the bytes of text that its unpacking keeps in memory. _UnreadError where
+    they are more than *max_window*, or where the frame needs a dictionary.
+    """
+    if re.match(LZ4, data):  # its skippable frames begin as those of zstd
+        raise _UnreadError("is packed as .lz4, which is not read here. Unpack it first: lz4 -d")
+    try:
+        frame = zstandard.get_frame_parameters(data)
+    except zstandard.ZstdError as error:
+        if len(data) < ZSTD_HEADER_BYTES and ZSTD.startswith(data[: len(ZSTD)]):
+            raise EOFError(ZSTD_CUT) from error
+        raise ValueError(str(error)) from error
+    if frame.dict_id:
+        raise _UnreadError(f"is compressed with a dictionary (id {frame.dict_id}). Unpack it first: zstd -d -D DICTIONARY")
+    window = int(frame.window_size)
+    if window > (most := max(max_window, limits.ANY_WINDOW)):
+        raise _UnreadError(
+            f"is compressed with a window of {window:,} bytes, and unpacking it takes as much memory; {most:,} are allowed here. "
+            f"Unpack it first: zstd -d --long={(window - 1).bit_length()}"
+        )
+    return window
+
+
+Unpacker = Callable[[BinaryIO, int], Iterator[bytes]]
+
+COMPRESSIONS: dict[str, tuple[bytes, Unpacker]] = {
+    ".gz": (rb"\x1f\x8b", lambda file, _: _gunzip(file)),
+    ".zst": (rb"\x28\xb5\x2f\xfd|" + SKIPPABLE, _unzstd),
+    ".bz2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", lambda file, _: _read(bz2.open, file)),
+    ".xz": (rb"\xfd7zXZ\x00", lambda file, _: _read(lzma.open, file)),
 }
-"""Compressions by the ending of their files: a pattern of how these begin, and the function that yields their unpacked bytes."""
+"""Compressions by the ending of their files: a pattern of how these begin, and the function that yields their unpacked bytes,
+given the largest window that may be kept in memory.
+"""
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    ".lz4": (LZ4, "lz4 -d"),
+    ".zip": (rb"PK(?:\x03\x04|\x05\x06|\x07\x08)", "unzip"),
+    ".tar": (rb"[\s\S]{257}ustar", "tar -xf"),
+    ".7z": (rb"7z\xbc\xaf\x27\x1c", "7z x"),
+    ".rar": (rb"Rar!\x1a\x07", "unrar x"),
+    ".z": (rb"\x1f[\x9d\xa0]", "gzip -d"),
+    ".lzma": (rb"\x5d\x00\x00[\s\S]{2}(?:\xff{8}|[\s\S]{5}\x00\x00\x00)", "xz -d"),
+    ".lz": (rb"LZIP[\x00\x01]", "lzip -d"),
+    ".lzo": (rb"\x89LZO\x00", "lzop -d"),
+    ".sz": (rb"\xff\x06\x00\x00sNaPpY", "snzip -d"),
+    ".snappy": (rb"(?!)", "snzip -d"),
+    ".br": (rb"(?!)", "brotli -d"),
+}
+"""Compressions and archives that are not read, by the ending of their files: a pattern of how these begin, and the command that
+unpacks them.
+"""
+
+POINTERS: dict[str, tuple[bytes, str]] = {
+    "Git LFS": (rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/v", "git lfs pull"),
+    "git-annex": (rb"/annex/objects/", "git annex get ."),
+}
+"""Programs that leave a pointer in place of a file until it is fetched: how a pointer begins, and the command that fetches."""
+POINTER_BYTES = 1024
+"""A pointer is shorter."""
 
 
-def compression_of(head: bytes) -> str | None:
-    """The ending of the compression whose files begin like *head*; None where the file is not compressed."""
-    return next((ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head)), None)
+def compression_of(head: bytes, name: str = "") -> str | None:
+    """The ending of the compression whose files begin like *head*; None where the file is not compressed. ValueError where *name*
+    says that it is, and it begins neither so nor as text or a known format.
+    """
+    if found := next((ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head)), None):
+        return found
+    _refuse_foreign(head, name)
+    ending = PurePath(name).suffix.lower()
+    is_known = not head or head.startswith(MAGICS) or _is_text(head)
+    if ending in (*COMPRESSIONS, *FOREIGN) and not is_known:
+        remedy = f"Unpack it first: {FOREIGN[ending][1]} {PurePath(name).name}" if ending in FOREIGN else "Fetch it again"
+        raise ValueError(f"{name} begins with {head[:8]!r}, as no {ending} file does that is read here. {remedy}, or rename it.")
+    return None
 
 
-def unpacked(file: BinaryIO, ending: str, name: str, max_expansion: int = limits.MAX_EXPANSION) -> Iterator[bytes]:
-    """The unpacked bytes of a compressed file, in blocks. ValueError, with *name* and the place, where it is damaged or its bytes
-    so far become more than *max_expansion* times as many.
+def _refuse_foreign(head: bytes, name: str) -> None:
+    """ValueError where a file is packed in a way that is not read, or is a pointer to a file that was not fetched."""
+    for program, (begins, remedy) in POINTERS.items():
+        if len(head) < POINTER_BYTES and re.match(begins, head):
+            raise ValueError(f"{name} is a pointer of {program}, not the file itself. Fetch the file: {remedy}")
+    for ending, (begins, remedy) in FOREIGN.items():
+        if re.match(begins, head):
+            raise ValueError(
+                f"{name} is packed as {ending}, which is not read here. Unpack it first: {remedy} {PurePath(name).name}"
+            )
+
+
+MAGICS = tuple(magic for row in FORMATS.values() for magic in row.begins)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes are text in UTF-8, as those of a file that was unpacked and kept its name."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head, len(head) < HEAD_BYTES)  # else it may end within a character
+    except UnicodeDecodeError:
+        return False
+    return re.search("[\0-\x08\x0e-\x1f]", text) is None
+
+
+def unpacked(
+    file: BinaryIO,
+    ending: str,
+    name: str,
+    max_expansion: int = limits.MAX_EXPANSION,
+    max_window: int = limits.LONGEST_WINDOW,
+) -> Iterator[bytes]:
+    """The unpacked bytes of a compressed file, in blocks. ValueError, with *name* and the place, where it is damaged, where its
+    bytes so far become more than *max_expansion* times as many, or where unpacking keeps more than *max_window* bytes in memory.
     """
     size = 0
     try:
-        for block in COMPRESSIONS[ending][1](file):
+        for block in COMPRESSIONS[ending][1](file, max_window):
             size += len(block)
             if size > max(limits.ANY_EXPANSION, max_expansion * file.tell()):
                 break
             yield block
+    except _UnreadError as error:
+        raise ValueError(f"{name} {error} {PurePath(name).name}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, not the file
@@ -107,11 +235,14 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     """
     if not head:
         raise ValueError(f"{name} is empty (0 bytes). Remove it, or write it again.")
+    _refuse_foreign(head, name)
     bare = PurePath(name)
-    ending = (bare.with_suffix("") if bare.suffix in COMPRESSIONS else bare).suffix.lower()
+    if (twice := compression_of(head)) is not None:
+        raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
+    if head.startswith(ENCRYPTED):
+        raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
     found = next((kind for kind, row in FORMATS.items() if head.startswith(row.begins)), None)
-    named = next((kind for kind, row in FORMATS.items() if ending in row.endings), None)
-    claimed = named if wanted == "auto" else wanted
+    claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
             raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or mend the file.")
@@ -134,6 +265,13 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         f"cannot tell the format of {name}, which begins with {head[:8]!r}. Set source.format if it is {', '.join(most)} or "
         f"{last}; convert it if it is something else."
     )
+
+
+def named_format(name: str) -> FileFormat | None:
+    """The format that a file's name says, whatever it is compressed by."""
+    bare = PurePath(name)
+    ending = (bare.with_suffix("") if bare.suffix.lower() in (*COMPRESSIONS, *FOREIGN) else bare).suffix.lower()
+    return next((kind for kind, row in FORMATS.items() if ending in row.endings), None)
 
 
 def holding(kind: FileFormat, file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
-from flat_tokens.text.plain import BOM, blocks, byte_ranges
+from flat_tokens.text.plain import BOM, Separator, blocks, byte_ranges
 from flat_tokens.text.rows import (
     BOUNDARY,
     ESCAPED_NUL,
@@ -38,6 +39,7 @@ MAX_BRACKETS = 1000
 _BEFORE_BRACKETS = np.isin(np.arange(256), list(b"[{:, \t\r\n"))
 """By its value, whether JSON allows a byte before a bracket that opens, outside of strings."""
 
+LINE_FEED = Separator(b"\n")
 LINES_LOOKED_AT = 100
 JSON_TYPES = {bool: "bool_", int: "int64", float: "float64", str: "string"}
 Types: TypeAlias = "dict[str, pa.DataType]"
@@ -51,7 +53,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     start = seen = 0
     id_type, limit = None, limits.longest_line(file.max_bytes)
     types: Types = {}
-    for block, whole in blocks(file, part, b"\n", limit):
+    for block, whole in blocks(file, part, LINE_FEED, limit):
         seen += len(block)
         if whole:
             types = _types_to_try(block, file, types)
@@ -125,6 +127,8 @@ def _parse_fast(
             continue
         if table.num_rows != len(ends):  # several objects on a line
             return None, id_type
+        if any(_may_be_rounded(columns[name]) for name in beside):
+            return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
         rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns))
@@ -132,6 +136,13 @@ def _parse_fast(
         nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
         return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file).fault for i in sorted(nulls)}), kind
     return None, id_type
+
+
+def _may_be_rounded(values: pa.Array) -> bool:
+    """Whether integers may have become fractions that are not they: Arrow's parser does not say so."""
+    if values.type != pa.float64():
+        return False
+    return bool((np.abs(values.to_numpy(zero_copy_only=False)) >= FLOAT64_HAS_ALL).any())
 
 
 def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) -> Rows:
@@ -263,7 +274,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
             keys.update(dict.fromkeys(value))
     if keys:
         check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
-    yield from byte_ranges(file, b"\n", range_bytes)
+    yield from byte_ranges(file, LINE_FEED, range_bytes)
 
 
 def rows_before(file: TextFile, part: Range) -> int:

@@ -20,6 +20,12 @@ MAX_EXPANSION = 500
 ANY_EXPANSION = 192 << 20
 """Bytes that any file may stand for, however small it is."""
 
+ANY_WINDOW = 1 << 27
+"""Bytes of text that any zstd file may refer back to. Those with --long need more."""
+
+LONGEST_WINDOW = 1 << 31
+"""The longest window of zstd: that of --long=31."""
+
 LOOK_BYTES = 1 << 20
 """Bytes that planning reads of a file at a time."""
 

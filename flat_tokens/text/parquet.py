@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -62,7 +62,7 @@ def _batches(
         low, high = max(first - at, 0), min(last - at, len(batch))
         at += len(batch)
         if low < high:
-            yield batch.slice(low, high - low)
+            yield plain_batch(batch.slice(low, high - low))
         if at >= last:
             return
     if at < last:
@@ -183,7 +183,17 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
         footer = Footer(opened)
         with pa.parquet.ParquetFile(footer, pre_buffer=True) as parquet:
             check_columns(file, parquet.schema_arrow)
-            yield sound_metadata(parquet, footer, file.columns)
+            try:
+                metadata = sound_metadata(parquet, footer, file.columns)
+            except OSError as error:
+                if "decrypt" not in str(error):
+                    raise
+                columns = ", ".join(map(repr, file.columns))
+                raise ValueError(
+                    f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption "
+                    "first."
+                ) from error
+            yield metadata
 
 
 def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:

@@ -1,14 +1,16 @@
 """Files of bytes with a separator behind each document, cut and read at separators: plain text, and the lines of JSON lines.
-Without a separator a file of plain text is one document.
+Without a separator a file of plain text is one document. A line feed of a separator may be CR LF in the file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
@@ -17,10 +19,42 @@ from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_ov
 BOM = b"\xef\xbb\xbf"
 
 
-def blocks(file: TextFile, part: Range, separator: bytes, limit: int) -> Iterator[tuple[bytes, bool]]:
+class Separator:
+    """A separator as it is searched for: from left to right, in "---" the first "--" is one. Where its line feeds may be CR LF in
+    the file, a carriage return before the first byte is not searched for: `split` takes it off.
+    """
+
+    def __init__(self, data: bytes, crlf: bool = False) -> None:
+        self.data = data
+        within = data[1:].split(b"\n") if crlf and b"\r" not in data else [data[1:]]
+        self.longest = len(data) + len(within) - 1
+        pattern = re.escape(data[:1]) + rb"\r?\n".join(map(re.escape, within))
+        self._pattern = re.compile(pattern) if len(within) > 1 else None
+
+    def find(self, data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
+        """Where the first one at *start* or later begins and ends."""
+        if self._pattern is None:
+            at = data.find(self.data, start)
+            return None if at < 0 else (at, at + len(self.data))
+        found = self._pattern.search(data, start)
+        return found and found.span()
+
+    def last_end(self, data: bytearray, start: int) -> int:
+        """Where the last one in *data* ends, if one begins at *start* or later, else 0."""
+        if self._pattern is None:
+            at = _last_separator(data, self.data, start)
+            return 0 if at < 0 else at + len(self.data)
+        end = 0
+        for found in self._pattern.finditer(data, start):
+            end = found.end()
+        return end
+
+
+def blocks(file: TextFile, part: Range, separator: Separator | None, limit: int) -> Iterator[tuple[bytes, bool]]:
     """Blocks of whole documents of a range, each with its separator at the end but perhaps the last; or, with False, the
     first bytes of a document that is longer than *limit*, which is passed over.
     """
+    overlap = separator.longest - 1 if separator else 0  # a separator may have begun within so many bytes
     with file.open() as opened:
         opened.seek(part.start)
         left, pending, searched = part.stop - part.start, bytearray(), 0
@@ -34,14 +68,13 @@ def blocks(file: TextFile, part: Range, separator: bytes, limit: int) -> Iterato
                 raise OSError(f"it ends {left} bytes before its length")
             left -= len(block)
             pending += block
-            if separator and (at := _last_separator(pending, separator, searched)) >= 0:
-                end = at + len(separator)
+            if separator and (end := separator.last_end(pending, searched)):
                 yield bytes(memoryview(pending)[:end]), True
                 del pending[:end]
-            elif len(pending) > limit + max(len(separator) - 1, 0):  # its end may be a part of a separator
+            elif len(pending) > limit + overlap:
                 yield bytes(memoryview(pending)[:80]), False
                 left, pending = _pass_over(opened, left, separator, pending), bytearray()
-            searched = max(len(pending) - len(separator) + 1, 0)
+            searched = max(len(pending) - overlap, 0)
         if pending:
             yield bytes(pending), True
 
@@ -58,26 +91,27 @@ def _last_separator(data: bytearray, separator: bytes, start: int) -> int:
     return at
 
 
-def _pass_over(opened: BinaryIO, left: int, separator: bytes, pending: bytearray) -> int:
-    """Move to the end of a document that is too long; the bytes left in the range behind it."""
-    tail = bytes(pending[len(pending) - len(separator) + 1 :]) if separator else b""
+def _pass_over(opened: BinaryIO, left: int, separator: Separator | None, pending: bytearray) -> int:
+    """Move to the end of a document that is too long; the bytes left in the range after it."""
+    overlap = separator.longest - 1 if separator else 0
+    tail = bytes(pending[len(pending) - overlap :])
     while left:
         block = opened.read(min(limits.BATCH_BYTES, left))
         if not block:
             raise OSError(f"it ends {left} bytes before its length")
         left -= len(block)
         window = tail + block
-        if separator and (at := window.find(separator)) >= 0:
-            behind = len(window) - at - len(separator)
-            opened.seek(-behind, os.SEEK_CUR)
-            return left + behind
-        tail = window[len(window) - len(separator) + 1 :] if separator else b""
+        if separator and (found := separator.find(window)):
+            after = len(window) - found[1]
+            opened.seek(-after, os.SEEK_CUR)
+            return left + after
+        tail = window[len(window) - overlap :]
     return 0
 
 
-def byte_ranges(file: TextFile, separator: bytes, range_bytes: int) -> Iterator[Range]:
+def byte_ranges(file: TextFile, separator: Separator | None, range_bytes: int) -> Iterator[Range]:
     """Ranges of about *range_bytes* bytes that end behind separators; one range where there is no separator."""
-    if not separator:
+    if separator is None:
         yield Range(0, file.size, None, file.size)
         return
     with file.open() as opened:
@@ -85,39 +119,40 @@ def byte_ranges(file: TextFile, separator: bytes, range_bytes: int) -> Iterator[
         while start < file.size:
             stop = file.size
             if start + range_bytes < file.size:
-                wanted = max(start, start + range_bytes - len(separator))
+                wanted = max(start, start + range_bytes - len(separator.data))
                 stop = _after_separator(opened, start, wanted, separator, file.size)
             yield Range(start, stop, None, stop - start)
             start = stop
 
 
-def _after_separator(opened: BinaryIO, start: int, position: int, separator: bytes, size: int) -> int:
+def _after_separator(opened: BinaryIO, start: int, position: int, separator: Separator, size: int) -> int:
     """The first position behind a separator that begins at *position* or later, or the file's size. Documents are read from
     *start* on: of separators that overlap ("--" in "---") only the first of them is one in any case.
     """
-    begin = max(start, position - len(separator) + 1)
-    before, tail = begin - len(separator), b""
+    begin = max(start, position - separator.longest + 1)
+    last_end, tail = begin, b""
     opened.seek(begin)
     while block := opened.read(limits.LOOK_BYTES):
         window = tail + block
-        at = window.find(separator)
-        while at >= 0:
-            here = begin + at
-            if here >= position and here - before >= len(separator):
-                return here + len(separator)
-            before = here
-            at = window.find(separator, at + 1)
-        tail = window[len(window) - len(separator) + 1 :]
+        found = separator.find(window)
+        while found:
+            here, end = begin + found[0], begin + found[1]
+            if here >= position and here >= last_end:
+                return end
+            last_end = end
+            found = separator.find(window, found[0] + 1)
+        tail = window[len(window) - separator.longest + 1 :]
         begin += len(window) - len(tail)
     return size
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
     start = seen = 0
-    for block, whole in blocks(file, part, file.separator, file.max_bytes):
+    separator = _separator(file)
+    for block, whole in blocks(file, part, separator, file.max_bytes):
         seen += len(block)
         if whole:
-            texts = split(block, file.separator)
+            texts = split(block, file.separator, file.crlf)
             rows = Rows(texts, None, np.arange(start, start + len(texts)), start + len(texts), seen)
         else:
             rows = passed_over(file, start, seen)
@@ -125,26 +160,71 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         start = rows.end
 
 
-def split(block: bytes, separator: bytes) -> pa.LargeBinaryArray:
-    """The documents of a block, each ended by a separator but perhaps the last."""
+def _separator(file: TextFile) -> Separator | None:
+    return Separator(file.separator, file.crlf) if file.separator else None
+
+
+def has_separator(file: TextFile) -> bool:
+    """Whether a file has its separator anywhere."""
+    separator, before = _separator(file), b""
+    with file.open() as opened:
+        while separator and (block := opened.read(limits.LOOK_BYTES)):
+            if separator.find(before + block):
+                return True
+            before = (before + block)[len(before) + len(block) - separator.longest + 1 :]
+    return False
+
+
+def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryArray:
+    """The documents of a block, each ended by a separator but perhaps the last. *crlf*: its line feeds may be CR LF."""
     if not separator:
         return pa.array([block], pa.large_binary())
     data = np.frombuffer(block, np.uint8)
-    found = np.flatnonzero(data[: len(data) - len(separator) + 1] == separator[0])
-    for k in range(1, len(separator)):
-        found = found[data[found + k] == separator[k]]
-    if len(found) > 1 and (np.diff(found) < len(separator)).any():  # told from left to right: in "---" the first "--" is one
-        places, behind = found.tolist(), 0
-        found = np.array([at for at in places if at >= behind and (behind := at + len(separator))], np.int64)
+    if crlf and b"\n" in separator and b"\r" not in separator and b"\r\n" in block:
+        return _split_crlf(data, separator)
+    found = _places(data, separator)
     keep = np.ones(len(data), bool)
     for k in range(len(separator)):
         keep[found + k] = False
     ends = found - len(separator) * np.arange(len(found))
-    kept = data[keep]
-    if len(data) > (found[-1] + len(separator) if len(found) else 0):
-        ends = np.append(ends, len(kept))
+    return _texts(data[keep], ends, len(data) > (found[-1] + len(separator) if len(found) else 0))
+
+
+def _places(data: npt.NDArray[np.uint8], separator: bytes) -> npt.NDArray[np.int64]:
+    """Where the separators in *data* begin, from left to right: int64[n]."""
+    found = np.flatnonzero(data[: max(len(data) - len(separator) + 1, 0)] == separator[0])
+    for k in range(1, len(separator)):
+        found = found[data[found + k] == separator[k]]
+    if len(found) > 1 and (np.diff(found) < len(separator)).any():  # in "---" the first "--" is one
+        places, behind = found.tolist(), 0
+        found = np.array([at for at in places if at >= behind and (behind := at + len(separator))], np.int64)
+    return found
+
+
+def _split_crlf(data: npt.NDArray[np.uint8], separator: bytes) -> pa.LargeBinaryArray:
+    """The documents of a block in which a line feed of the separator may be CR LF. Other carriage returns stay."""
+    is_return = np.append((data[:-1] == ord("\r")) & (data[1:] == ord("\n")), False)
+    there = np.flatnonzero(~is_return)  # byte of the block without these -> byte of the block
+    found = _places(data[there], separator)
+    keep = np.ones(len(data), bool)
+    removed = np.full(len(found), len(separator))
+    for k, byte in enumerate(separator):
+        here = there[found + k]
+        keep[here] = False
+        if byte == ord("\n"):
+            returns = is_return[here - 1]
+            keep[here[returns] - 1] = False
+            removed += returns
+    stops = there[found + len(separator) - 1] + 1 if len(found) else np.zeros(0, np.int64)
+    ends = stops - np.cumsum(removed)
+    return _texts(data[keep], ends, len(data) > (stops[-1] if len(stops) else 0))
+
+
+def _texts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], has_rest: bool) -> pa.LargeBinaryArray:
+    """Texts one after the other that end at *ends*; *has_rest*: one more has no separator."""
+    ends = np.append(ends, len(data)) if has_rest else ends
     offsets = np.concatenate([[0], ends]).astype(np.int64)
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(kept)])
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
@@ -156,7 +236,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
         )
     if file.id_column is not None:
         raise ValueError(f"{file.name} is plain text, which has no column {file.id_column!r}. Leave source.id_column out.")
-    return byte_ranges(file, file.separator, range_bytes)
+    return byte_ranges(file, _separator(file), range_bytes)
 
 
 def rows_before(file: TextFile, part: Range) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import fsspec
 import numpy as np
@@ -38,6 +38,14 @@ class TextFile(NamedTuple):
     """Whether the text column holds lists of messages, which become JSON."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
+    crlf: bool = False
+    """Whether a line feed of the separator may be CR LF in the file."""
+    delimiter: str | None = None
+    """What stands between the fields of a CSV file: without it a tab where the name says .tsv, else a comma."""
+    quotes: Literal["csv", "none"] | None = None
+    """Quotes in a CSV file: of a field that may hold delimiters and line ends, or text like any other. Without it as CSV, but
+    rows that may well be several are refused.
+    """
 
     @property
     def text_columns(self) -> list[str]:
@@ -98,6 +106,13 @@ class Rows(NamedTuple):
     faults: tuple[tuple[int, str, str], ...] = ()
     columns: pa.RecordBatch | None = None
 
+    def behind(self, rows: int, seen: int) -> Rows:
+        """The same rows after *rows* others, of which *seen* text bytes were read."""
+        if not rows and not seen:
+            return self
+        faults = tuple((row + rows, reason, detail) for row, reason, detail in self.faults)
+        return self._replace(rows=self.rows + rows, end=self.end + rows, seen=self.seen + seen, faults=faults)
+
     @classmethod
     def of_batch(cls, file: TextFile, batch: pa.RecordBatch, start: int, seen: int) -> Rows:
         """All rows of a record batch that begins at row *start*."""
@@ -154,28 +169,36 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if column is None:
             continue
         if column not in (names := schema.names):
-            found = ", ".join(map(repr, names)) or "none"
-            raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.{setting}.")
+            raise _no_column(file, column, names, setting)
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
-        kind = schema.field(column).type
+        kind = plain_type(schema.field(column).type)
         right = (setting == "id_column" and pa.types.is_integer(kind)) or (setting == "messages_column" and is_messages(kind))
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = {"id_column": "text or integers", "messages_column": "lists of messages or JSON"}.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
     for column in file.kept_columns:
         if column not in schema.names:
-            found = ", ".join(map(repr, schema.names)) or "none"
-            raise ValueError(f"{file.name} has no column {column!r}; it has {found}. Set source.keep_columns.")
+            raise _no_column(file, column, schema.names, "keep_columns")
         if schema.names.count(column) > 1:
             raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
         as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
+
+
+def _no_column(file: TextFile, column: str, names: Sequence[str], setting: str) -> ValueError:
+    found = ", ".join(map(repr, names)) or "none"
+    directory = next((part for part in f"{file.path}/{file.name}".split("/") if part.startswith(f"{column}=")), None)
+    remedy = f"Set source.{setting}."
+    if directory is not None:
+        remedy = f"Names of directories, such as {directory}, give no columns here: write the column into the files."
+    return ValueError(f"{file.name} has no column {column!r}; it has {found}. {remedy}")
 
 
 def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     """The values of a kept column as one of the kinds of ``flat_tokens.columns``: numbers as int64, uint64 or float64, dates and
     times as ISO 8601 text, U+FFFD for what is not UTF-8. ValueError where the column holds something else.
     """
+    values = as_plain(values)
     kind, types = values.type, pa.types
     if types.is_dictionary(kind):
         return as_kept(values.dictionary_decode(), name, file)
@@ -183,7 +206,9 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
         return values
     if types.is_integer(kind):
         return values.cast(pa.int64())
-    if types.is_floating(kind) or types.is_decimal(kind):
+    if types.is_decimal(kind):
+        return _decimals_as_floats(values, name, file)
+    if types.is_floating(kind):
         return values.cast(pa.float64())
     if is_text(kind):
         return as_unicode(values)[0]
@@ -199,13 +224,25 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     )
 
 
+def _decimals_as_floats(values: pa.Array, name: str, file: str) -> pa.Array:
+    floats = values.cast(pa.float64())
+    for i in np.flatnonzero(np.abs(floats.to_numpy(zero_copy_only=False)) >= kept.FLOAT64_HAS_ALL).tolist():
+        if (value := values[i].as_py()) != floats[i].as_py():
+            raise _not_a_float(value, name, file)
+    return floats
+
+
+def _not_a_float(value: Any, name: str, file: str) -> ValueError:
+    return ValueError(f"{file}: column {name!r} is float64 here, which does not have its value {value}. {kept.REMEDY}")
+
+
 def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
     """Values of a kept column that a reader has parsed, as an array. Integers beyond 64 bits, or beside fractions, are float64.
-    ValueError for values of several kinds, and for lists and mappings.
+    ValueError for integers that float64 does not have then, for values of several kinds, and for lists and mappings.
     """
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {int, float} or (kinds == {int} and any(not -(1 << 63) <= value < 1 << 63 for value in values if value)):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        return pa.array([None if value is None else _as_float(value, name, file) for value in values], pa.float64())
     if kinds <= {str, bytes}:
         as_bytes = [utf8(value) if isinstance(value, str) else value for value in values]
         return pa.array(as_bytes, pa.large_binary()) if kinds else pa.nulls(len(values))
@@ -216,6 +253,52 @@ def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
             "it out of source.keep_columns."
         )
     return pa.array(values, pa.bool_() if kinds == {bool} else pa.int64() if kinds == {int} else pa.float64())
+
+
+UUID = "arrow.uuid"
+DASHES = (8, 13, 18, 23)
+"""Where the 36 characters of a UUID have them."""
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that ``as_plain`` makes of values of another."""
+    if not isinstance(kind, pa.BaseExtensionType):
+        return kind
+    return pa.large_string() if kind.extension_name == UUID else plain_type(kind.storage_type)
+
+
+def as_plain(values: pa.Array) -> pa.Array:
+    """Values of an extension type as they are stored, JSON as its text; UUIDs as their 36 characters; others as they are."""
+    if not isinstance(values.type, pa.BaseExtensionType):
+        return values
+    return _uuids_as_text(values.storage) if values.type.extension_name == UUID else as_plain(values.storage)
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch without columns of extension types."""
+    if not any(isinstance(kind, pa.BaseExtensionType) for kind in batch.schema.types):
+        return batch
+    return pa.RecordBatch.from_arrays(list(map(as_plain, batch.columns)), names=batch.schema.names)
+
+
+def _uuids_as_text(stored: pa.FixedSizeBinaryArray) -> pa.LargeStringArray:
+    count, digits = len(stored), np.frombuffer(b"0123456789abcdef", np.uint8)
+    data = np.frombuffer(stored.buffers()[1] or b"", np.uint8)[16 * stored.offset : 16 * (stored.offset + count)]
+    text = np.full((count, 36), ord("-"), np.uint8)
+    text[:, [i for i in range(36) if i not in DASHES]] = digits[np.stack([data >> 4, data & 15], 1)].reshape(count, 32)
+    offsets = np.arange(0, 36 * count + 1, 36, dtype=np.int64)
+    texts = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1)))
+    nothing = pa.scalar(None, pa.large_string())
+    return pa.compute.if_else(stored.is_null(), nothing, texts) if stored.null_count else texts
+
+
+def _as_float(value: float, name: str, file: str) -> float:
+    try:
+        if (found := float(value)) == value or isinstance(value, float):
+            return found
+    except OverflowError:
+        pass
+    raise _not_a_float(value, name, file)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, open_any, recognised
+from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
 from flat_tokens.manifest import CACHE, PART, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
 from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
@@ -37,13 +37,16 @@ WINDOW_TOKENS = 1 << 17
 
 
 class SourceFile(NamedTuple):
-    """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array."""
+    """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array.
+    ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
+    """
 
     number: int
     source: int
     name: str
     size: int
     sha256: str
+    line_ends: str | None = None
 
 
 class Source(NamedTuple):
@@ -110,7 +113,8 @@ class Corpus:
         """The sources in the manifest, which may be none. Their files are numbered through."""
         sources, numbers = [], itertools.count()
         for i, described in enumerate(self.provenance.get("sources") or ()):
-            files = (SourceFile(next(numbers), i, file["name"], file["size"], file["sha256"]) for file in described["files"])
+            facts = ((file["name"], file["size"], file["sha256"], file.get("line_ends")) for file in described["files"])
+            files = (SourceFile(next(numbers), i, *of) for of in facts)
             settings = {key: value for key, value in described.items() if key not in SOURCE_FACTS}
             origin = described.get("from") or ""
             sources.append(Source(described["name"], origin, described.get("revision"), settings, tuple(files)))
@@ -149,6 +153,8 @@ def open_corpus(
 
     FileNotFoundError if there is nothing; ValueError, naming the fault, if it can't be read.
     """
+    if format is not None:
+        check_format(format, (FLAT_TOKENS, *FORMATS))
     root = Store.at(path_or_url)
     if root.is_local:
         if not root.exists(""):
@@ -164,7 +170,8 @@ def open_corpus(
     if origin and format in (None, origin["format"]):
         format, options = origin["format"], {**origin["options"], **(options or {})}
     path = path_or_url if root == Store.at(path_or_url) else root.url
-    format = format or (open_any(path).format if options else None)
+    if format is None and options:
+        format = open_any(path).format
     try:
         opened = open_any(path, format, options_of(format, options) if format and options else None)
     except (OSError, ValueError) as error:

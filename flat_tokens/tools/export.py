@@ -27,8 +27,9 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
-from flat_tokens.formats import FORMATS, ExportFile, Splits, source
+from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
 from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, SplitName, manifest_of
+from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.stores.local import make_directory, real_path
 from flat_tokens.stores.records import read_json, read_record
@@ -114,9 +115,12 @@ def export_of(
 
     FileNotFoundError if there is no dataset; ValueError for an unknown format or option.
     """
-    if format not in FORMATS:
-        raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
+    check_format(format, FORMATS)
     chosen = options_of(format, options)
+    if not splits:
+        raise ValueError(f"no split is named; there are {', '.join(SPLITS)}")
+    for name in splits:
+        one_of("a split", name, SPLITS)
     store = resolve(Store.at(path_or_url))
     source(store.url)
     return ExportRequest(store.url, _digest(store, watch), tuple(splits), format, chosen)
@@ -304,6 +308,7 @@ def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
 
 def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> Exported:
     """ExportRequest on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
+    threads = None if threads is None else at_least(1, "threads", threads)
     store = target(path_or_url)
     if done := done_before(request, store):
         return done

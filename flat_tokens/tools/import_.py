@@ -14,6 +14,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
 from flat_tokens.manifest import SPLITS
+from flat_tokens.options import one_of
 from flat_tokens.reader import Dataset, open
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
@@ -44,8 +45,10 @@ def import_dataset(
 ) -> Dataset:
     """Write the dataset at a path, of any format, as a flat-tokens dataset.
 
-    FileExistsError if something is at *out* already; ValueError, naming the file, if a file is damaged.
+    FileExistsError if something is at *out* already; ValueError, naming the file, if a file is damaged, and for an option or a
+    layout that there is not.
     """
+    one_of("layout", layout, LAYOUTS)
     corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what is told alone decides what is stored
     store = Store.at(out)
     if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):

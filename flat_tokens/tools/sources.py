@@ -23,7 +23,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
 from flat_tokens.manifest import CACHE
-from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
@@ -149,6 +149,8 @@ def _base(path: str) -> str:
     remote = "://" in path
     if not remote and kind_of(path) == "directory":
         return path
+    if not remote:
+        return pattern_base(path)[0]
     before = re.split(r"[*\[]" if path.startswith("http") else r"[*?\[]", path, maxsplit=1)[0]
     if before == path and remote and not PurePosixPath(path).suffix:
         return path
@@ -228,6 +230,9 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
             separator = str(settings.get("document_separator") or "").encode()
             text = TextFile(path, file.name, size, column, identity and str(identity), separator, max_expansion=most)
             text = text._replace(completion_column=completion and str(completion), has_messages=messages is not None)
+            text = text._replace(
+                delimiter=settings.get("delimiter"), quotes=settings.get("quotes"), crlf=file.line_ends is not None
+            )
             with text.open() as opened:
                 kind = detect_format(opened.read(HEAD_BYTES), file.name, settings.get("format", "auto"))
             return dict(_rows(kind, text, wanted))
@@ -240,7 +245,7 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
 def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, int]:
     """Path or URL, and size, of the unpacked file: the file itself, or a temporary one that goes with *stack*."""
     with TextFile(place, name, 0, "").open() as stored:
-        ending = compression_of(stored.read(HEAD_BYTES))
+        ending = compression_of(stored.read(HEAD_BYTES), name)
         if ending is None:
             return place, stored.seek(0, os.SEEK_END)
         stored.seek(0)

@@ -125,7 +125,11 @@ def watched(
         # The server gets every line of the tasks all the same; the terminal is for the display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     name = _name(arguments[0] if arguments else argparse.Namespace(**settings))
-    with log_progress(name) if options.quiet else display(name, sys.stderr.isatty()):
+    has_server = server is not None
+    shown = (
+        log_progress(name, has_server=has_server) if options.quiet else display(name, sys.stderr.isatty(), has_server=has_server)
+    )
+    with shown:
         if server is None:
             with alone as runner:
                 return pipeline(runner)

@@ -7,56 +7,58 @@ source -> files -> slices -> token shards -> spans of the final arrays -> versio
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
+from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
 from flows.pipelines.stages import (
     DOWNLOAD,
     DUPLICATES,
     FINALIZE,
     SHARD_WRITE,
-    SPLIT,
     TOKENIZE,
     Runner,
-    Started,
-    Step,
     in_order,
     in_turn,
-    settled,
+    started_in_order,
 )
+from tasks.assemble.assembler import Assembler
+from tasks.assemble.duplicates import DuplicateFilter
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
+from tasks.download.directories import check_one_format
 from tasks.download.sources import naming, resolve_source
 from tasks.finalize.provenance import Provenance, build_id, card, provenance
-from tasks.finalize.seal import Contents, document_totals, is_published, source_totals
+from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Place
+from tasks.output.target import SplitRule, Target
 from tasks.output.versions import remember_origin
+from tasks.parts.part import ShardPart
 from tasks.progress import meter
-from tasks.shards.contents import Opened, open_contents
-from tasks.shards.fresh import Fresh
-from tasks.shards.index import indexed_versions, without_tokens
+from tasks.shards.index import VersionNames, indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import Staged, tokenize_and_keep
-from tasks.split.ahead import Ahead
-from tasks.split.duplicates import Dropping
-from tasks.split.kinds import Kinds
-from tasks.split.spans import CountedPlace, ShardPlace, Span, SplitRule, count_documents, lay_out
+from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
+from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
+from tasks.tokenize.doubts import is_doubted
 from tasks.tokenize.engines import Tokenizer, engine_of, forget_what_was_learned, may_use_fast_engine, try_fast_engine
 from tasks.tokenize.masks import chats_by_reference
 from tasks.tokenize.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
@@ -87,6 +89,11 @@ class Text(NamedTuple):
         return [cut.file for cut in self.cuts]
 
     @property
+    def file_names(self) -> list[str]:
+        """Names of the files, by their numbers."""
+        return [cut.file.name for cut in self.cuts]
+
+    @property
     def slices(self) -> list[Slice]:
         return [slice_ for cut in self.cuts for slice_ in cut.slices]
 
@@ -97,6 +104,8 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
         with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
+            if is_much(files_of(pinned)):
+                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
             text = Text(pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
@@ -118,7 +127,7 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
             found = files_of(pinned)
             known = recorded(found, config.sources, config.slice_bytes, [output.root])
             fresh = [file for file in found if file not in known]
-            if any("://" in file.uri for file in fresh) or sum(file.size or 0 for file in fresh) > LOOKED_INTO:
+            if is_much(fresh):
                 return None
             text = Text(pinned, download(config, found, runner, output.root))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
@@ -127,6 +136,11 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
         if not is_published(output.root, build_id(made_of, layout), layout):
             return None
         return build_version(config, text, tokenizer, runner, output)
+
+
+def is_much(files: list[FoundFile]) -> bool:
+    """Whether it takes a while to fetch files, or to read them."""
+    return any("://" in file.uri for file in files) or sum(file.size or 0 for file in files) > LOOKED_INTO
 
 
 def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:
@@ -146,7 +160,7 @@ def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: 
     )
     cut = dict(zip(fresh, cuts, strict=True))
     cut_files = [known.get(file) or cut[file] for file in found]
-    check_one_format(config, [cut.file for cut in cut_files])
+    check_files(config, [cut.file for cut in cut_files])
     return cut_files
 
 
@@ -155,90 +169,92 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     made_of, layout = provenance(config, text.pinned, text.files, tokenizer, chats), layout_of(config, output.root)
     remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
-    counted: list[CountedPlace] = []
-    stored: set[str] = set()
+    rule, columns = SplitRule(fraction=config.fraction, seed=config.split_seed), dict.fromkeys(config.kept_columns, "null")
+    reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
 
-    with publication(output, made_of, layout, remember) as version, contextlib.ExitStack() as held:
-        if place := version.place:
-            with timed("tokenize", output.seconds):
-                recipe = make_recipe(config, place, tokenizer, text.slices, chats)
-                slices = {recipe.key(slice_): slice_ for slice_ in text.slices}
-                indexed = indexed_versions(place.root)
-                unknown = without_tokens(place.root, indexed, list(slices))
-                missing = [slices[key] for key in without_receipt(place.root, unknown)]
-                stored = set(unknown) - {recipe.key(slice_) for slice_ in missing}
-                rule = SplitRule(fraction=config.fraction, seed=config.split_seed)
-                total = sum(map(TOKENIZE.size, slices.values()))
-                meter.begin("tokenize", total, stored=total - sum(map(TOKENIZE.size, missing)))
-                held.enter_context(fetched_ahead(missing if runner.reads_here else [], config.sources, place))
-
-                tokenizing = TOKENIZE.given(recipe, place, indexed)  # slice -> token shard, staged where it is tokenized
-                splitting = SPLIT.given(rule, layout, place, version.name)  # shards -> final objects
-                dropping = Dropping(place, version.name) if config.documents.duplicates == "drop" else None
-                fresh, ahead = Fresh(), None
-                if runner.works_here and not config.masked:
-                    ahead = held.enter_context(Ahead(rule, layout, place, version.name, fresh, streams=not dropping))
-                    tokenizing = tokenizing._replace(by=tokenizing_ahead(ahead, fresh, text, recipe))
-                    splitting = splitting._replace(by=lambda _, span: ahead.write(span))
-
-                # Lazily, from the last line to the first: a span is written as soon as its last shard is stored, while the
-                # slices behind are still tokenized.
-                shards = in_order(
-                    runner,
-                    slices.values(),
-                    tokenizing,
-                    SHARD_WRITE.given(place),  # staged -> stored under its key, the receipt last
-                    on_error=ahead.stop_streams if ahead else None,
-                )
-                held.enter_context(contextlib.closing(shards))  # an error waits for what is under way
-                if ahead:
-                    held.callback(ahead.stop_streams)
-                kinds = Kinds(config.kept_columns, [file.name for file in text.files])
-                placed = kinds.of_places(place_shards(text, recipe, shards))
-                if dropping:
-                    placed = in_turn(runner, placed, DUPLICATES.given(dropping))  # -> without texts of earlier ones
-                places = count_in_order(placed, counted, rule, place.root, version.name, fresh.open)
-                places = ahead.follow(places) if ahead else places
-                spans: list[Span] = []
-                writing: list[Started] = []
-                with settled(writing):
-                    for span in lay_out(places, layout, config.masked, config.kept_columns):
-                        spans.append(span)
-                        writing.append(runner.start(span, splitting))
-
-            if dropping:
-                meter.begin("duplicates", sum(at.shard.text_bytes for at, _ in counted))
-                output.seconds["duplicates"] = round(dropping.seconds, 3)
-            with timed("split", output.seconds), settled(writing):
-                meter.begin("split", 4 * sum(at.kept.token_count for at, _ in counted))
-                written = [span_under_way.result() for span_under_way in writing]
+    with publication(output, made_of, layout, remember) as version:
+        if target := version.target(rule=rule, masked=config.masked, columns=columns):
+            workspace = target.workspace
+            with assembling(runner, target, text.file_names) as (assembler, under_way):
+                with timed("tokenize", output.seconds):
+                    warn_of_separators(config, text.files)
+                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats)
+                    slices = {recipe.key(slice_): slice_ for slice_ in text.slices}  # equal slices are tokenized once
+                    stored = StoredSlices.look_up(target.root, slices)
+                    sink = open_sink(assembler, text, recipe, runner)
+                    # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
+                    # whose parts are there.
+                    with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
+                        shards = started_in_order(
+                            runner,
+                            under_way,
+                            slices.values(),
+                            TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
+                            SHARD_WRITE.given(workspace),  # staged -> stored under its key, the receipt last
+                        )
+                        for part in without_duplicates(config, target, runner, place_shards(text, recipe, shards), output):
+                            assembler.add(part)
+                    counted = assembler.end()
+                with timed("split", output.seconds):
+                    meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
+                    assembled = assembler.finish()
             threading.Thread(target=forget_what_was_learned).start()  # of an engine, which takes a while
             with timed("finalize", output.seconds):
-                totals = partial(documents_of, made_of, counted)
-                contents = Contents(made_of, layout, spans, written, totals, card, counted, kinds.found)
-                finalizing = FINALIZE.given(contents, place, config.verify_level)  # final objects -> checked, committed
-                runner.start(version.name, finalizing).result()
-
-    made = {at.shard.key: at.shard for at, _ in counted if at.shard.held is None and at.shard.key not in stored}
-    return version.finish(
-        BuildResult,
-        slices=len(text.slices) if version.place else 0,
-        slices_reused=len(counted) - len(made),
-        text_bytes_tokenized=sum(shard.text_bytes - shard.text_bytes_taken for shard in made.values()),
-    )
+                draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, shard_parts(counted)), card)
+                runner.start(target, FINALIZE.given(draft, config.verify_level)).result()
+            reuse.update(stored.reuse(text.slices, shard_parts(counted)))
+    return version.finish(BuildResult, **reuse)
 
 
-def tokenizing_ahead(ahead: Ahead, fresh: Fresh, text: Text, recipe: Recipe) -> Callable[[Step, Slice], Staged | TokenShard]:
-    """The stage tokenize where this process writes spans ahead: small slices are kept in memory for that, large ones streamed."""
-    places = reversed([*enumerate(text.slices)])  # the first one of equal slices counts
-    firsts = {recipe.key(slice_): (place, slice_.file.split) for place, slice_ in places}
+class StoredSlices(NamedTuple):
+    """The slices of a build that an output has tokens of, by their keys in receipts; the slices that are missing; the versions
+    whose indexes are used.
+    """
 
-    def tokenize(step: Step, slice_: Slice) -> Staged | TokenShard:
-        recipe, place, indexed = step.shared
-        streams = partial(ahead.stream, *firsts[recipe.key(slice_)])
-        return tokenize_and_keep(fresh, slice_, recipe, place, indexed, streams)
+    versions: VersionNames
+    receipts: set[str]
+    missing: list[Slice]
 
-    return tokenize
+    @classmethod
+    def look_up(cls, root: Store, slices: dict[str, Slice]) -> StoredSlices:
+        """Look the slices up by receipts and indexes, and begin to count progress."""
+        versions = indexed_versions(root)
+        unpublished = without_tokens(root, versions, list(slices))
+        missing = without_receipt(root, unpublished)
+        total = sum(map(TOKENIZE.size, slices.values()))
+        meter.begin("tokenize", total, stored=total - sum(TOKENIZE.size(slices[key]) for key in missing))
+        return cls(versions, set(unpublished) - set(missing), [slices[key] for key in missing])
+
+    def reuse(self, slices: list[Slice], parts: list[ShardPart]) -> dict[str, int]:
+        """How many slices there are, how many were reused, and the bytes of text that were tokenized."""
+        shards = {part.shard.key: part.shard for part in parts if part.shard.published is None}
+        made = [shard for key, shard in shards.items() if key not in self.receipts]
+        text_bytes = sum(shard.text_bytes - shard.text_bytes_taken for shard in made)
+        return {"slices": len(slices), "slices_reused": len(parts) - len(made), "text_bytes_tokenized": text_bytes}
+
+
+def open_sink(assembler: Assembler, text: Text, recipe: Recipe, runner: Runner) -> Sink | None:
+    """The sink of a build whose slices are tokenized by threads of this process, and need no shards of their own."""
+    if runner.workers != "threads":
+        return None
+    numbered = reversed([*enumerate(text.slices)])  # the first of equal slices counts
+    order = {recipe.key(slice_): (number, slice_.split) for number, slice_ in numbered}
+    return assembler.open_sink(order, streams=recipe.documents.duplicates != "drop")
+
+
+def without_duplicates(
+    config: BuildConfig, target: Target, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+) -> Iterator[ShardPart]:
+    """The parts, without documents whose texts earlier ones have, where the configuration says so."""
+    if config.documents.duplicates != "drop":
+        yield from parts
+        return
+    duplicates, text_bytes = DuplicateFilter(target), 0
+    for part in in_turn(runner, parts, DUPLICATES.given(duplicates)):
+        text_bytes += part.shard.text_bytes
+        yield part
+    meter.begin("duplicates", text_bytes)
+    output.seconds["duplicates"] = round(duplicates.seconds, 3)
 
 
 def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
@@ -270,16 +286,15 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
     return [file for source in pinned for file in source.files]
 
 
-def check_one_format(config: BuildConfig, files: list[SourceFile]) -> None:
-    """Refuse a source of several formats: what stands beside the data is hardly meant as text to train on."""
+def check_files(config: BuildConfig, files: list[SourceFile]) -> None:
+    """Refuse a source of several formats."""
     for index, source in enumerate(config.sources):
-        of_format = {file.format: file.name for file in files if file.source == index}
-        if len(of_format) > 1:
-            found = ", ".join(f"{kind} ({name})" for kind, name in sorted(of_format.items()))
-            raise ValueError(
-                f"source {source.name!r} holds files of several formats: {found}. Set source.path to a glob that takes one of "
-                f"them, such as {source.path or source.name}/*.{next(iter(of_format))}; give another format a source of its own."
-            )
+        check_one_format(source, [(file.name, file.format, file.size) for file in files if file.source == index])
+
+
+def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
+    for warning in unused_separators(config.sources, files):
+        logger.warning(warning)
 
 
 def make_recipe(
@@ -290,14 +305,14 @@ def make_recipe(
     texts = [text for of in samples.values() for text in of]
     fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
     by_reference = chats_by_reference(config.sources, chats, samples, config.tokenizer, engine_of(tokenizer, fast))
-    may_differ = tokenizer.make_fast is not None and not fast and config.documents.on_bad != "error"
+    may_differ = config.documents.on_bad != "error" or is_doubted(place.root, tokenizer.digest)
     return Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=tokenizer.digest,
         fast=fast,
         documents=config.documents,
-        engine="reference" if may_differ else None,
+        engine="reference" if tokenizer.make_fast is not None and not fast and may_differ else None,
         chats=chats if any(chats) else (),
         by_reference=by_reference,
         steps=config.documents.opened().described,
@@ -307,7 +322,7 @@ def make_recipe(
 def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> dict[int, list[str]]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: dict[int, list[str]] = {}
-    first_of = sorted({slice_.file.source: slice_ for slice_ in reversed(slices)}.items())
+    first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
     with ThreadPoolExecutor(FETCHERS) as fetchers:
         here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
     for (index, _), slice_ in zip(first_of, here, strict=True):
@@ -321,35 +336,21 @@ def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> dict
     return texts
 
 
-def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> Iterator[ShardPlace]:
-    """Each slice's shard, in order, with its file's number and the row of the file at which it begins. *shards* has each
+def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
+    """Each slice's shard, in order, with its first file's number and the row of that at which it begins. *shards* has each
     distinct shard once, where it is first needed: equal files share theirs.
     """
     numbers = {(file.source, file.name): i for i, file in enumerate(text.files)}
     known: dict[str, TokenShard] = {}
     rows: Counter[int] = Counter()
     for slice_ in text.slices:
-        number, key = numbers[slice_.file.source, slice_.file.name], recipe.key(slice_)
+        first, key = slice_.ranges[0].file, recipe.key(slice_)
+        number = numbers[first.source, first.name]
         shard = known.get(key) or known.setdefault(key, next(shards))
-        yield ShardPlace(shard=shard, file=number, first_row=rows[number], all_in=slice_.file.split)
+        yield ShardPart(shard=shard, file=number, first_row=rows[number], all_in=slice_.split)
         rows[number] += shard.rows
 
 
-def count_in_order(
-    places: Iterable[ShardPlace],
-    seen: list[CountedPlace],
-    rule: SplitRule,
-    root: Store,
-    version: str,
-    opened: Opened = open_contents,
-) -> Iterator[CountedPlace]:
-    """Places as they come, with their counts; *seen* keeps them all."""
-    for at in places:
-        seen.append((at, count_documents(at, rule, root, version, opened)))
-        yield seen[-1]
-
-
-def documents_of(made_of: Provenance, counted: list[CountedPlace], repeated: int) -> dict[str, Any]:
+def documents_of(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
     """Totals of the documents of a build."""
-    places = [at for at, _ in counted]
-    return {**document_totals(places, repeated), "by_source": source_totals(made_of, places)}
+    return {**document_totals(parts, repeated), "by_source": source_totals(made_of, parts)}

@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.columns import Kinds
 from flat_tokens.manifest import SPLITS, TOKEN_BYTES, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
+from flows.pipelines.assembling import assembling
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
-from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, WRITE, Runner, in_order
+from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, in_order
 from tasks.derive.inputs import Input, settings_of_sources
-from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, Piece, Selection, cut, read_ids, read_keys
+from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
-from tasks.derive.shuffle import Bucket, shuffling_of
-from tasks.derive.write import lay_out, place_pieces
-from tasks.finalize.seal import Contents
+from tasks.derive.shuffle import shuffling_of
+from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
 from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
-from tasks.output.staging import Place
+from tasks.output.target import Selection, Target
+from tasks.parts.part import BucketPart, InputPart, Part
 from tasks.progress import meter
 
 LISTED = "listed.npy"
@@ -60,22 +60,21 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
         with publication(output, made_of, layout) as version:
-            if place := version.place:
+            if counting := version.target(masked=any(one.masked for one in inputs), columns=kinds):
                 with timed("count", output.seconds):
-                    plan = plan_of(request, inputs, listed, runner, place)
-                    particular["not_found"] = listed.count_unfound(Path(place.staging) / LISTED) if listed else None
-                parts: dict[Split, list[Piece | Bucket]] = {split: [*plan.pieces[split]] for split in SPLITS}
-                if isinstance(request.operation, Shuffle):
-                    with timed("shuffle", output.seconds):
-                        parts |= shuffled(request.operation, plan, kinds, runner, place)
-                with timed("split", output.seconds):
-                    meter.begin("split", TOKEN_BYTES * sum(part.token_count for split in SPLITS for part in parts[split]))
-                    spans = lay_out(parts, layout, any(one.masked for one in inputs), kinds)
-                    written = list(in_order(runner, spans, WRITE.given(plan.selection, layout, place, version.name)))
+                    plan = plan_of(request, inputs, listed, runner, counting)
+                    particular["not_found"] = listed.count_unfound(Path(counting.workspace.staging) / LISTED) if listed else None
+                with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
+                    parts = parts_of(request, plan, runner)
+                with assembling(runner, plan.target) as (assembler, _), timed("split", output.seconds):
+                    meter.begin("split", TOKEN_BYTES * sum(part.token_count for part in parts))
+                    for part in parts:
+                        assembler.add(part)
+                    assembler.end()
+                    assembled = assembler.finish()
                 with timed("finalize", output.seconds):
-                    documents = partial(documents_of, made_of, request, inputs, plan)
-                    contents = Contents(made_of, layout, spans, written, documents, card, columns=kinds)
-                    runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
+                    draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, request, inputs, plan), card)
+                    runner.start(plan.target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
 
@@ -121,19 +120,21 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
     return latest if in_place and same and inputs[1:] == now["inputs"][1:] else None
 
 
-class Plan(NamedTuple):
-    """The pieces that a version is made of, each where it lands, what is taken of them, and what was counted of each."""
+class DerivePlan(NamedTuple):
+    """The parts of the inputs that a version is made of, with the sequences and tokens that are taken of each and their
+    positions; the target with the selection; and what was counted of each part.
+    """
 
-    pieces: dict[Split, list[Piece]]
-    selection: Selection
-    counted: list[tuple[Piece, Counted]]
+    parts: dict[Split, list[InputPart]]
+    target: Target
+    counted: list[tuple[InputPart, Counted]]
 
 
-def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, runner: Runner, place: Place) -> Plan:
-    """Cut the inputs, choose, count, and place what is taken one behind the other."""
+def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, runner: Runner, target: Target) -> DerivePlan:
+    """Cut the inputs, choose, count, and give each part its position."""
     wanted, selection = None, Selection()
     if listed:
-        listed.save(Path(place.staging) / LISTED)
+        listed.save(Path(target.workspace.staging) / LISTED)
     if isinstance(request.operation, Subset):
         wanted = request.operation.sources
         selection = Selection(
@@ -145,42 +146,51 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
             listed=LISTED if listed else None,
             seed=request.operation.seed,
         )
-    pieces = cut(inputs, wanted)
-    meter.begin("count", bytes_to_count(request, inputs, pieces))
-    list(in_order(runner, [piece for piece in pieces if piece.made_keys is not None], MAKE_KEYS.given(place)))
+    parts = cut(inputs, wanted)
+    meter.begin("count", bytes_to_count(request, inputs, parts))
+    list(in_order(runner, [part for part in parts if part.made_keys is not None], MAKE_KEYS.given(target)))
     if isinstance(request.operation, Subset):
-        selection, pieces = sampled(request.operation, selection, pieces, runner, place)
-    counted = list(zip(pieces, in_order(runner, pieces, COUNT.given(selection, place)), strict=True))
-    taken = [piece.model_copy(update={"seq_count": n.seq_count, "token_count": n.token_count}) for piece, n in counted]
-    placed = {split: place_pieces([piece for piece in taken if piece.split == split]) for split in SPLITS}
-    return Plan(placed, selection, counted)
+        selection, parts = sampled(request.operation, target.selecting(selection), parts, runner)
+    selecting = target.selecting(selection)
+    counted = list(zip(parts, in_order(runner, parts, COUNT.given(selecting)), strict=True))
+    return DerivePlan({split: positioned(counted, split) for split in SPLITS}, selecting, counted)
 
 
-def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], pieces: Sequence[Piece]) -> int:
+def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
+    """The parts of a split with their counts and positions."""
+    parts, seqs, tokens = list[InputPart](), 0, 0
+    for part, count in counted:
+        if part.split == split:
+            counts = {"seq_count": count.seq_count, "token_count": count.token_count}
+            parts.append(part.model_copy(update={**counts, "first_seq": seqs, "first_token": tokens}))
+            seqs, tokens = seqs + count.seq_count, tokens + count.token_count
+    return parts
+
+
+def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:
     """Bytes that are read to count documents, several times for a sample by count, and tokens where keys are made of them."""
     by_count = isinstance(request.operation, Subset) and request.operation.count is not None
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
     times = HASH_DIGITS + 2 if by_count else 1
-    return times * DOCUMENT_BYTES * sum(piece.stop - piece.start for piece in pieces) + TOKEN_BYTES * tokens
+    return times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens
 
 
-def sampled(
-    request: Subset, selection: Selection, pieces: list[Piece], runner: Runner, place: Place
-) -> tuple[Selection, list[Piece]]:
-    """The selection with its sample, and the pieces with their shares of the documents whose hash is the last one in it."""
+def sampled(request: Subset, target: Target, parts: list[InputPart], runner: Runner) -> tuple[Selection, list[InputPart]]:
+    """The target's selection with its sample, and the parts with their shares of the documents that have the last hash in it."""
+    selection = target.selection
     if request.fraction is not None:
         share = dict.fromkeys(selection.splits, int(request.fraction * 2**64))
-        return selection.model_copy(update={"below": share}), pieces
+        return selection.model_copy(update={"below": share}), parts
     if request.count is None:
-        return selection, pieces
-    mine = [piece for piece in pieces if piece.split in selection.splits]
+        return selection, parts
+    mine = [part for part in parts if part.split in selection.splits]
     prefix, missing = dict.fromkeys(selection.splits, 0), dict.fromkeys(selection.splits, request.count)
     below: dict[Split, int] = {}
     # The hash of the count-th document, sixteen bits at a time.
     for digits in range(HASH_DIGITS):
         sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
-        for piece, found in zip(mine, in_order(runner, mine, SAMPLE.given(selection, place, prefix, digits)), strict=True):
-            sums[piece.split] += found
+        for part, found in zip(mine, in_order(runner, mine, SAMPLE.given(target, prefix, digits)), strict=True):
+            sums[part.split] += found
         for split, counts in sums.items():
             if split not in below and (request.count == 0 or counts.sum() < missing[split]):
                 below[split] = (1 << 64) if request.count else 0
@@ -190,25 +200,33 @@ def sampled(
             missing[split] -= int(counts[:value].sum())
             prefix[split] = prefix[split] << RADIX_BITS | value
     tied = {split: prefix[split] for split in selection.splits if split not in below}
-    selection = selection.model_copy(update={"below": {**tied, **below}})
-    mine = [piece for piece in pieces if piece.split in tied]
+    sample = selection.model_copy(update={"below": {**tied, **below}})
+    tied_parts = [part for part in parts if part.split in tied]
     ties: dict[tuple[Split, int], int] = {}
     before = {split: value >> RADIX_BITS for split, value in tied.items()}
-    for piece, found in zip(mine, in_order(runner, mine, SAMPLE.given(selection, place, before, HASH_DIGITS - 1)), strict=True):
-        taken = min(int(found[tied[piece.split] % (1 << RADIX_BITS)]), missing[piece.split])
-        ties[piece.split, piece.number] = taken
-        missing[piece.split] -= taken
-    return selection, [piece.model_copy(update={"ties": ties.get((piece.split, piece.number), 0)}) for piece in pieces]
+    for part, found in zip(tied_parts, in_order(runner, tied_parts, SAMPLE.given(target, before, HASH_DIGITS - 1)), strict=True):
+        taken = min(int(found[tied[part.split] % (1 << RADIX_BITS)]), missing[part.split])
+        ties[part.split, part.number] = taken
+        missing[part.split] -= taken
+    return sample, [part.model_copy(update={"ties": ties.get((part.split, part.number), 0)}) for part in parts]
 
 
-def shuffled(request: Shuffle, plan: Plan, kinds: Kinds, runner: Runner, place: Place) -> dict[Split, list[Piece | Bucket]]:
+def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner) -> list[Part]:
+    """The parts of the version: those of the inputs, or buckets of the splits that are shuffled."""
+    parts: dict[Split, list[Part]] = {split: [*plan.parts[split]] for split in SPLITS}
+    if isinstance(request.operation, Shuffle):
+        parts |= shuffled(request.operation, plan, runner)
+    return [part for split in SPLITS for part in parts[split]]
+
+
+def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner) -> dict[Split, list[Part]]:
     """Buckets of the documents of the splits that are shuffled."""
-    parts: dict[Split, list[Piece | Bucket]] = {}
-    chosen = [split for split in SPLITS if request.split in (None, split) and plan.pieces[split]]
-    shufflings = {split: shuffling_of(split, request.seed, plan.pieces[split], kinds) for split in chosen}
-    pieces = [piece for split in shufflings for piece in plan.pieces[split]]
-    meter.begin("shuffle", TOKEN_BYTES * sum(piece.token_count for piece in pieces))
-    scattered = zip(pieces, in_order(runner, pieces, SHUFFLE.given(shufflings, place)), strict=True)
+    buckets: dict[Split, list[Part]] = {}
+    chosen = [split for split in SPLITS if request.split in (None, split) and plan.parts[split]]
+    shufflings = {split: shuffling_of(split, request.seed, plan.parts[split], plan.target.columns) for split in chosen}
+    parts = [part for split in shufflings for part in plan.parts[split]]
+    meter.begin("shuffle", TOKEN_BYTES * sum(part.token_count for part in parts))
+    scattered = zip(parts, in_order(runner, parts, SHUFFLE.given(plan.target, shufflings)), strict=True)
     for split, of_split in groupby(scattered, lambda pair: pair[0].split):
         shuffling = shufflings[split]
         bounds = shuffling.bounds().astype(np.int64)
@@ -216,10 +234,10 @@ def shuffled(request: Shuffle, plan: Plan, kinds: Kinds, runner: Runner, place: 
         for _, found in of_split:
             tokens += found
         ends = np.cumsum(tokens)
-        parts[split] = [
-            Bucket(
+        buckets[split] = [
+            BucketPart(
                 shuffling=shuffling,
-                pieces=len(plan.pieces[split]),
+                stored_parts=len(plan.parts[split]),
                 number=b,
                 first_seq=int(bounds[b]),
                 seq_count=int(bounds[b + 1] - bounds[b]),
@@ -228,16 +246,18 @@ def shuffled(request: Shuffle, plan: Plan, kinds: Kinds, runner: Runner, place: 
             )
             for b in range(shuffling.buckets)
         ]
-    return parts
+    return buckets
 
 
-def documents_of(made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: Plan, repeated: int) -> dict[str, Any]:
+def documents_of(
+    made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
+) -> dict[str, Any]:
     """Totals of the documents of a derived dataset."""
     skipped: Counter[str] = Counter()
     by_source = np.zeros((len(made_of.sources), 2), np.int64)
-    for piece, count in plan.counted:
+    for part, count in plan.counted:
         skipped.update(count.skipped)
-        by_source[piece.source : piece.source + len(count.sources)] += np.array(count.sources)
+        by_source[part.source : part.source + len(count.sources)] += np.array(count.sources)
     texts = [one.text_bytes for one in inputs]
     known = sum(filter(None, texts)) if None not in texts and not isinstance(request.operation, Subset) else None
     read, written = sum(sum(one.seq_counts.values()) for one in inputs), int(by_source[:, 0].sum())

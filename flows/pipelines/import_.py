@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,18 +10,19 @@ from flat_tokens.formats import Files
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
-from flows.pipelines.build import count_in_order
+from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
-from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, SPLIT, Runner, in_order
+from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
 from tasks.derive.imports import ImportPart, has_loss_mask, open_import, parts_of, provenance, stamps
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, card
-from tasks.finalize.seal import Contents, document_totals, source_totals
+from tasks.finalize.seal import VersionDraft, document_totals, source_totals
 from tasks.models import TokenShard, digest_of
+from tasks.output.target import SplitRule
+from tasks.parts.part import ShardPart
 from tasks.progress import meter
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
-from tasks.split.spans import CountedPlace, ShardPlace, SplitRule, lay_out
 from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -53,33 +53,33 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
             made_of, layout = provenance(request, found, stored, tokenizer), layout_of(request, output.root)
 
-        parts: list[ImportPart] = []
-        parts_reused = 0
+        rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
+        reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}
         with publication(output, made_of, layout) as version:
-            if place := version.place:
-                with timed("import", output.seconds), contextlib.ExitStack() as held:
-                    parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None)
-                    indexed, keys = indexed_versions(place.root), [digest_of(part.inputs()) for part in parts]
-                    unknown = without_tokens(place.root, indexed, keys)
-                    parts_reused = len(parts) - len(without_receipt(place.root, unknown))
-                    meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
-                    rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
-                    shards = held.enter_context(contextlib.closing(in_order(runner, parts, IMPORT.given(place, indexed))))
-                    counted: list[CountedPlace] = []
-                    places = count_in_order(place_parts(request, parts, shards), counted, rule, place.root, version.name)
-                    spans = list(lay_out(places, layout, any(map(has_loss_mask, found.splits.values()))))
-                    if stamps(files.store, files.keys) != before:
-                        raise ValueError(
-                            f"{request.path}: was changed while it was read. Import it again when nobody writes to it."
-                        )
-                    check_vocabulary(request, tokenizer, counted)
-                with timed("split", output.seconds):
-                    meter.begin("split", TOKEN_BYTES * sum(at.shard.token_count for at, _ in counted))
-                    written = list(in_order(runner, spans, SPLIT.given(rule, layout, place, version.name)))
+            if target := version.target(rule=rule, masked=any(map(has_loss_mask, found.splits.values()))):
+                with assembling(runner, target) as (assembler, under_way):
+                    with timed("import", output.seconds):
+                        parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None)
+                        versions, keys = indexed_versions(target.root), [digest_of(part.inputs()) for part in parts]
+                        missing = without_receipt(target.root, without_tokens(target.root, versions, keys))
+                        reuse.update(parts=len(parts), parts_reused=len(parts) - len(missing))
+                        meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
+                        shards = started_in_order(runner, under_way, parts, IMPORT.given(target.workspace, versions))
+                        for part in place_parts(request, parts, shards):
+                            assembler.add(part)
+                        if stamps(files.store, files.keys) != before:
+                            raise ValueError(
+                                f"{request.path}: was changed while it was read. Import it again when nobody writes to it."
+                            )
+                        counted = shard_parts(assembler.end())
+                        check_vocabulary(request, tokenizer, counted)
+                    with timed("split", output.seconds):
+                        meter.begin("split", TOKEN_BYTES * sum(part.shard.token_count for part in counted))
+                        assembled = assembler.finish()
                 with timed("finalize", output.seconds):
-                    contents = Contents(made_of, layout, spans, written, partial(documents_of, made_of, counted), card, counted)
-                    runner.start(version.name, FINALIZE.given(contents, place, request.verify_level)).result()
-        return version.finish(ImportResult, format=found.format, parts=len(parts), parts_reused=parts_reused)
+                    draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, counted), card)
+                    runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
+        return version.finish(ImportResult, format=found.format, **reuse)
 
 
 def check_files_apart(request: ImportRequest, root: Store) -> None:
@@ -92,17 +92,17 @@ def check_files_apart(request: ImportRequest, root: Store) -> None:
         check_apart(path, output, told)
 
 
-def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPlace]:
+def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
     """Each part's shard, in order, with the number of its split among those there are, and its first row of it."""
     numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
     for part, shard in zip(parts, shards, strict=True):
         all_in = part.split if request.validation_fraction is None else None
-        yield ShardPlace(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
+        yield ShardPart(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
 
 
-def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, counted: list[CountedPlace]) -> None:
+def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, parts: list[ShardPart]) -> None:
     """Refuse tokens that the tokenizer that is said to have made them does not have."""
-    largest = max((at.shard.max_token_id for at, _ in counted), default=0)
+    largest = max((part.shard.max_token_id for part in parts), default=0)
     if tokenizer is not None and largest > tokenizer.highest_id:
         raise ValueError(
             f"{request.path}: holds token id {largest}, but those of {tokenizer.name} end at {tokenizer.highest_id}. Name the "
@@ -110,12 +110,11 @@ def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, counte
         )
 
 
-def documents_of(made_of: Provenance, counted: list[CountedPlace], repeated: int) -> dict[str, Any]:
+def documents_of(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
     """Totals of the documents of an import: how much text they were made of, nobody knows."""
-    places = [at for at, _ in counted]
 
     def without_text(facts: dict[str, Any]) -> dict[str, Any]:
         return {name: fact for name, fact in facts.items() if name != "text_bytes"}
 
-    by_source = [without_text(one) for one in source_totals(made_of, places)]
-    return {**without_text(document_totals(places, repeated)), "by_source": by_source}
+    by_source = [without_text(one) for one in source_totals(made_of, parts)]
+    return {**without_text(document_totals(parts, repeated)), "by_source": by_source}

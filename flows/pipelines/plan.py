@@ -14,21 +14,21 @@ from pathlib import Path
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_one_format, files_of, make_recipe, pin_sources
+from flows.pipelines.build import check_files, files_of, make_recipe, pin_sources, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
+from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import look_into
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.staging import Place
+from tasks.parts.input import DOCUMENT_ARRAYS
+from tasks.parts.stored import document_spec
 from tasks.shards.index import indexed_versions, without_tokens
-from tasks.shards.read import document_spec
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.split.spans import SPAN_TOKENS
-from tasks.split.write import DOCUMENT_ARRAYS
 from tasks.text.documents import Tally
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.tokenizers import load_tokenizer
@@ -108,7 +108,8 @@ def plan(config: BuildConfig) -> Plan:
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
     chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
-    check_one_format(config, files)
+    check_files(config, files)
+    warn_of_separators(config, files)
     slices = [cut.slices for cut in cuts]
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts], chats)

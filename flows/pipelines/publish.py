@@ -24,13 +24,14 @@ from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
-from tasks.garbage import remove_held_shards
+from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
 from tasks.output.pointer import Pointer, pointer_lock, publish, read_pointer
 from tasks.output.staging import Place, attempt, sweep
+from tasks.output.target import Target
 from tasks.progress import meter
 
 if TYPE_CHECKING:
@@ -100,18 +101,25 @@ class OpenOutput:
 
 @dataclass
 class Publication:
-    """A version on its way to readers. ``place``: where the attempt at it writes; None where the version is there already.
+    """A version on its way to readers. ``workspace``: where the attempt at it writes; None where the version exists already.
     ``sequence``: the pointer's sequence number, once ``latest`` points at the version.
     """
 
     output: OpenOutput
     name: str
-    place: Place | None
+    layout: LayoutName
+    workspace: Place | None
     sequence: int = 0
+
+    def target(self, **settings: Any) -> Target | None:
+        """The target of the attempt, with *settings* of its documents; None where the version exists already."""
+        if self.workspace is None:
+            return None
+        return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
         """The result. Record the run beside the versions: when, where, what it was told (with *facts* on top), what it gave."""
-        result = self.output.result(kind, self.name, self.sequence, self.place is None, **particular)
+        result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **particular)
         now = datetime.now(UTC)
         told = {**self.output.request.model_dump(mode="json"), **(facts or {})}
         record = {"at": now.isoformat(), "host": platform.node(), "config": told, **result.model_dump()}
@@ -132,10 +140,13 @@ def opened(request: Request) -> Iterator[OpenOutput]:
         root = check_output(request)
         scratch = scratch_of(request, root)
         pointer = read_pointer(root)
+        remove_abandoned_objects(root)
         with building(root, scratch):
             sweep(root.root if root.is_local else os.fspath(scratch))  # nothing else clears up after a death behind the commit
             yield OpenOutput(request, root, scratch, pointer)
+        meter.begin("clean up")
         remove_held_shards(root)
+        meter.begin("done")
 
 
 @contextlib.contextmanager
@@ -155,13 +166,13 @@ def _removed_if_empty(root: Store) -> Iterator[None]:
 def publication(
     output: OpenOutput, made_of: Provenance, layout: LayoutName, remember: Callable[[str], object] = lambda version: None
 ) -> Iterator[Publication]:
-    """Publish the version that *made_of* gives. The block finalizes it, unless it is there (``place`` is None). Then *remember*
+    """Publish the version that *made_of* gives. The block finalizes it, unless it is there (it has no target). Then *remember*
     is called with its name, and ``latest`` points at it.
     """
     root, version = output.root, build_id(made_of, layout)
     is_there = is_published(root, version, layout)
-    with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as place:
-        here = Publication(output, version, place)
+    with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
+        here = Publication(output, version, layout, workspace)
         yield here
         with timed("finalize", output.seconds):
             remember(version)

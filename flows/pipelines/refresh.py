@@ -10,7 +10,7 @@ from typing import Literal
 
 from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, pin_sources, tokenizer_of
+from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, is_much, pin_sources, tokenizer_of
 from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
@@ -72,6 +72,8 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             found = files_of(pinned)
             known = known_files(root, pointer.version)
             fresh = [file for file in found if file not in known]
+            if is_much(fresh):
+                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
             cut = dict(zip(fresh, download(config, fresh, runner, root), strict=True))
             tokenizer = loading.result()
             files = [cut[file].file if file in cut else known[file] for file in found]

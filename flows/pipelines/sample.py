@@ -17,13 +17,14 @@ from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
+from tasks.config import Source
 from tasks.download.cut import at_hand
 from tasks.download.sources import naming
-from tasks.models import Slice
+from tasks.models import FileRange, Slice
 from tasks.output.staging import Place
-from tasks.shards.read import document_spec
+from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Documents, Tally, plan_slices, read_documents
+from tasks.text.documents import Documents, Tally, plan_ranges, read_documents
 from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, large_string_array, tokens_of
 from tasks.tokenize.masks import encoder_of
 
@@ -180,13 +181,14 @@ def spread(items: list[Slice], count: int) -> list[Slice]:
 
 def _pieces(recipe: Recipe, slices: list[Slice], size: int) -> list[Slice]:
     """Slices in pieces of about *size* bytes of text, as far as their formats have such."""
-    return [piece for part in slices for piece in _cut(recipe, part, size)]
+    ranges = ((part, recipe.source(slice_)) for slice_ in slices for part in slice_.ranges)
+    return [Slice(ranges=(piece,)) for part, source in ranges for piece in _cut(part, source, size)]
 
 
-def _cut(recipe: Recipe, part: Slice, size: int) -> list[Slice]:
+def _cut(part: FileRange, source: Source, size: int) -> list[FileRange]:
     if part.rows:
         return [part]
-    return [one for one in plan_slices(part.file, recipe.source(part), size) if part.start <= one.start and one.stop <= part.stop]
+    return [one for one in plan_ranges(part.file, source, size) if part.start <= one.start and one.stop <= part.stop]
 
 
 def _bytes(slices: list[Slice]) -> int:
@@ -199,7 +201,7 @@ def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None) -> Pi
     """
     tally, documents, marks = Tally(), list[Documents](), [(0, 0.0)]
     begun = clock()
-    with naming(recipe.sources, part.file.source):
+    with naming(recipe.sources, part.source):
         for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes):
             documents.append(some)
             marks.append((text_read(tally), clock() - begun - tally.step_seconds))
@@ -249,7 +251,7 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
     """The tokens of each of some pieces, which are tokenized together."""
     part = pieces[0].part
     source = recipe.source(part)
-    by_reference = part.file.source in recipe.by_reference
+    by_reference = part.source in recipe.by_reference
     encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents, by_reference)
     texts = [some.texts for piece in pieces for some in piece.documents]
     try:
@@ -258,7 +260,7 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
         for piece in pieces:
             yield _one_by_one(piece, recipe, encoder)
         return
-    ids, offsets = tokens
+    ids, offsets = tokens.ids, tokens.offsets
     counts = (sum(len(some.texts) for some in piece.documents) for piece in pieces)
     at = 0
     for end in accumulate(counts):

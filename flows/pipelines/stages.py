@@ -11,22 +11,22 @@ import functools
 import math
 import pkgutil
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from flat_tokens.manifest import TOKEN_BYTES
+from tasks.assemble.duplicates import drop_duplicates
+from tasks.assemble.spans import Span
+from tasks.assemble.write import names_below_output, write_span
 from tasks.config import BuildConfig
 from tasks.download.cut import cut_file
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.seal import finalize
 from tasks.progress import Done
-from tasks.shards.index import held_at
+from tasks.shards.index import location_key
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
-from tasks.split.duplicates import leave_out
-from tasks.split.spans import Span
-from tasks.split.write import names_below_output, write_span
 
 SPANS_IN_A_GROUP = 8
 """Each is a quarter of a gigabyte of tokens."""
@@ -66,8 +66,8 @@ class Stage(NamedTuple):
     function: Callable[..., Any]
     label: Callable[[Any], str] = attrgetter("label")
     """The item, as people see it in the name of a task."""
-    ways: Callable[..., str] = lambda *shared: ""
-    """The ways that items take, by what they share, as people see them behind the item."""
+    label_suffix: Callable[..., str] = lambda *shared: ""
+    """Suffix of the task's name, from what its items share, such as `` (length, pattern)``."""
     retries: bool = True
     """Prefect runs the task again when the network or a store failed, never when the input is bad."""
     cache_key: Callable[..., str] | None = None
@@ -84,22 +84,23 @@ class Stage(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A stage with what all its items share. ``by(step, item)`` does the work of an item elsewhere; None: it is done here."""
+    """A stage with what all its items share."""
 
     stage: Stage
     shared: tuple[Any, ...]
-    by: Callable[[Step, Any], Any] | None = None
-
-    def __call__(self, item: Any) -> Any:
-        return self.stage.function(item, *self.shared) if self.by is None else self.by(self, item)
 
 
-def through(item: Any, steps: Sequence[Step]) -> Any:
-    """Take an item through several steps, one after the other, in this process."""
-    return functools.reduce(lambda so_far, step: step(so_far), steps, item)
+def do(step: Step, item: Any) -> Any:
+    """Do the work of a step for an item, in this thread."""
+    return step.stage.function(item, *step.shared)
 
 
-def later(path: str) -> Callable[..., Any]:
+def through(item: Any, steps: Sequence[Step], work: Callable[[Step, Any], Any] = do) -> Any:
+    """Take an item through several steps, one after another. *work* does that of each."""
+    return functools.reduce(lambda so_far, step: work(step, so_far), steps, item)
+
+
+def lazy(path: str) -> Callable[..., Any]:
     """A function by its path, imported when it is first called: a build does not wait for the stages of others."""
 
     def function(*arguments: Any) -> Any:
@@ -139,7 +140,7 @@ DOWNLOAD = Stage(
 TOKENIZE = Stage(
     "tokenize",
     tokenize_or_load,
-    ways=steps_of,
+    label_suffix=steps_of,
     cache_key=lambda slice_, recipe, *_: recipe.key(slice_),
     size=attrgetter("text_bytes"),
     pack_bytes=8_000_000,
@@ -148,7 +149,7 @@ TOKENIZE = Stage(
         group=lambda config: config.groups.slices,
         threshold=lambda config: config.groups.threshold,
         around=fetching_ahead,
-        stored=lambda shard, *_: [held_at(shard)],
+        stored=lambda shard, *_: [location_key(shard)],
         done=lambda slice_, shard: Done(slice_.text_bytes, shard.read, shard.token_count),
     ),
 )
@@ -159,13 +160,13 @@ SHARD_WRITE = Stage("shard-write", store_shard)
 
 DUPLICATES = Stage(
     "duplicates",
-    leave_out,
-    lambda at: f"of file {at.file + 1} from row {at.first_row:,}",
+    drop_duplicates,
+    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # a text that was met would be taken for its own copy
     size=attrgetter("shard.text_bytes"),
     pack_bytes=256_000_000,
 )
-"""Token shard -> the same, without documents whose texts stand in earlier ones. Its items go in turn."""
+"""Part -> the same, without documents whose texts earlier ones have. Its items go in turn."""
 
 SPLIT = Stage(
     "split",
@@ -182,21 +183,20 @@ SPLIT = Stage(
 )
 """Span of the train or the validation arrays -> its stored objects."""
 
-FINALIZE = Stage("finalize", finalize, str, retries=False)
-"""Version -> metadata, manifest, card, check, commit."""
+FINALIZE = Stage("finalize", finalize, attrgetter("name"), retries=False)
+"""Target -> metadata, manifest, card, check, commit."""
 
-EXAMINE = Stage("examine", later("tasks.derive.inputs:examine"), str)
-MAKE_KEYS = Stage("make-keys", later("tasks.derive.pieces:make_keys"))
-SAMPLE = Stage("sample", later("tasks.derive.pieces:count_hashes"))
-COUNT = Stage("count", later("tasks.derive.pieces:count_piece"))
-SHUFFLE = Stage("shuffle", later("tasks.derive.shuffle:scatter"))
-WRITE = Stage("write", later("tasks.derive.write:write_pieces"))
+EXAMINE = Stage("examine", lazy("tasks.derive.inputs:examine"), str)
+MAKE_KEYS = Stage("make-keys", lazy("tasks.derive.pieces:make_keys"))
+SAMPLE = Stage("sample", lazy("tasks.derive.pieces:count_hashes"))
+COUNT = Stage("count", lazy("tasks.derive.pieces:count_taken"))
+SHUFFLE = Stage("shuffle", lazy("tasks.derive.shuffle:scatter"))
 
-DIGEST = Stage("digest", later("tasks.derive.imports:digest_file"), str)
-IMPORT = Stage("import", later("tasks.derive.imports:import_part"))
+DIGEST = Stage("digest", lazy("tasks.derive.imports:digest_file"), str)
+IMPORT = Stage("import", lazy("tasks.derive.imports:import_part"))
 
-EXPORT = Stage("export", later("flat_tokens.tools.export:write_file"), attrgetter("key"))
-FINISH_EXPORT = Stage("finish", later("flat_tokens.tools.export:finish"), attrgetter("location"))
+EXPORT = Stage("export", lazy("flat_tokens.tools.export:write_file"), attrgetter("key"))
+FINISH_EXPORT = Stage("finish", lazy("flat_tokens.tools.export:finish"), attrgetter("location"))
 
 OF_A_BUILD = {stage.name: stage for stage in (DOWNLOAD, TOKENIZE, SHARD_WRITE, SPLIT, FINALIZE)}
 """The stages that groups are of, by name."""
@@ -215,14 +215,12 @@ class Started(Protocol):
 
 
 class Runner(Protocol):
-    """Takes items through stages, here or elsewhere. ``reads_here``: this machine reads the text of the slices. ``works_here``:
-    threads of this process do all there is to do.
+    """Takes items through stages, here or elsewhere. ``workers``: what works on slices and spans: threads of this process,
+    processes of this machine, or other machines.
     """
 
-    reads_here: bool
-
     @property
-    def works_here(self) -> bool: ...
+    def workers(self) -> Literal["threads", "processes", "machines"]: ...
 
     def window(self, stage: Stage) -> int:
         """Items that are handed out at a time: enough for every worker, few enough that an error stops the rest."""
@@ -237,21 +235,23 @@ class Runner(Protocol):
         ...
 
 
-def in_order(
-    runner: Runner, items: Iterable[Any], *steps: Step, on_error: Callable[[], object] | None = None
-) -> Generator[Any, None, None]:
-    """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error. *on_error*
-    is called before items under way are waited for.
+def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any]:
+    """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error, when the
+    items that are under way have ended.
     """
-    under_way: deque[Started] = deque()
+    with settled() as under_way:
+        yield from started_in_order(runner, under_way, items, *steps)
+
+
+def started_in_order(runner: Runner, under_way: deque[Started], items: Iterable[Any], *steps: Step) -> Iterator[Any]:
+    """The same, for a caller that waits for the items *under_way* itself, in a block of ``settled``."""
     window = runner.window(steps[0].stage)
-    with settled(under_way, on_error):
-        for item in items:
-            under_way.append(runner.start(item, *steps))
-            if len(under_way) >= window:
-                yield under_way.popleft().result()
-        while under_way:
+    for item in items:
+        under_way.append(runner.start(item, *steps))
+        if len(under_way) >= window:
             yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
 
 
 def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, None, None]:
@@ -267,13 +267,14 @@ def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, 
 
 
 @contextlib.contextmanager
-def settled(items: Collection[Started], on_error: Callable[[], object] | None = None) -> Iterator[None]:
-    """After an error, wait for the items that are still under way: they write to a staging directory that is about to go."""
+def settled() -> Iterator[deque[Started]]:
+    """A block with items under way. After an error, wait for those that are left: they write to a staging directory that is about
+    to be removed.
+    """
+    items: deque[Started] = deque()
     try:
-        yield
+        yield items
     except BaseException:
-        if on_error is not None:
-            on_error()
         # All are given up before any is waited for: a thread that ends one would begin the next meanwhile.
         for item in [item for item in items if not item.cancel()]:
             with contextlib.suppress(Exception):  # the first error is the one that is raised

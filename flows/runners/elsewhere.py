@@ -16,14 +16,14 @@ from tasks.output.staging import Place
 
 
 @functools.cache
-def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAdapter[Any] | None, ...], TypeAdapter[Any]]:
-    """Type adapters of a function's item, of what its items share and of its result. None for the place: every process has
-    its own, so that the same work has the same digest, whoever hands it out.
+def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAdapter[Any], ...], TypeAdapter[Any]]:
+    """Type adapters of a function's item, of what its items share and of its result. A workspace is null in JSON: every process
+    has its own, so that the same work has the same digest, whoever hands it out.
     """
     hints = get_type_hints(function, include_extras=True)
     result = TypeAdapter(hints.pop("return"))
     item, *shared = hints.values()
-    return TypeAdapter(item), tuple(None if hint is Place else TypeAdapter(hint) for hint in shared), result
+    return TypeAdapter(item), tuple(map(TypeAdapter, shared)), result
 
 
 def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -> Group:
@@ -43,7 +43,7 @@ def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -
 
 def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
     _, types, _ = _types(step.stage.function)
-    return tuple(kind and kind.dump_python(value, mode="json") for kind, value in zip(types, step.shared, strict=True))
+    return tuple(kind.dump_python(value, mode="json") for kind, value in zip(types, step.shared, strict=False))
 
 
 def work_of(group: Group, place: Place) -> tuple[list[Any], list[Step]]:
@@ -58,7 +58,8 @@ def work_of(group: Group, place: Place) -> tuple[list[Any], list[Step]]:
 def _step(told: GroupStep, place: Place) -> Step:
     stage = OF_A_BUILD[told.stage]
     _, types, _ = _types(stage.function)
-    return stage.given(*(kind.validate_python(value) if kind else place for kind, value in zip(types, told.shared, strict=True)))
+    context = {"workspace": place}
+    return stage.given(*(kind.validate_python(value, context=context) for kind, value in zip(types, told.shared, strict=False)))
 
 
 def result_as_json(steps: Sequence[Step], result: Any) -> JsonValue:

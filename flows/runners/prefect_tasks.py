@@ -5,11 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -19,12 +19,13 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from flows.pipelines.stages import Stage, Step
-from flows.runners.processes import Processes, hands_of
+from flows.pipelines.stages import Stage, Step, do
+from flows.runners.processes import Processes, process_pool
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 from tasks.tokenize.crew import crew_of
 
+Work = Callable[[Step, Any], Any]
 PACK_ITEMS = 100
 """A task then costs the server little beside its slices, and an error still stops the rest soon."""
 
@@ -41,17 +42,19 @@ UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 @functools.cache
 def task_of(stage: Stage) -> Task[..., Any]:
-    """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first."""
+    """The Prefect task of a stage: it takes the items of a pack through the steps, of which the stage is the first. *work_of*
+    does the work of a step for an item.
+    """
 
-    def work(items: list[Any], steps: tuple[Step, ...], label: str, ways: str = "") -> list[Any]:
+    def work(items: list[Any], steps: tuple[Step, ...], label: str, work_of: Work, ways: str = "") -> list[Any]:
         first, *rest = steps
         results: list[Any] = []
         try:
-            results.extend(first(item) for item in items)
+            results.extend(work_of(first, item) for item in items)
         finally:  # a bad item takes none of the items before it along
             if rest and results:
                 following: Any = task_of(rest[0].stage)
-                results = following(opaque(results), opaque(tuple(rest)), label)
+                results = following(opaque(results), opaque(tuple(rest)), label, opaque(work_of))
         return results
 
     def key(_: Any, told: dict[str, Any]) -> str:
@@ -65,12 +68,13 @@ def task_of(stage: Stage) -> Task[..., Any]:
     return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}{{ways}}", **settings)
 
 
-def told_to(items: Sequence[Any], steps: tuple[Step, ...]) -> dict[str, Any]:
+def told_to(items: Sequence[Any], steps: tuple[Step, ...], work_of: Work = do) -> dict[str, Any]:
     """The parameters of the task that takes items through steps."""
     stage, shared = steps[0].stage, steps[0].shared
     label = stage.label(items[0]) + (f" and {len(items) - 1} more" if len(items) > 1 else "")
     # Opaque: Prefect would look for futures in every field of every model, which costs as much as all else it does.
-    return {"items": opaque(items), "steps": opaque(steps), "label": label, "ways": stage.ways(*shared)}
+    ways = stage.label_suffix(*shared)
+    return {"items": opaque(items), "steps": opaque(steps), "label": label, "work_of": opaque(work_of), "ways": ways}
 
 
 @dataclass
@@ -105,26 +109,23 @@ class InPack:
 class PrefectTasks:
     """Runs stages as Prefect tasks, on a thread for every core. Small items share a task once there are more than workers."""
 
-    reads_here = True
-
     def __init__(self, workers: int | None) -> None:
         workers = workers or available_cores()
         self._workers, self._at_once = workers, workers + 1
         self._held = contextlib.ExitStack()
-        self._hands: Processes | None = None
+        self._processes: Processes | None = None
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
         self._pack: Pack | None = None
         self._under_way: list[Future[Any]] = []
 
     @property
-    def works_here(self) -> bool:
-        return self._hands is None
+    def workers(self) -> Literal["threads", "processes"]:
+        return "threads" if self._processes is None else "processes"
 
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
 
-    def start(self, item: Any, *given: Step) -> InPack:
-        steps = given if self._hands is None else tuple(map(self._hands.taken, given))
+    def start(self, item: Any, *steps: Step) -> InPack:
         if not steps[0].stage.pack_bytes:
             alone = Pack(steps, [item])
             alone.future = self._submit(alone)
@@ -166,7 +167,9 @@ class PrefectTasks:
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
-        return self._runner.submit(task_of(pack.steps[0].stage), told_to(pack.items, pack.steps))
+        return self._runner.submit(
+            task_of(pack.steps[0].stage), told_to(pack.items, pack.steps, do if self._processes is None else self._processes.do)
+        )
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         task: Any = task_of(step.stage)
@@ -177,8 +180,8 @@ class PrefectTasks:
         self._runner.__enter__()
         # The tags are those of the run. Tasks with tags wait, one after the other, until the server says that no limit has them.
         self._held.enter_context(TagsContext(current_tags=set()))
-        self._hands = self._held.enter_context(hands_of(self._workers))
-        if self._hands is None:
+        self._processes = self._held.enter_context(process_pool(self._workers))
+        if self._processes is None:
             self._held.enter_context(crew_of(self._workers))
         return self
 

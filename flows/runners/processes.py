@@ -21,7 +21,7 @@ from typing import Any
 import fsspec
 
 from flat_tokens.stores import signing
-from flows.pipelines.stages import OF_A_BUILD, Step
+from flows.pipelines.stages import OF_A_BUILD, Step, do
 from tasks.progress import meter
 from tasks.tokenize import engines
 
@@ -51,15 +51,12 @@ class Processes:
         self._listening = threading.Thread(target=self._listen, name="counts", daemon=True)
         self._logs = logging.handlers.QueueListener(self._records, _Here())
 
-    def taken(self, step: Step) -> Step:
-        """The same step, done by one of the processes if that is possible."""
+    def do(self, step: Step, item: Any) -> Any:
+        """Do the work of a step for an item, in one of the processes if that is possible and worth it."""
         stage = step.stage
         is_for_others = OF_A_BUILD.get(stage.name) is stage and stage.pool is not None
-        return step._replace(by=self._do) if is_for_others else step
-
-    def _do(self, step: Step, item: Any) -> Any:
-        if step.stage.size(item) < SMALL_BYTES:
-            return step.stage.function(item, *step.shared)
+        if not is_for_others or stage.size(item) < SMALL_BYTES:
+            return do(step, item)
         try:
             return self._pool.submit(_work, step.stage.name, item, step.shared).result()
         except BrokenProcessPool as error:
@@ -87,7 +84,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def hands_of(workers: int) -> Iterator[Processes | None]:
+def process_pool(workers: int) -> Iterator[Processes | None]:
     """Processes for more workers than one interpreter keeps busy, else None."""
     if workers <= WORKERS_OF_A_PROCESS:
         yield None

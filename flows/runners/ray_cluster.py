@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from prefect import task
 
@@ -71,7 +71,7 @@ class _There:
 class RayTasks:
     """Runs the stages that go to a pool on this machine's Ray cluster, all else here. ValueError without it or prefect-ray."""
 
-    reads_here = works_here = False
+    workers: Literal["machines"] = "machines"
 
     def __init__(self, config: BuildConfig) -> None:
         self._config = config

@@ -23,7 +23,7 @@ from pydantic import PrivateAttr
 from flat_tokens.stores.store import Store
 from tasks.models import digest_of
 from tasks.progress import Done, meter
-from tasks.shards.index import Indexed, indexed_versions, load_or_held
+from tasks.shards.index import VersionNames, indexed_versions, load_or_published
 
 PACKS_KEPT = 1024
 """Of so many tasks of several shards it is known which shards they are: Prefect looks a task up as soon as it has its key."""
@@ -48,13 +48,13 @@ class ReceiptStorage(WritableFileSystem):
     """A result storage whose records are the receipts at an output."""
 
     _root: Store = PrivateAttr()
-    _indexed: Indexed = PrivateAttr()
+    _versions: VersionNames = PrivateAttr()
     _checked: dict[str, tuple[bytes, Done]] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def at(cls, root: Store) -> Self:
         storage = cls()
-        storage._root, storage._indexed = replace(root, read_once=True), indexed_versions(root)
+        storage._root, storage._versions = replace(root, read_once=True), indexed_versions(root)
         return storage
 
     def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
@@ -66,7 +66,7 @@ class ReceiptStorage(WritableFileSystem):
             return record
         shards = []
         for key in _packs.get(path, (path,)):
-            shard = load_or_held(self._root, self._indexed, key)
+            shard = load_or_published(self._root, self._versions, key)
             if shard is None:
                 raise ValueError(f"there is no receipt {key}")
             shards.append(shard)

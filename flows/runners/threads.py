@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from flows.pipelines.stages import Stage, Step, through
-from flows.runners.processes import Processes, hands_of
+from flows.pipelines.stages import Stage, Step, do, through
+from flows.runners.processes import Processes, process_pool
 from tasks.config import available_cores
 from tasks.tokenize.crew import crew_of
 
@@ -22,30 +22,28 @@ class Threads:
     each hands its items to a process of its own.
     """
 
-    reads_here = True
-
     def __init__(self, workers: int | None) -> None:
         self._workers = workers or available_cores()
         self._pool = ThreadPoolExecutor(self._workers, "task")
         self._held = contextlib.ExitStack()
-        self._hands: Processes | None = None
+        self._processes: Processes | None = None
 
     @property
-    def works_here(self) -> bool:
-        return self._hands is None
+    def workers(self) -> Literal["threads", "processes"]:
+        return "threads" if self._processes is None else "processes"
 
     def window(self, stage: Stage) -> int:
         return ITEMS_OF_A_WORKER * self._workers
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps if self._hands is None else tuple(map(self._hands.taken, steps)))
+        return self._pool.submit(through, item, steps, do if self._processes is None else self._processes.do)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [step(item) for item in items]
+        return [do(step, item) for item in items]
 
     def __enter__(self) -> Self:
-        self._hands = self._held.enter_context(hands_of(self._workers))
-        if self._hands is None:
+        self._processes = self._held.enter_context(process_pool(self._workers))
+        if self._processes is None:
             self._held.enter_context(crew_of(self._workers))
         return self
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from uuid import UUID
 
 import httpx
@@ -145,7 +145,7 @@ class Groups:
     one. No more groups are begun when one has failed for good, and those under way are cancelled.
     """
 
-    reads_here = works_here = False
+    workers: Literal["machines"] = "machines"
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._policy, self._root = config, config.groups, Store.at(config.output)

@@ -25,55 +25,61 @@ STYLES = {"name": "bold", "stage": "cyan", "bar": "green", "share": "bold", "lef
 
 
 @contextlib.contextmanager
-def display(name: str, live: bool) -> Iterator[None]:
-    """Show the progress of what is called *name* while the block runs. *live*: on a terminal."""
+def display(name: str, live: bool, *, has_server: bool = False) -> Iterator[None]:
+    """Show the progress of what is called *name* while the block runs. *live*: on a terminal. *has_server*: a Prefect server
+    watches.
+    """
+
+    def show() -> None:
+        print(progress_line(meter.read(), name, has_server=has_server), file=sys.stderr, flush=True)
+
     if not live:
-        with repeating(EVERY_SECONDS, lambda: print(progress_line(meter.read(), name), file=sys.stderr, flush=True), "lines"):
+        with repeating(EVERY_SECONDS, show, "lines"):
             yield
         return
     from rich.console import Console  # only a terminal needs it
     from rich.live import Live
 
     # It takes standard error over meanwhile: what is logged goes above the line.
-    with Live(_Line(name), console=Console(stderr=True), refresh_per_second=8, transient=True):
+    with Live(_Line(name, has_server), console=Console(stderr=True), refresh_per_second=8, transient=True):
         yield
 
 
 class _Line:
     """The line of progress at this moment, as wide as the terminal is."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, has_server: bool = False) -> None:
+        self._name, self._has_server = name, has_server
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text  # as above
 
         columns = options.max_width - len("^C")  # which the terminal writes behind it
-        parts = fitting(meter.read(), self._name, columns)
+        parts = fitting(meter.read(), self._name, columns, has_server=self._has_server)
         text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
         text.truncate(columns)
         yield text
 
 
 @contextlib.contextmanager
-def log_progress(name: str) -> Iterator[None]:
+def log_progress(name: str, *, has_server: bool = False) -> Iterator[None]:
     """Log progress now and then while the block runs."""
 
     def log() -> None:
-        logging.getLogger("flows").info(progress_line(meter.read(), name))
+        logging.getLogger("flows").info(progress_line(meter.read(), name, has_server=has_server))
 
     with repeating(EVERY_SECONDS, log, "log"):
         yield
 
 
-def progress_line(now: Progress, name: str = "") -> str:
+def progress_line(now: Progress, name: str = "", *, has_server: bool = False) -> str:
     """Such as ``web  tokenize   45%  12,345 documents  6,789,012 tokens  211 MB/s  0:12 left``."""
-    return "  ".join(text for _, text in _parts(now, name))
+    return "  ".join(text for _, text in _parts(now, name, has_server))
 
 
-def fitting(now: Progress, name: str, columns: int) -> list[tuple[str, str]]:
+def fitting(now: Progress, name: str, columns: int, *, has_server: bool = False) -> list[tuple[str, str]]:
     """The same in parts, each with its kind, with a bar, and without the counts for which a line of *columns* has no room."""
-    parts = _parts(now, name)
+    parts = _parts(now, name, has_server)
     least = SHORTEST_BAR + 2 if now.total else 0
     for counts in [part for part in parts if part[0] == "count"]:
         if _width(parts) + least > columns:
@@ -89,7 +95,7 @@ def _width(parts: list[tuple[str, str]]) -> int:
     return sum(len(text) for _, text in parts) + 2 * (len(parts) - 1)
 
 
-def _parts(now: Progress, name: str) -> list[tuple[str, str]]:
+def _parts(now: Progress, name: str, has_server: bool) -> list[tuple[str, str]]:
     """The parts of a line with their kinds; those that may be left out are counts, the least important first."""
     parts = [("name", line(name))] if name else []
     parts.append(("stage", f"{now.stage:9}"))
@@ -104,7 +110,7 @@ def _parts(now: Progress, name: str) -> list[tuple[str, str]]:
             parts.append(("left", f"{duration(now.left)} left"))
     else:
         parts.append(("left", duration(now.seconds)))
-        if now.stage == "done" and now.seconds > TELLING_SECONDS:
+        if has_server and now.stage == "done" and now.seconds > TELLING_SECONDS:
             parts.append(("count", "telling the Prefect server"))
     return parts
 

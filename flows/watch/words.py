@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 TAG = "flat-tokens"
 """Tag of all runs, by which the automations know them."""
-WITHOUT_PROGRESS = ("start", "finalize", "done")
+WITHOUT_PROGRESS = ("start", "finalize", "clean up", "done")
 """Stages of the meter in which nothing is counted."""
 
 

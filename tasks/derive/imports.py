@@ -26,7 +26,7 @@ from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.shards.index import Indexed, load_or_held
+from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
 from tasks.text.documents import stamp
@@ -105,10 +105,10 @@ def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> li
     return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
 
 
-def import_part(part: ImportPart, place: Place, indexed: Indexed = ()) -> TokenShard:
+def import_part(part: ImportPart, place: Place, versions: VersionNames = ()) -> TokenShard:
     """The tokens of a part: those that are stored or that a version holds, if they are whole, else written now."""
     key = digest_of(part.inputs())
-    stored = load_or_held(place.root, indexed, key)
+    stored = load_or_published(place.root, versions, key)
     if stored is not None:
         meter.add("import", 4 * stored.token_count, stored.read, stored.token_count, stored=4 * stored.token_count)
         return stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import platform
 import threading
@@ -20,11 +21,11 @@ from tasks.config import Source
 from tasks.download.fetch import fetch_file, glimpsed
 from tasks.download.sources import naming
 from tasks.locations import is_within, readable
-from tasks.models import FORMAT_SEMANTICS, FoundFile, Model, Slice, SourceFile, digest_of
+from tasks.models import FORMAT_SEMANTICS, FileRange, FoundFile, Model, Slice, SourceFile, digest_of
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
 from tasks.progress import meter
-from tasks.text.documents import plan_slices, range_of, stamp
+from tasks.text.documents import plan_ranges, range_of, stamp
 
 READERS = 16
 FETCHERS = 4
@@ -38,7 +39,7 @@ class CutFile(Model):
 
     @property
     def slices(self) -> list[Slice]:
-        return [Slice(file=self.file, **cut._asdict()) for cut in self.cuts]
+        return [Slice(ranges=(FileRange(file=self.file, **cut._asdict()),)) for cut in self.cuts]
 
 
 class Record(Model):
@@ -72,7 +73,7 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, p
     """Cut a file into slices, writing nothing to the output. A file is fetched unless its store and its end tell enough."""
     with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
         file = glimpse or _fetch(found, sources, place)
-        cuts = tuple(range_of(part) for part in plan_slices(file, sources[found.source], slice_bytes))
+        cuts = tuple(range_of(part) for part in plan_ranges(file, sources[found.source], slice_bytes))
     return CutFile(file=_bare(file) if glimpse else file, cuts=cuts)
 
 
@@ -126,12 +127,17 @@ _fetched: dict[tuple[str, ...], SourceFile] = {}
 
 
 def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
-    """A slice whose file this machine can read. The file is fetched where it is not here, once for all threads. ValueError where
-    it cannot be had here, or has changed.
+    """A slice whose files this machine can read. Those that are not here are fetched, once for all threads. ValueError where one
+    cannot be had here, or has changed.
     """
-    file = slice_.file
+    here = tuple(_range_at_hand(part, sources, place) for part in slice_.ranges)
+    return slice_ if all(map(operator.is_, here, slice_.ranges)) else Slice(ranges=here)
+
+
+def _range_at_hand(part: FileRange, sources: tuple[Source, ...], place: Place) -> FileRange:
+    file = part.file
     if real := _place_here(file, place):
-        return slice_ if real == file.location else slice_.model_copy(update={"file": file.model_copy(update={"location": real})})
+        return part if real == file.location else part.model_copy(update={"file": file.model_copy(update={"location": real})})
     found = file.found
     if found is None or ("://" not in found.uri and kind_of(found.uri) is None):
         where, everywhere = file.location or file.name, "where every worker sees them: a shared file system or an object store"
@@ -147,16 +153,17 @@ def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
                 raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
             _fetched[key] = here
         here = _fetched[key]
-    return slice_.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
+    return part.model_copy(update={"file": file.model_copy(update={"location": here.location, "stamp": here.stamp})})
 
 
 @contextlib.contextmanager
 def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
     """Fetch the files of slices, in order, while the first ones are worked on. A failure is raised where the file is needed."""
-    first = {(one.file.source, one.file.name): one for one in reversed(list(slices)) if not _place_here(one.file, place)}
+    ranges = [part for slice_ in slices for part in slice_.ranges]
+    first = {(one.file.source, one.file.name): one for one in reversed(ranges) if not _place_here(one.file, place)}
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
-        for slice_ in reversed(first.values()):
-            fetchers.submit(at_hand, slice_, sources, place)
+        for part in reversed(first.values()):
+            fetchers.submit(_range_at_hand, part, sources, place)
         try:
             yield
         finally:

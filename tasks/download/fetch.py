@@ -18,7 +18,7 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
-from tasks.config import Source
+from tasks.config import Source, available_memory
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming, version_of
 from tasks.locations import checked_session, readable
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 RECEIVED_BYTES = 1 << 18
 """At most so many received bytes are lost when a connection breaks."""
+LOOK_BYTES = 1 << 20
 UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
 PARQUET = b"PAR1"
@@ -49,14 +50,28 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     path = Path(readable(real_path(found.uri))) if "://" not in found.uri else _bring(found, files, hub_cache)
     before = stamp(os.fspath(path))
     sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
-    here, ending = path, compression_of(_head(path))
+    here, ending = path, compression_of(_head(path), found.name)
     if ending:
         here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
     # A file that became a link meanwhile is another one, too.
     if stamp(os.fspath(path)) != before or ("://" not in found.uri and real_path(path) != os.fspath(path)):
         raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
     now = before if here == path else stamp(os.fspath(here))
-    return _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+    file = _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+    separator = source.document_separator or ""
+    may_be_crlf = file.format == "text" and "\n" in separator and "\r" not in separator
+    return file.model_copy(update={"line_ends": "crlf"}) if may_be_crlf and _has_crlf(here) else file
+
+
+def _has_crlf(path: Path) -> bool:
+    """Whether a file has CR LF anywhere."""
+    before = b""
+    with path.open("rb") as file:
+        while block := file.read(LOOK_BYTES):
+            if b"\r" in (seen := before + block) and b"\r\n" in seen:
+                return True
+            before = block[-1:]
+    return False
 
 
 def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: tuple[int, ...] = ()) -> SourceFile:
@@ -247,7 +262,7 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
         if _noted(note, target):
             return target
         with path.open("rb") as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
-            for block in unpacked(file, ending, name, max_expansion):
+            for block in unpacked(file, ending, name, max_expansion, available_memory() // 4):
                 writer.write(block)
         _settle(halves / "unpacked", target, writer.stored.digest)
         Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.digest}).encode())

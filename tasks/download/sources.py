@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
-import itertools
+import glob
 import logging
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.local import MAGIC, kind_of, pattern_base, real_path
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
 from tasks.config import Source
+from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import resolve_hub
 from tasks.locations import checked_session, local_path, readable
 from tasks.models import FoundFile, PinnedSource
@@ -28,7 +31,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HIDDEN = re.compile(r"(^|/)[._]")
-MAGIC = frozenset("*?[")
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters of a file's name that no list of files can show."""
 ATTEMPTS = 8
@@ -46,7 +48,12 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
     found = _remote(source, index, source.path) if here is None else _local(source, index, here)
     files = assign_splits(source, tuple(sorted(found, key=lambda file: file.name)))
     if not files:
-        raise ValueError(f"source {source.name!r}: there are no files at {source.path}")
+        brackets = " Brackets are a pattern: [[] is one of them." if "[" in source.path else ""
+        raise ValueError(
+            f"source {source.name!r}: there are no files at {source.path}{_place(here)}{'.' if brackets else ''}{brackets}"
+        )
+    refuse_saved(source, files)
+    check_names(source, files)
     origin = source.path if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
     return PinnedSource(origin=origin, revision=None, files=files)
 
@@ -102,13 +109,15 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     elif kind_of(location, follow_links=False) is not None:
         base, paths, hidden_too = location.parent, [location], True
     elif MAGIC & set(path):
-        base = Path(*itertools.takewhile(lambda part: not MAGIC & set(part), location.parts))
-        pattern = location.relative_to(base)
-        _check_listed(base, pattern.parts[:-1], source)
-        paths = [p for p in sorted(base.glob(str(pattern))) if kind_of(p) != "directory"]
-        hidden_too = HIDDEN.search(pattern.as_posix()) is not None
+        start, pattern = pattern_base(path)
+        base = Path(start)
+        _check_listed(base, Path(pattern).parts[:-1], source)
+        paths = [p for p in sorted(base.glob(pattern)) if kind_of(p) != "directory"]
+        hidden_too = HIDDEN.search(pattern) is not None
     else:
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}")
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{_nearest(location)}")
+    if paths != [location]:
+        refuse_tables(source, Store.at(base), (os.path.abspath(file) for file in paths))
     for file in paths:
         name = file.relative_to(base).as_posix()
         if HIDDEN.search(name) and not hidden_too:
@@ -119,6 +128,26 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
                 f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
             )
         yield FoundFile(source=index, name=name, uri=real, size=os.path.getsize(real))
+
+
+def _place(path: str | None) -> str:
+    """Where a local path leads, for people, if it does not say so itself."""
+    return "" if path is None or os.path.isabs(path) else f", which is {os.path.abspath(path)}"
+
+
+def _nearest(location: Path) -> str:
+    """The path nearest to one where nothing is, as a question. Nothing where none is near, or nobody may look."""
+    above = [
+        parent
+        for parent in (Path(os.path.abspath(location)), *Path(os.path.abspath(location)).parents)
+        if kind_of(parent) is None
+    ]
+    missing = above[-1]
+    with contextlib.suppress(OSError, ValueError):
+        names = [name for name in os.listdir(readable(os.fspath(missing.parent))) if not HIDDEN.match(name)]
+        for name in difflib.get_close_matches(missing.name, names, 1, 0.75):
+            return f". Did you mean {missing.parent / name}?"
+    return ""
 
 
 def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
@@ -167,18 +196,23 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     store = Store.at(url)
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
-    hidden_too = False
+    hidden_too, is_one = False, False
     try:
-        if found := magic & set(path):
+        if http and (found := magic & set(path)):
             base = path[: min(map(path.index, found))].rpartition("/")[0]
             infos = [info for info in store.ask("glob", detail=True).values() if info["type"] == "file"]
             hidden_too = HIDDEN.search(path[len(base) :]) is not None
+        elif magic & set(path) and not store.exists(""):
+            base, pattern = _remote_pattern_base(store)
+            matches = replace(store, root=f"{glob.escape(base)}/{pattern}").ask("glob", detail=True)
+            infos = [info for info in matches.values() if info["type"] == "file"]
+            hidden_too = HIDDEN.search(pattern) is not None
         elif http:
             base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
         elif (info := store.info(""))["type"] == "directory":
             base, infos = path, list(store.ask("find", detail=True).values())
         else:
-            base, infos, hidden_too = posixpath.dirname(path), [info], True
+            base, infos, hidden_too, is_one = posixpath.dirname(path), [info], True, True
     except FileNotFoundError as error:
         raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
     except ValueError:
@@ -188,6 +222,8 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             raise  # it names the file, what the server said, and how often it was asked
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
+    if not http and not is_one:
+        refuse_tables(source, store, (str(info["name"]) for info in infos))
     for info in infos:
         uri = readable(store.fs.unstrip_protocol(info["name"]))
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
@@ -198,6 +234,18 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             content = f"sha256:{large['sha256']}"
         immutable = version_of(info)
         yield FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=immutable, content=content)
+
+
+def _remote_pattern_base(store: Store) -> tuple[str, str]:
+    """The directory of a store below which a pattern is matched, and the pattern. A directory that is there by its very name is
+    none.
+    """
+    *parts, last = store.root.split("/")
+    for k, part in enumerate(parts):
+        directory = "/".join(parts[: k + 1])
+        if MAGIC & set(part) and not replace(store, root=directory).exists(""):
+            return "/".join(parts[:k]), "/".join([*parts[k:], last])
+    return "/".join(parts), last
 
 
 def version_of(info: dict[str, Any]) -> str | None:

@@ -70,7 +70,7 @@ class _Version(NamedTuple):
         for name in SPLITS:
             beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
             splits.append(_Split(open_split(store / name), *beside))
-        found = [(shard, segments_of(shard)) for shard in read_index(root, version).held]
+        found = [(shard, segments_of(shard)) for shard in read_index(root, version).published]
         return cls(
             names=tuple(source["name"] for source in sources),
             source_of=np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources]),
@@ -86,11 +86,11 @@ class _Version(NamedTuple):
             ),
         )
 
-    def held(self, shard: int, split: int) -> tuple[int, int]:
+    def range_of(self, shard: int, split: int) -> tuple[int, int]:
         """The first document of a shard in a split, and how many. ValueError where the split has fewer."""
-        held = self.shards[shard].held
-        assert held is not None
-        first, count = (held.train, held.validation)[split]
+        location = self.shards[shard].published
+        assert location is not None
+        first, count = (location.train, location.validation)[split]
         tokens = self.splits[split].tokens
         if not 0 <= first <= first + count <= tokens.seq_count:
             raise ValueError(f"{tokens.store.url}: its index tells of sequences {first} to {first + count} of {tokens.seq_count}")
@@ -112,7 +112,7 @@ class _Version(NamedTuple):
         """Its segments with their sources, by *numbers* of their names: KNOWN as bytes, n of them."""
         of, source = np.array([numbers[name] for name in self.names], np.int64), np.zeros(len(self.shards), np.int64)
         for split in range(len(SPLITS)):
-            held = np.array([self.held(shard, split) for shard in range(len(self.shards))], np.int64).reshape(-1, 2)
+            held = np.array([self.range_of(shard, split) for shard in range(len(self.shards))], np.int64).reshape(-1, 2)
             some = np.flatnonzero(held[:, 1])
             source[some] = of[self.sources(split, held[some, 0])]
         found = np.zeros(sum(map(len, self.segments)), KNOWN)
@@ -134,13 +134,14 @@ class _Version(NamedTuple):
         covered, at = [(0, 0)], 0
         for shard, segments in enumerate(self.segments):
             passed_over, at = is_passed_over[at : at + len(segments)], at + len(segments)
-            ranges = [self.held(shard, i) for i in range(len(SPLITS))]
+            ranges = [self.range_of(shard, i) for i in range(len(SPLITS))]
             covered.append((ranges[split][0], sum(ranges[split])))
             if passed_over.all():
                 continue
             # document of the slice, in the order of rows -> its split and number
             rows = [part.row.read(first, first + count) for part, (first, count) in zip(self.splits, ranges, strict=True)]
-            order = np.argsort(np.concatenate(rows), kind="stable")
+            files = [part.file.read(first, first + count) for part, (first, count) in zip(self.splits, ranges, strict=True)]
+            order = np.lexsort((np.concatenate(rows), np.concatenate(files)))
             wanted = np.empty(len(order), bool)
             wanted[order] = np.repeat(~passed_over, segments["documents"])
             mine = wanted[: len(rows[0])] if split == 0 else wanted[len(rows[0]) :]

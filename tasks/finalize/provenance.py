@@ -42,7 +42,7 @@ def provenance(
             **({"steps": list(steps)} if steps else {}),  # beside the source, so that a dataset made of several keeps them
             "from": pin.origin,
             "revision": pin.revision,
-            "files": [file.model_dump(include={"name", "size", "sha256", "split"}) for file in files if file.source == i],
+            "files": [_facts_of(file) for file in files if file.source == i],
         }
         for i, (source, pin) in enumerate(zip(config.sources, pinned, strict=True))
     ]
@@ -61,6 +61,10 @@ def provenance(
         },
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
+
+
+def _facts_of(file: SourceFile) -> dict[str, Any]:
+    return file.model_dump(include={"name", "size", "sha256", "split", *(["line_ends"] if file.line_ends else [])})
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:

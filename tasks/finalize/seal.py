@@ -17,21 +17,21 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
-from flat_tokens.columns import Kinds, columns_of
+from flat_tokens.columns import columns_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, read_manifest, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
+from tasks.assemble.assembler import Assembled
 from tasks.finalize.provenance import CARD, Provenance
-from tasks.models import Name
 from tasks.output.paths import DOCUMENTS, version_store
-from tasks.output.staging import Place
+from tasks.output.target import Target
+from tasks.parts.input import DOCUMENT_ARRAYS
+from tasks.parts.part import DocumentCounts, ShardPart
+from tasks.parts.stored import document_spec
 from tasks.progress import meter
-from tasks.shards.index import Placing, write_index
-from tasks.shards.read import document_spec
-from tasks.split.spans import CountedPlace, Kept, ShardPlace, Span
-from tasks.split.write import DOCUMENT_ARRAYS, Written
+from tasks.shards.index import IndexEntry, write_index
 
 KEYS_AT_ONCE = 1 << 25
 
@@ -42,40 +42,39 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
     return version_store(root, version).exists(marker)
 
 
-class Contents(NamedTuple):
+class VersionDraft(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
-    how many have the key of another. ``card``: the dataset card, given ``made_of``, ``layout``, the totals and the version.
-    ``counted``: the slices that it holds, for its index. ``columns``: the kinds of the columns that it keeps.
+    how many have the key of another. ``card``: the dataset card, given ``made_of``, the layout, the totals and the version.
     """
 
     made_of: Provenance
-    layout: LayoutName
-    spans: Sequence[Span]
-    written: Sequence[Written]
+    assembled: Assembled
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
-    counted: Sequence[CountedPlace] = ()
-    columns: Kinds | None = None
 
 
-def finalize(version: Name, contents: Contents, place: Place, verify_level: str) -> str:
+def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
-    store, layout = version_store(place.root, version), contents.layout
-    totals = split_totals(contents.spans, contents.written)
-    totals["documents"] = contents.documents(repeated_keys(store, layout, totals, Path(place.staging)))
-    objects = [stored for part in contents.written for stored in part.objects]
+    store, layout, assembled = target.store, target.layout, draft.assembled
+    totals = split_totals(assembled)
+    totals["documents"] = draft.documents(repeated_keys(store, layout, totals, Path(target.workspace.staging)))
+    objects = [stored for part in assembled.written for stored in part.objects]
     for split in SPLITS:
-        objects += _split_metadata(store, split, LAYOUTS[layout], totals[split], any(span.masked for span in contents.spans))
-    objects += [at.copies.stored for at, _ in contents.counted if at.copies is not None]
-    if contents.counted:
-        held = ((at.shard, at.first_row, (counts.train_seqs, counts.validation_seqs)) for at, counts in contents.counted)
-        write_index(place.root, version, (Placing(*one) for one in held))
-    made_of = contents.made_of.model_copy(update=markdown(contents.made_of.model_dump()))
-    objects.append(store.put(CARD, contents.card(made_of, layout, markdown(totals), version).encode()))
-    store.put(MANIFEST, manifest_bytes(objects, totals, layout, contents.made_of.model_dump(), contents.columns))
+        objects += _split_metadata(store, split, target.specs, totals[split], target.masked)
+    shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
+    objects += [part.copies.stored for part, _ in shards if part.copies is not None]
+    if shards:
+        entries = (
+            IndexEntry(part.shard, part.file, part.first_row, (counts.train_seqs, counts.validation_seqs))
+            for part, counts in shards
+        )
+        write_index(target.root, target.name, entries)
+    made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
+    objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
+    store.put(MANIFEST, manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns))
     check_version(store, objects, totals, verify_level)
-    commit(store, LAYOUTS[layout])
-    return version
+    commit(store, target.specs)
+    return target.name
 
 
 def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int], masked: bool) -> list[StoredObject]:
@@ -109,11 +108,11 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
         raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
 
 
-def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str, Any]:
+def split_totals(assembled: Assembled) -> dict[str, Any]:
     """Counts of each split, from its written spans."""
     totals: dict[str, Any] = {}
     for split in SPLITS:
-        mine = [(at, part) for at, part in zip(spans, written, strict=True) if at.split == split]
+        mine = [(at, part) for at, part in zip(assembled.spans, assembled.written, strict=True) if at.split == split]
         totals[split] = {
             "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
             "seq_count": max(at.stop for at, _ in mine if not at.of_tokens),
@@ -122,10 +121,10 @@ def split_totals(spans: Sequence[Span], written: Sequence[Written]) -> dict[str,
     return totals
 
 
-def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
-    kept = [at.kept for at in places]
-    skipped, replaced = _added(of.skipped for of in kept), _added(at.shard.replaced for at in places)
-    read, written = sum(of.read for of in kept), sum(of.written for of in kept)
+def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]:
+    counts = [part.counts for part in parts]
+    skipped, replaced = _added(of.skipped for of in counts), _added(part.shard.replaced for part in parts)
+    read, written = sum(of.read for of in counts), sum(of.written for of in counts)
     if read != written + sum(skipped.values()):
         raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
     return {
@@ -134,7 +133,7 @@ def document_totals(places: list[ShardPlace], repeated: int) -> dict[str, Any]:
         "skipped": skipped,
         "replaced": replaced,
         "repeated_keys": repeated,
-        "text_bytes": sum(of.text_bytes for of in kept),
+        "text_bytes": sum(of.text_bytes for of in counts),
     }
 
 
@@ -146,19 +145,19 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(sums.items()))
 
 
-def source_totals(made_of: Provenance, places: list[ShardPlace]) -> list[dict[str, Any]]:
+def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
     """Documents, text and tokens of each source, in the order of the sources."""
     of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
-    kept: list[list[Kept]] = [[] for _ in made_of.sources]
-    for at in places:
-        kept[of_file[at.file]].append(at.kept)
+    counts: list[list[DocumentCounts]] = [[] for _ in made_of.sources]
+    for part in parts:
+        counts[of_file[part.file]].append(part.counts)
     return [
         {
             "name": source["name"],
             **{name: sum(getattr(of, name) for of in mine) for name in ("read", "written", "text_bytes", "token_count")},
             "skipped": _added(of.skipped for of in mine),
         }
-        for source, mine in zip(made_of.sources, kept, strict=True)
+        for source, mine in zip(made_of.sources, counts, strict=True)
     ]
 
 

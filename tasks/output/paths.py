@@ -63,9 +63,9 @@ def receipt_key(key: str) -> str:
     return f"{CACHE}/{key}/{RECEIPT}"
 
 
-def unfinished_key(attempt: str, split: str, number: int) -> str:
-    """Key of an object of tokens that an attempt has not finished."""
-    return f"{UNFINISHED}/{attempt}/{split}-{number}"
+def unfinished_key(attempt: str, split: str, name: str, number: int) -> str:
+    """Key of an object of the array *name* that an attempt has not finished."""
+    return f"{UNFINISHED}/{attempt}/{split}-{number}" + (f"-{name}" if name != "encoded_tokens" else "")
 
 
 def index_key(version: str) -> str:

@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic_core import core_schema
 
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, refuse_links, remove, remove_empty
 from flat_tokens.stores.store import Store
@@ -23,10 +25,20 @@ class Place(NamedTuple):
     staging: str
     scratch: str = ""
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """In JSON it is null: every process has its own, which the context of a validation has as ``workspace``."""
+        nothing = core_schema.plain_serializer_function_ser_schema(lambda _: None, when_used="json")
+        return core_schema.with_info_plain_validator_function(_of_this_process, serialization=nothing)
+
     @property
     def attempt(self) -> str:
         """The name of the attempt, which no other one has."""
         return Path(self.staging).name
+
+
+def _of_this_process(value: Any, info: core_schema.ValidationInfo) -> Any:
+    return value if value is not None else (info.context or {})["workspace"]
 
 
 @contextlib.contextmanager

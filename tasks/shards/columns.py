@@ -12,11 +12,8 @@ import pyarrow as pa
 
 from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
-from tasks.models import TokenShard
-from tasks.output.paths import shard_key
+from tasks.parts.stored import COLUMNS
 
-COLUMNS = "documents/columns.parquet"
-"""Below a token shard."""
 FORMER = "documents/columns.former"
 
 
@@ -73,9 +70,3 @@ class ShardColumns:
         self._end()
         if self._object is not None:
             self.objects = [self._object.stored]
-
-
-def shard_columns(root: Store, shard: TokenShard) -> Columns:
-    """The kept columns of a shard that has objects of its own."""
-    parts = (Part(COLUMNS, 0, shard.written),) if shard.columns and shard.written else ()
-    return Columns(root / shard_key(shard.key), shard.columns, parts)

@@ -20,19 +20,20 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import parts_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
-from tasks.models import Held, Name, TokenShard, digest_of
+from tasks.models import Name, PublishedLocation, TokenShard, digest_of
 from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
-from tasks.shards.contents import Contents, open_contents
-from tasks.shards.read import document_spec
+from tasks.parts.documents import Documents
+from tasks.parts.opening import open_shard
+from tasks.parts.stored import document_spec
 from tasks.shards.receipts import load_shard, read_receipt
 from tasks.tokenize.segments import STORED, Segments
 
@@ -44,7 +45,7 @@ STRAYS = 1000
 """Receipts of shards that no index names, of builds that did not end, which are read at most."""
 OPEN = 8
 
-Indexed = tuple[Name, ...]
+VersionNames = tuple[Name, ...]
 """The versions whose indexes a build goes by, the latest first."""
 
 
@@ -65,28 +66,35 @@ def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
     return segments if int(segments["documents"].sum(dtype=np.int64)) == shard.written else segments[:0]
 
 
-class Placing(NamedTuple):
-    """A shard, the row of its file at which it begins, and its number of sequences in each split."""
+class IndexEntry(NamedTuple):
+    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each split."""
 
     shard: TokenShard
+    file: int
     first_row: int
     seq_counts: tuple[int, int]
 
 
-def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
+def write_index(root: Store, version: Name, entries: Iterable[IndexEntry]) -> None:
     """Write the index of a version that holds shards one behind the other. Shards with digests of texts are kept beside it: it
     may lack some of their documents, and another version may need these, and the digests of all.
     """
     shards: dict[str, TokenShard] = {}
     firsts = [0, 0]
     kept: dict[str, TokenShard] = {}
-    for shard, first_row, counts in placed:
+    for shard, file, first_row, counts in entries:
         if shard.has_digests:
             kept.setdefault(shard.key, shard.model_copy(update={"inputs": {}, "text_bytes_taken": 0}))
             continue
         train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
-        held = Held(version=version, first_row=first_row, train=train, validation=validation)
-        bare: dict[str, Any] = {"held": held, "within": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
+        location = PublishedLocation(
+            version=version,
+            first_row=first_row,
+            first_file=file if shard.file_rows else None,
+            train=train,
+            validation=validation,
+        )
+        bare: dict[str, Any] = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
     some = {"shards": shards, "kept": kept} if kept else {"shards": shards}
@@ -95,9 +103,9 @@ def write_index(root: Store, version: Name, placed: Iterable[Placing]) -> None:
 
 
 class Index(NamedTuple):
-    """The shards that a version holds, and those that are kept beside it."""
+    """The slices that a version has, and the shards that are kept in addition to it."""
 
-    held: list[TokenShard]
+    published: list[TokenShard]
     kept: list[TokenShard]
 
 
@@ -107,9 +115,10 @@ def read_index(root: Store, version: str) -> Index:
         facts = read_json(root, index_key(version))
         if facts.pop("sha256", None) != digest_of(facts):
             raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
-        told = facts["shards"], facts.get("kept", ())
-        held, kept = ([TokenShard.model_validate(one) for one in some] for some in told)
-        if any(shard.held is None or shard.held.version != version for shard in held) or any(shard.held for shard in kept):
+        listed = facts["shards"], facts.get("kept", ())
+        published, kept = ([TokenShard.model_validate(one) for one in some] for some in listed)
+        elsewhere = any(shard.published is None or shard.published.version != version for shard in published)
+        if elsewhere or any(shard.published for shard in kept):
             raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
     except FileNotFoundError:
         return Index([], [])
@@ -117,10 +126,10 @@ def read_index(root: Store, version: str) -> Index:
         why = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
         logger.warning("The index of version %s is not used: %s", version, why)
         return Index([], [])
-    return Index(held, kept)
+    return Index(published, kept)
 
 
-def indexed_versions(root: Store) -> Indexed:
+def indexed_versions(root: Store) -> VersionNames:
     """The versions that a build begun now looks into."""
     pointer = read_pointer(root)
     names = dict.fromkeys(filter(None, (pointer.version, *(one.version for one in reversed(pointer.former)))))
@@ -137,7 +146,7 @@ class _Found(NamedTuple):
     shards: list[TokenShard]
 
 
-class Manifest(NamedTuple):
+class VersionObjects(NamedTuple):
     """The parts of a version's manifest that are wanted here: its layout, its totals, its objects by their keys."""
 
     layout: Layout
@@ -146,15 +155,15 @@ class Manifest(NamedTuple):
 
 
 @dataclass
-class Holdings:
+class StoredTokens:
     """Tokens that an output has already: of slices, by their keys, and of segments. Threads may share it."""
 
     root: Store
-    versions: Indexed
+    versions: VersionNames
     _checked: dict[tuple[str, str], bool] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _open: dict[str, Contents | None] = field(default_factory=dict)
-    _manifests: dict[str, Manifest] = field(default_factory=dict)
+    _open: dict[str, Documents | None] = field(default_factory=dict)
+    _manifests: dict[str, VersionObjects] = field(default_factory=dict)
 
     @functools.cached_property
     def _indexes(self) -> list[Index]:
@@ -165,7 +174,7 @@ class Holdings:
     @functools.cached_property
     def shards(self) -> dict[str, TokenShard]:
         """The places of the slices that versions hold, by the slices' keys; the latest version first."""
-        return {shard.key: shard for index in self._indexes for shard in index.held}
+        return {shard.key: shard for index in self._indexes for shard in index.published}
 
     @functools.cached_property
     def _kept(self) -> dict[str, TokenShard]:
@@ -194,17 +203,18 @@ class Holdings:
         shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
         count = int(found.documents[numbers].sum())
         with self._lock:
-            contents = self._opened(shard)
-        if contents is None:
+            documents = self._opened(shard)
+        if documents is None:
             return None
-        wanted = np.zeros(len(contents.keys), bool)
+        wanted = np.zeros(len(documents.keys), bool)
         wanted[first : first + count] = True
-        starts = np.concatenate([[0], np.cumsum(contents.lengths[first : first + count])])
-        parts = [part.copy() for part in contents.tokens(wanted, 0, int(starts[-1]))]
+        documents = documents.those(wanted)
+        starts = np.concatenate([[0], np.cumsum(documents.lengths)])
+        parts = [part.copy() for part in documents.tokens(0, int(starts[-1]))]
         tokens = np.concatenate([*parts, np.empty(0, np.uint32)])
         if len(tokens) != starts[-1]:
             raise ValueError(f"shard {shard.key[:12]}: has {len(tokens)} tokens where {starts[-1]} were expected")
-        masks = [part.copy() for part in contents.masks(wanted, 0, int(starts[-1]))] if shard.masked else None
+        masks = [part.copy() for part in documents.masks(0, int(starts[-1]))] if shard.masked else None
         mask = None if masks is None else np.concatenate([*masks, np.empty(0, np.uint8)])
         return TokenBatch(tokens, starts.astype(np.uint64), int(tokens.max(initial=0)) >> 1, mask)
 
@@ -251,21 +261,21 @@ class Holdings:
             except (*NO_OBJECT, ValueError):
                 continue  # who wants it will say what is wrong with it
 
-    def _opened(self, shard: TokenShard) -> Contents | None:
+    def _opened(self, shard: TokenShard) -> Documents | None:
         if shard.key not in self._open:
             while len(self._open) >= OPEN:
                 del self._open[next(iter(self._open))]
-            whole = self._is_whole(shard) if shard.held else load_shard(self.root, shard.key) is not None
-            self._open[shard.key] = open_contents(self.root, shard) if whole else None
+            whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
+            self._open[shard.key] = open_shard(self.root, shard) if whole else None
         return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
         """Whether the version's objects that hold a slice are what its manifest says. Each is read through once."""
-        assert shard.held is not None
-        version = shard.held.version
+        assert shard.published is not None
+        version = shard.published.version
         store = version_store(self.root, version)
         try:
-            for key in objects_of(self._manifest(version), store, shard.held, shard.masked, bool(shard.columns)):
+            for key in objects_of(self._manifest(version), store, shard.published, shard.masked, bool(shard.columns)):
                 with self._lock:
                     where = (version, key)
                     if where not in self._checked:
@@ -280,33 +290,39 @@ class Holdings:
             return False
         return True
 
-    def _manifest(self, version: str) -> Manifest:
+    def _manifest(self, version: str) -> VersionObjects:
         with self._lock:
             if version not in self._manifests:
                 told = read_manifest(version_store(self.root, version))
                 objects = {one["key"]: stored_object(one) for one in told["objects"]}
-                self._manifests[version] = Manifest(LAYOUTS[told["layout"]], told["totals"], objects)
+                self._manifests[version] = VersionObjects(LAYOUTS[told["layout"]], told["totals"], objects)
             return self._manifests[version]
 
 
-def objects_of(manifest: Manifest, store: Store, held: Held, masked: bool = False, with_columns: bool = False) -> Iterator[str]:
+def objects_of(
+    manifest: VersionObjects, store: Store, location: PublishedLocation, masked: bool = False, with_columns: bool = False
+) -> Iterator[str]:
     """Keys of the objects of a version that hold the documents of a slice, with those that tell what they are."""
     layout = manifest.layout
-    for split, (first, count) in zip(SPLITS, (held.train, held.validation), strict=True):
-        totals = manifest.totals[split]
+    for split, (first, count) in zip(SPLITS, (location.train, location.validation), strict=True):
+        totals, start, stop = manifest.totals[split], 0, 0
+        # Both splits are opened, whichever has the documents.
+        yield from (f"{split}/{key}" for key in group_metadata(layout.zarr_format, {}))
         if first + count > totals["seq_count"]:
             raise ValueError(f"its index tells of {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
-        for column in ("key", "row"):
+        for column in ("key", "file", "row") if location.first_file is not None else ("key", "row"):
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
         if with_columns:
             parts = parts_of(manifest.objects, split, totals["seq_count"])
             yield from (part.key for part in parts if part.first < first + count and part.stop > first)
         if count:
             start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
-            yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
-            if masked:
-                yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], start, stop)
+        yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
+        if masked or any(key.startswith(f"{split}/{LOSS_MASK}/") for key in manifest.objects):
+            # A slice without a mask of its own reads none, but its version's is opened.
+            where = (start, stop) if masked else (0, 0)
+            yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], *where)
 
 
 def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> Iterator[str]:
@@ -317,29 +333,29 @@ def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> 
             yield f"{name}/{spec.object_key(i)}"
 
 
-_all: dict[tuple[str, Indexed, str | None], Holdings] = {}
+_all: dict[tuple[str, VersionNames, str | None], StoredTokens] = {}
 _all_lock = threading.Lock()
 
 
-def holdings(root: Store, versions: Indexed) -> Holdings:
+def stored_tokens(root: Store, versions: VersionNames) -> StoredTokens:
     """The slices and segments that an output holds, for all threads of an attempt alike."""
     key = (root.url, versions, root.staging)
     with _all_lock:
         while key not in _all and len(_all) >= OPEN:
             del _all[next(iter(_all))]
-        return _all.setdefault(key, Holdings(root, versions))
+        return _all.setdefault(key, StoredTokens(root, versions))
 
 
-def load_or_held(root: Store, versions: Indexed, key: str) -> TokenShard | None:
+def load_or_published(root: Store, versions: VersionNames, key: str) -> TokenShard | None:
     """The tokens of a slice that are there already: the stored shard, or what a version holds; checked."""
-    return load_shard(root, key) or holdings(root, versions).shard(key)
+    return load_shard(root, key) or stored_tokens(root, versions).shard(key)
 
 
-def without_tokens(root: Store, versions: Indexed, keys: Sequence[str]) -> list[str]:
+def without_tokens(root: Store, versions: VersionNames, keys: Sequence[str]) -> list[str]:
     """Those of *keys* that no version holds, by their indexes."""
-    return [key for key in keys if key not in holdings(root, versions).shards]
+    return [key for key in keys if key not in stored_tokens(root, versions).shards]
 
 
-def held_at(shard: TokenShard) -> str:
+def location_key(shard: TokenShard) -> str:
     """Key of the object without which the tokens of a slice are not there: the shard's receipt, or the version's manifest."""
-    return f"{version_key(shard.held.version)}/{MANIFEST}" if shard.held else receipt_key(shard.key)
+    return f"{version_key(shard.published.version)}/{MANIFEST}" if shard.published else receipt_key(shard.key)

@@ -16,8 +16,8 @@ from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.models import TokenShard, digest_of
 from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
-from tasks.shards.read import digest_all
-from tasks.shards.streamed import check_within
+from tasks.parts.stored import digest_all
+from tasks.parts.unfinished import check_unfinished
 
 logger = logging.getLogger(__name__)
 RECEIPTS_AT_ONCE = 1000
@@ -40,7 +40,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    unused = {name for name in ("masked", "columns", "within") if not getattr(shard, name)}
+    unused = {name for name in ("masked", "columns", "file_rows", "unfinished", "published") if not getattr(shard, name)}
     facts = shard.model_dump(mode="json", exclude=unused)
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -82,8 +82,8 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
         for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
             if now != stored:
                 raise ValueError(f"{stored.key} has {now.size} bytes, {now.told}; not what was written")
-        if shard.within is not None:
-            check_within(root, shard.within)
+        if shard.unfinished is not None:
+            check_unfinished(root, shard.unfinished)
     except NO_OBJECT as error:
         if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
             return None  # it went away meanwhile

@@ -33,16 +33,15 @@ class Recipe(Model):
         return self
 
     def source(self, part: Slice) -> Source:
-        return self.sources[part.file.source]
+        return self.sources[part.source]
 
     def chat(self, part: Slice) -> Chat | None:
-        return self.chats[part.file.source] if self.chats else None
+        return self.chats[part.source] if self.chats else None
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
         """Everything that changes the shard's bytes: no path, time or worker, and the engine only where ``engine`` names it."""
         return {
-            "file": part.file.identity(),
-            "range": (part.start, part.stop, part.rows),
+            **self._text_of(part),
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
             "documents": {**self.documents.told(), **self._steps()},
@@ -51,6 +50,13 @@ class Recipe(Model):
             **({"lossy": True} if self.tokenizer.lossy else {}),
             **({"chat": chat.model_dump(mode="json")} if (chat := self.chat(part)) else {}),
         }
+
+    def _text_of(self, part: Slice) -> dict[str, object]:
+        """What decides the text of a slice: its range, or of a run of files the digest of theirs, as there are many."""
+        ranges = [one.identity() for one in part.ranges]
+        if len(ranges) > 1:
+            return {"files": len(ranges), "ranges": digest_of(*ranges)}
+        return dict(zip(("file", "range"), ranges[0], strict=True))
 
     def of_segments(self, part: Slice) -> bytes:
         """The digest of all that decides the tokens of a segment besides its documents, in 64 bytes: files and ranges do not."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
 from tasks.models import Slice
-from tasks.shards.index import Holdings
+from tasks.shards.index import StoredTokens
 from tasks.shards.recipe import Recipe
 from tasks.text.digests import text_digests
 from tasks.text.documents import Documents, Tally
@@ -48,7 +48,7 @@ class Tokenized(NamedTuple):
 
 
 def tokenize_segments(
-    read: tuple[Segments, Mapping[str, str]], slice_: Slice, recipe: Recipe, encoder: Encoder, known: Holdings
+    read: tuple[Segments, Mapping[str, str]], slice_: Slice, recipe: Recipe, encoder: Encoder, known: StoredTokens
 ) -> Tokenized:
     """Tokenize segments of a slice, which were *read* with the kinds of their kept columns, but for those that are *known*."""
     segments, kinds = read

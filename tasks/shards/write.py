@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,25 +22,27 @@ from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
-from tasks.models import Slice, TokenShard
+from tasks.models import Slice, TokenShard, file_rows_as_text
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Place
+from tasks.parts.stored import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
+from tasks.parts.unfinished import ShardEntries, write_entries
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
-from tasks.shards.fresh import Fresh, Making
-from tasks.shards.index import Indexed, holdings, load_or_held, segments_as_text, without_tokens
-from tasks.shards.read import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
-from tasks.shards.receipts import load_shard, put_aside, receipt_json, repairing, without_receipt
+from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
+from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.streamed import BrokenStreamError, Entries, Stream, Streams, write_entries
+from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.crew import results_of
+from tasks.tokenize.doubts import noting_doubts
 from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.segments import cut
 from tasks.tokenize.tokenizers import load_tokenizer
 
+OpenStream = Callable[[], contextlib.AbstractContextManager[SliceStream | None]]
 UPLOADERS = 4
 RECEIPT_SECONDS = 0.2
 """The receipt of a shard that another process writes comes sooner."""
@@ -52,31 +54,22 @@ class Staged(NamedTuple):
     shard: TokenShard
 
 
-def tokenize_or_load(slice_: Slice, recipe: Recipe, place: Place, indexed: Indexed = ()) -> Staged | TokenShard:
-    """The tokens of a slice: those that are stored or that a version holds, if they are whole, else made now. Only then is its
-    file fetched.
-    """
-    return tokenize_and_keep(None, slice_, recipe, place, indexed)
-
-
-def tokenize_and_keep(
-    fresh: Fresh | None,
-    slice_: Slice,
-    recipe: Recipe,
-    place: Place,
-    indexed: Indexed = (),
-    streams: Streams | None = None,
+def tokenize_or_load(
+    slice_: Slice, recipe: Recipe, place: Place, versions: VersionNames = (), sink: HereOnly = None
 ) -> Staged | TokenShard:
-    """The same; what is made now is kept in memory, too, where *fresh* has room for it, else it goes where *streams* leads."""
-    stored = load_or_held(place.root, indexed, recipe.key(slice_))
+    """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
+    where *sink* has a stream for them. Only then are the slice's files fetched.
+    """
+    key = recipe.key(slice_)
+    stored = load_or_published(place.root, versions, key)
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
     here = at_hand(slice_, recipe.sources, place)
-    try:
-        return Staged(tokenize_slice(here, recipe, place, indexed, fresh, streams))
-    except BrokenStreamError:
-        return Staged(tokenize_slice(here, recipe, place, indexed, fresh))
+    if sink is not None:
+        with contextlib.suppress(BrokenStreamError):
+            return Staged(tokenize_slice(here, recipe, place, versions, partial(sink.stream, key)))
+    return Staged(tokenize_slice(here, recipe, place, versions))
 
 
 def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
@@ -85,7 +78,9 @@ def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
 
 
 @contextlib.contextmanager
-def fetching_ahead(slices: Sequence[Slice], recipe: Recipe, place: Place, indexed: Indexed) -> Iterator[None]:
+def fetching_ahead(
+    slices: Sequence[Slice], recipe: Recipe, place: Place, versions: VersionNames, sink: HereOnly = None
+) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
     the block ends. ValueError where this machine's tokenizer or a step is not the build's.
     """
@@ -102,7 +97,7 @@ def fetching_ahead(slices: Sequence[Slice], recipe: Recipe, place: Place, indexe
                 "Give every machine the same packages."
             )
     by_key = {recipe.key(slice_): slice_ for slice_ in slices}
-    missing = [by_key[key] for key in without_tokens(place.root, indexed, without_receipt(place.root, by_key))]
+    missing = [by_key[key] for key in without_tokens(place.root, versions, without_receipt(place.root, by_key))]
     with fetched_ahead(missing, recipe.sources, place):
         yield
 
@@ -157,19 +152,19 @@ def staging_shard(key: str, place: Place, masked: bool = False, digested: bool =
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
-class StreamedWriter:
+class StreamedShardWriter:
     """The entries and the kept columns of a shard whose tokens go into a version at once."""
 
-    def __init__(self, store: Store, columns: ShardColumns, stream: Stream) -> None:
-        self._store, self._columns, self._stream = store, columns, stream
-        self._parts: list[Entries] = []
+    def __init__(self, store: Store, columns: ShardColumns, stream: SliceStream, masked: bool) -> None:
+        self._store, self._columns, self._stream, self._masked = store, columns, stream, masked
+        self._parts: list[ShardEntries] = []
         self._token_count = self._max_token_id = 0
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
         tokens = batch.tokens
         in_validation = self._stream.append(tokens, batch.keys)
-        self._parts.append(Entries(batch.keys, batch.rows, np.diff(tokens.seq_starts), in_validation))
+        self._parts.append(ShardEntries(batch.keys, batch.rows, np.diff(tokens.seq_starts), in_validation))
         self._token_count += tokens.token_count
         self._max_token_id = max(self._max_token_id, tokens.max_token_id)
         if batch.columns is not None:
@@ -180,7 +175,8 @@ class StreamedWriter:
         stored = write_entries(self._store, self._parts)
         self.stored = {
             "objects": tuple(sorted([stored, *self._columns.objects])),
-            "within": self._stream.end(),
+            "unfinished": self._stream.end(),
+            "masked": self._masked,
             "columns": self._columns.kinds,
             "token_count": self._token_count,
             "max_token_id": self._max_token_id,
@@ -188,22 +184,24 @@ class StreamedWriter:
 
 
 @contextlib.contextmanager
-def streaming_shard(key: str, place: Place, stream: Stream) -> Iterator[StreamedWriter]:
-    """Write a streamed shard into this attempt's staging directory, and its tokens where they stay. The block appends to it."""
+def streaming_shard(key: str, place: Place, stream: SliceStream, masked: bool) -> Iterator[StreamedShardWriter]:
+    """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, place)
     with ShardColumns(store) as columns:
-        writer = StreamedWriter(store, columns, stream)
+        writer = StreamedShardWriter(store, columns, stream, masked)
         yield writer
     writer.end()
 
 
 @contextlib.contextmanager
-def writer_of(slice_: Slice, recipe: Recipe, place: Place, streams: Streams | None) -> Iterator[ShardWriter | StreamedWriter]:
-    """The writer of a slice's shard. What an attempt that failed has left of it goes."""
+def writer_of(
+    slice_: Slice, recipe: Recipe, place: Place, open_stream: OpenStream | None
+) -> Iterator[ShardWriter | StreamedShardWriter]:
+    """The writer of a slice's shard. What a failed attempt has left of it is removed."""
     shutil.rmtree(Path(place.staging) / recipe.key(slice_), ignore_errors=True)
     key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
-    with streams() if streams is not None else contextlib.nullcontext() as stream:
-        written = staging_shard(key, place, masked, digested) if stream is None else streaming_shard(key, place, stream)
+    with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
+        written = staging_shard(key, place, masked, digested) if stream is None else streaming_shard(key, place, stream, masked)
         with written as writer:
             yield writer
 
@@ -212,35 +210,31 @@ def tokenize_slice(
     slice_: Slice,
     recipe: Recipe,
     place: Place,
-    indexed: Indexed = (),
-    fresh: Fresh | None = None,
-    streams: Streams | None = None,
+    versions: VersionNames = (),
+    open_stream: OpenStream | None = None,
 ) -> TokenShard:
-    """Tokenize a slice into this attempt's staging directory, in memory bounded by some batches or the longest document. Segments
-    whose tokens the output has are not tokenized again. A slice that is small is kept in memory, too, where *fresh* has room; of
-    another one the tokens go where *streams* leads.
+    """Tokenize a slice into this attempt's staging directory, or into the stream of *open_stream*, in memory bounded by some
+    batches or the longest document. Segments whose tokens the output has are not tokenized again.
     """
-    source, file = recipe.source(slice_), slice_.file
+    source, first = recipe.source(slice_), slice_.ranges[0].file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    by_reference = file.source in recipe.by_reference
+    by_reference = slice_.source in recipe.by_reference
     encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
-    work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=holdings(place.root, indexed))
-    made = Making(fresh) if fresh is not None and fresh.takes(slice_.text_bytes) else None
+    work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(place.root, versions))
     tally, refused, taken = Tally(), Tally(), 0
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
     reads = ((segments, tally.kinds) for segments in cut(read_documents(slice_, source, recipe.documents, tally)))
     with (
-        naming(recipe.sources, file.source),
-        named_errors(file.location or file.name),
+        naming(recipe.sources, slice_.source),
+        named_errors(first.location or first.name),
+        noting_doubts(place.root, recipe.tokenizer_digest),
         contextlib.closing(reads),
         results_of(reads, work, bytes_read) as results,
-        writer_of(slice_, recipe, place, None if made is not None else streams) as writer,
+        writer_of(slice_, recipe, place, open_stream) as writer,
     ):
         for done in results:
             for batch in done.batches:
                 writer.append(batch)
-                if made is not None:
-                    made.append(batch.tokens, batch.keys, batch.rows)
                 meter.add("tokenize", 0, batch.tokens.seq_count, batch.tokens.token_count)
             meter.add("tokenize", done.text_bytes)
             names.append(done.names)
@@ -250,7 +244,7 @@ def tokenize_slice(
     tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
-    shard = TokenShard(
+    return TokenShard(
         key=recipe.key(slice_),
         inputs=recipe.key_inputs(slice_),
         text_bytes=tally.text_bytes,
@@ -260,12 +254,10 @@ def tokenize_slice(
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
         segments=segments_as_text(names, documents),
+        file_rows=file_rows_as_text(tally.file_rows),
         text_bytes_taken=taken,
         **writer.stored,
     )
-    if made is not None:
-        made.end(place.root, shard)
-    return shard
 
 
 def write_shard(draft: TokenShard, place: Place) -> TokenShard:
@@ -309,8 +301,10 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenSh
             time.sleep(RECEIPT_SECONDS)
             continue
         with repairing(root):
+            # It has no receipt, so nobody counts on it. It is not damaged either: it goes with this attempt's staging.
             if not _is_whole(root / shard_key(draft.key), draft):
-                put_aside(root, draft.key)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(target, staged.with_name(f"{draft.key}.former-{attempt}"))
     raise OSError(f"{target}: something else keeps writing there. Run the build again.")
 
 

@@ -22,17 +22,20 @@ from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Range, Rows, TextFile, as_unicode, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
-from tasks.models import Slice, SourceFile
+from tasks.models import FileRange, Slice, SourceFile
 
 
-def plan_slices(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
-    """The slices of a file, in order, each of about *slice_bytes* of text. ValueError, naming the file and what it has, where it
+def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[FileRange]:
+    """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, where it
     cannot be read or has no such column.
     """
+    for setting in ("delimiter", "quotes"):
+        if getattr(source, setting) is not None and file.format != "csv":
+            raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
     try:
         with named_errors(file.location):
-            ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), slice_bytes)
-            return [Slice(file=file, **part._asdict()) for part in ranges]
+            ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), range_bytes)
+            return [FileRange(file=file, **part._asdict()) for part in ranges]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
 
@@ -51,10 +54,13 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
         kept_columns=source.keep_columns or (),
+        crlf=file.line_ends is not None,
+        delimiter=source.delimiter,
+        quotes=source.quotes,
     )
 
 
-def range_of(part: Slice) -> Range:
+def range_of(part: FileRange) -> Range:
     return Range(part.start, part.stop, part.rows, part.text_bytes)
 
 
@@ -84,7 +90,8 @@ class Documents(NamedTuple):
 
 @dataclass
 class Tally:
-    """Counts of a slice's rows, by what became of them. ``seen``: about how many of its ``text_bytes`` have been read.
+    """Counts of a slice's rows, by what became of them. ``file_rows``: rows of each range that was read to its end. ``seen``:
+    about how many of its ``text_bytes`` have been read.
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
     kept columns, as far as they have been read.
     """
@@ -99,6 +106,7 @@ class Tally:
     before_steps: int = 0
     step_seconds: float = 0
     kinds: dict[str, str] = field(default_factory=dict)
+    file_rows: list[int] = field(default_factory=list)
 
     def add(self, refused: Tally) -> None:
         """Add the counts of documents that were refused after they had been counted here."""
@@ -108,33 +116,41 @@ class Tally:
 
 
 def read_documents(
-    part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
+    slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
 ) -> Iterator[Documents]:
     """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, behind the policy's steps; *tally*
     counts along. ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
     """
     steps = policy.opened()
-    for documents in _read(part, source, policy, tally, batch_bytes):
+    for documents in _read(slice_, source, policy, tally, batch_bytes):
         if steps.described:
-            documents = _take_steps(steps, documents, part, source, policy, tally)
+            documents = _take_steps(steps, documents, slice_, source, policy, tally)
         tally.written += len(documents.texts)
         _, offsets = text_buffers(documents.texts)
         tally.text_bytes += int(offsets[-1] - offsets[0])
         yield documents
     if tally.read != tally.written + tally.skipped.total():
-        raise AssertionError(f"{part.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
+        raise AssertionError(f"{slice_.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
 
 
-def _read(part: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[Documents]:
+def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[Documents]:
     """The documents of a slice before all steps."""
+    for part in slice_.ranges:
+        rows_before, seen_before = tally.rows, tally.seen
+        for rows in _rows_of(part, source, policy, batch_bytes):
+            found = rows.behind(rows_before, seen_before)
+            tally.rows, tally.seen = found.end, found.seen
+            yield _clean(found, slice_, source, policy, tally)
+        tally.file_rows.append(tally.rows - rows_before)
+
+
+def _rows_of(part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None) -> Iterator[Rows]:
+    """The rows of a range. ValueError where its file is damaged, or changes meanwhile."""
     check_unchanged(part.file)
+    file = text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes)
     try:
         with named_errors(part.file.location):
-            for rows in FORMATS[part.file.format].read(
-                text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes), range_of(part)
-            ):
-                tally.rows, tally.seen = rows.end, rows.seen
-                yield _clean(rows, part, source, policy, tally)
+            yield from FORMATS[part.file.format].read(file, range_of(part))
     except (pa.ArrowException, OSError) as error:
         check_unchanged(part.file)
         raise ValueError(f"{part.label} cannot be read to its end: {error}") from error
@@ -156,7 +172,7 @@ def check_unchanged(file: SourceFile) -> None:
         raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
 
 
-def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Documents:
+def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Documents:
     """Apply the policy: what is left is text."""
     tally.read += len(found.texts) + len(found.faults)
     bad = list(found.faults)
@@ -179,7 +195,7 @@ def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tal
     keep[long] = False
     if bad:
         if policy.on_bad == "error":
-            raise bad_document(part, source, *min(bad))
+            raise bad_document(slice_, source, *min(bad))
         tally.skipped.update(reason for _, reason, _ in bad)
     if policy.empty == "skip":
         empty = (lengths == 0) & keep
@@ -187,7 +203,7 @@ def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tal
         keep &= ~empty
     ids, rows, columns = found.ids, found.rows, found.columns
     if columns is not None:
-        _note_kinds(columns, part, tally)
+        _note_kinds(columns, slice_, tally)
     if not keep.all():
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
@@ -195,17 +211,18 @@ def _clean(found: Rows, part: Slice, source: Source, policy: DocumentPolicy, tal
     return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
 
 
-def _note_kinds(columns: pa.RecordBatch, part: Slice, tally: Tally) -> None:
+def _note_kinds(columns: pa.RecordBatch, slice_: Slice, tally: Tally) -> None:
     """Note the kinds of kept columns. ValueError, naming the file, where a column is of two that do not go together."""
+    file = slice_.ranges[len(tally.file_rows)].file  # the one that is being read
     here = {name: kind_of(columns.column(name)) for name in columns.schema.names}
     try:
         tally.kinds = merged(here, tally.kinds)
     except ValueError as error:
-        raise ValueError(f"{part.file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
+        raise ValueError(f"{file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
 
 
 def _take_steps(
-    steps: Steps, documents: Documents, part: Slice, source: Source, policy: DocumentPolicy, tally: Tally
+    steps: Steps, documents: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally
 ) -> Documents:
     """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
     before.
@@ -227,7 +244,7 @@ def _take_steps(
     bad += [(row, "too_long", f"{detail}, behind its steps") for row, detail in told]
     if bad:
         if policy.on_bad == "error":
-            raise bad_document(part, source, *min(bad))
+            raise bad_document(slice_, source, *min(bad))
         tally.skipped.update(reason for _, reason, _ in bad)
     tally.skipped.update(found.skipped)
     tally.skipped["empty"] += int(empty.sum())
@@ -258,10 +275,23 @@ def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
     return text, [(min(int(start), len(text)), min(int(stop), len(text))) for start, _, stop in pairs if int(start) < int(stop)]
 
 
-def bad_document(part: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
-    """The error for a bad document; its row counts from the start of the file."""
-    # Rows before the slice are counted only here, where somebody wants to know.
-    before = FORMATS[part.file.format].rows_before(text_file(part.file, source, DocumentPolicy()), range_of(part))
+def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
+    """The error for a bad document, by its *row* in the slice; in the error its row counts from the start of the file."""
     return ValueError(
-        f"{part.file.name}, row {before + row}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
+        f"{row_name(slice_, source, row)}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
     )
+
+
+def row_name(slice_: Slice, source: Source, row: int) -> str:
+    """The file of a row of a slice, and its number there, for errors."""
+    # Rows before it are counted only here, where somebody wants to know.
+    policy, part = DocumentPolicy(), slice_.ranges[0]
+    for part in slice_.ranges[:-1]:
+        rows = max((some.end for some in _rows_of(part, source, policy)), default=0)
+        if row < rows:
+            break
+        row -= rows
+    else:
+        part = slice_.ranges[-1]
+    before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
+    return f"{part.file.name}, row {before + row}"

@@ -22,7 +22,7 @@ from flat_tokens.vocabulary import beside
 from tasks.config import MessageNames, Source, TokenizerConfig
 from tasks.models import Model
 from tasks.text.documents import text_and_spans
-from tasks.tokenize.engines import Encoder, Engine, MaskedTokens, Refusal, Tokens, UnencodableError
+from tasks.tokenize.engines import Encoder, Engine, Refusal, Tokens, UnencodableError
 from tasks.tokenize.parts import Masked, PartEncoder, one_of
 from tasks.tokenize.rendering.processes import Parted, Renderers
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
@@ -156,7 +156,7 @@ def _together(batches: Sequence[Tokens]) -> Tokens:
     offsets = [one.offsets[1:] + start for one, start in zip(batches, before[:-1].tolist(), strict=True)]
     masks = [one.mask for one in batches if one.mask is not None]
     ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in batches)])
-    return MaskedTokens(ids, np.concatenate([np.zeros(1, np.int64), *offsets]), np.concatenate([np.empty(0, np.uint8), *masks]))
+    return Tokens(ids, np.concatenate([np.zeros(1, np.int64), *offsets]), np.concatenate([np.empty(0, np.uint8), *masks]))
 
 
 @functools.lru_cache(8)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
-import hashlib
 import logging
 import threading
 import time
@@ -26,36 +24,20 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
-from tasks.text.documents import Documents, Tally, bad_document, read_documents
+from tasks.text.documents import Documents, Tally, bad_document, row_name
+from tasks.tokenize.probes import awkward_texts
 
 logger = logging.getLogger(__name__)
 
 
 class Tokens(NamedTuple):
-    """Token ids of many texts: uint32[n], writable; text i is ``ids[offsets[i]:offsets[i + 1]]``, int64[m + 1]."""
+    """Token ids of many texts: uint32[n], writable; text i is ``ids[offsets[i]:offsets[i + 1]]``, int64[m + 1]. ``mask``: 1 where
+    a token counts for the loss, else 0, uint8[n]; None: all tokens count.
+    """
 
     ids: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.int64]
-
-    @property
-    def mask(self) -> npt.NDArray[np.uint8] | None:
-        """1 where a token counts for the loss, else 0: uint8[n]; None: all count."""
-        return None
-
-
-class MaskedTokens(Tokens):
-    """Token ids of texts that say which of them count."""
-
-    _mask: npt.NDArray[np.uint8]
-
-    def __new__(cls, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64], mask: npt.NDArray[np.uint8]) -> Self:
-        made = super().__new__(cls, ids, offsets)
-        made._mask = mask
-        return made
-
-    @property
-    def mask(self) -> npt.NDArray[np.uint8]:
-        return self._mask
+    mask: npt.NDArray[np.uint8] | None = None
 
 
 class Encoder(Protocol):
@@ -86,7 +68,9 @@ class Tokenizer:
     revision: str | None = None
     limits: tuple[bool, int] | None = None
     why_slow: str | None = None
-    """Why there is no fast engine, where the reference is slow."""
+    """Why the fast engine is not used, where the reference is slow."""
+    probes: Callable[[], Iterable[str]] = tuple
+    """Texts that its definition calls for, on which engines are compared."""
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:
@@ -107,7 +91,7 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
     """The tokens of texts that were encoded one by one."""
     together = concatenate(part.ids for part in parts)
     masks = [part.mask for part in parts if part.mask is not None]
-    return MaskedTokens(*together, np.concatenate(masks)) if masks else together
+    return together._replace(mask=np.concatenate(masks)) if masks else together
 
 
 def gigatoken_encode(tokenizer: Any) -> Encode:
@@ -128,33 +112,20 @@ def gigatoken_encode(tokenizer: Any) -> Encode:
     return encode
 
 
-def awkward_texts() -> Iterator[str]:
-    """Texts on which tokenizers have been seen to differ."""
-    yield from ("", " ", "\ufeff", "\0", "a\0b", "\r\n", "a\r\nb\r\n\r\nc", "\t's")
-    yield from ("'S 'LL 'Ve 'rE don't DON'T i'M", "  lead", "trail  ")
-    for unit in (" ", "\n", "\t", "\r\n", "a", "A", "7", "-", "😀", "中", "あ", "é", "e\u0301", "\u200d", "'s", " \n"):
-        yield unit * (10_000 // len(unit))
-    yield " ".join("1234567890123456789012"[:n] for n in range(1, 21))
-    yield "x = 3.14159; y = 1e-10; z = 0xDEADBEEF; 1,000,000.00 ½ ² ٣ ७"
-    yield "e\u0301a\u0308o\u0302\u0303 \u0939\u093f\u0928\u094d\u0926\u0940 n\u0303 Z\u0351\u036b\u0343a\u0328lgo"
-    yield "שלום עולם، مرحبا بالعالم \u202bright to left\u202c \u2067isolate\u2069"
-    yield "".join(chr(point) for point in range(0x20, 0x3000, 7))
-    yield "".join(chr(plane << 16 | low) for plane in range(17) for low in (0, 1, 0x80, 0xFF, 0x1F600 & 0xFFFF, 0xFFFD))
-    yield "<|endoftext|> <|endofprompt|><|fim_prefix|>x<|fim_suffix|>y<|im_start|>user<|im_end|></s><s>[INST]<pad><unk>[CLS][SEP]"
-    yield base64.b64encode(hashlib.sha512(b"flat").digest() * 40).decode()
-    yield "def f(x):\n\treturn {\n\t\t'a': x[0],\n    }  # ok\n\n\n\n\nclass  A :  pass\n" * 5
-    yield "https://example.org/a?b=c&d=%20#e user@example.org CamelCase snake_case kebab-case SCREAMING_CASE 50% $100 #tag @me"
-
-
 def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | None:
     """The first text that two engines tokenize differently, given all at once, shortened for people; None where they agree."""
     compared = list(texts)
     array = large_string_array(*compared)
-    (ids, offsets), (others, other_offsets) = one(array), other(array)
+    found, others = one(array), other(array)
     for i, text in enumerate(compared):
-        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], others[other_offsets[i] : other_offsets[i + 1]]):
+        if not np.array_equal(ids_of(found, i), ids_of(others, i)):
             return text if len(text) <= 60 else f"{text[:57]}..."
     return None
+
+
+def ids_of(tokens: Tokens, i: int) -> npt.NDArray[np.uint32]:
+    """The tokens of text *i*."""
+    return tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
 
 
 class UnencodableError(ValueError):
@@ -174,6 +145,10 @@ class Refusal(str):
 
 class TooSlowError(ValueError):
     """An engine does not come to an end."""
+
+
+class EnginesDifferError(ValueError):
+    """The fast engine has given a document other tokens than the reference engine."""
 
 
 def is_visible(character: str) -> bool:
@@ -267,6 +242,9 @@ class Engine:
         """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
             return sheltered(self._tokenizer.reference)(texts)
+        if _this_thread.replaced is not None:
+            _this_thread.replaced.append(self._tokenizer.name)
+            return sheltered(self._tokenizer.reference)(texts)
         with self._lock:
             mine = self._instances.setdefault(threading.current_thread(), _Instance())
         with mine.lock:
@@ -306,6 +284,29 @@ class Engine:
         with self._lock:
             idle = [self._instances.pop(thread) for thread, one in list(self._instances.items()) if not one.lock.locked()]
         idle.clear()  # which takes long, and no thread waits for it
+
+
+class _ThisThread(threading.local):
+    """``replaced``: names of tokenizers whose fast engine the reference has replaced; None where it is not to do so."""
+
+    replaced: list[str] | None = None
+
+
+_this_thread = _ThisThread()
+
+
+def by_reference(encoder: Encoder, texts: pa.LargeStringArray) -> tuple[str, Tokens] | None:
+    """The tokens of an encoder with the reference in place of its fast engine, behind the tokenizer's name. None where it has no
+    fast engine, or the reference cannot encode the texts.
+    """
+    _this_thread.replaced = replaced = list[str]()
+    try:
+        tokens = encoder(texts)
+    except (UnencodableError, TooSlowError):
+        return None
+    finally:
+        _this_thread.replaced = None
+    return (replaced[0], tokens) if replaced else None
 
 
 RENEW_AFTER_BYTES = 32 << 20
@@ -364,7 +365,7 @@ def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> N
     """Try the fast engine before there is a text. Where it cannot be used, a warning says why, and what a gigabyte will cost."""
     if not _is_wanted(tokenizer, preference):
         return
-    _faults[tokenizer.digest, tokenizer.limits] = fault = _fault_on(tokenizer, list(awkward_texts()))
+    _faults[tokenizer.digest, tokenizer.limits] = fault = _fault_on(tokenizer, defined_texts(tokenizer))
     if fault is not None:
         topics: dict[str, str] = {}
         with contextlib.suppress(ImportError):  # some installations have no help
@@ -376,18 +377,23 @@ def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> N
 def may_use_fast_engine(
     tokenizer: Tokenizer, preference: str, samples: Sequence[str], text_bytes: int = 0, processors: int = 1
 ) -> bool:
-    """Whether there is a fast engine and it gives the reference's tokens on *samples* and on the awkward texts. A difference is a
-    warning that shows the text, and what the reference engine will cost: the build goes on, slower and right.
+    """Whether there is a fast engine that gives the reference's tokens on *samples* and on the texts for its definition. A
+    difference is a warning that shows the text, and what the reference engine will cost: the build goes on, slower and right.
     """
     if not _is_wanted(tokenizer, preference):
         return False
     key = tokenizer.digest, tokenizer.limits
-    fault = _faults.get(key) or _fault_on(tokenizer, [*samples, *(() if key in _faults else awkward_texts())])
+    fault = _faults.get(key) or _fault_on(tokenizer, [*samples, *(() if key in _faults else defined_texts(tokenizer))])
     if fault is None:
         _give_back_memory()
         return True
     logger.warning(SLOW, fault, cost_of_reference(tokenizer, samples, text_bytes, processors))
     return False
+
+
+def defined_texts(tokenizer: Tokenizer) -> list[str]:
+    """The texts on which engines are compared whatever the sources hold."""
+    return [*awkward_texts(), *tokenizer.probes()]
 
 
 def _give_back_memory() -> None:
@@ -405,7 +411,7 @@ def _is_wanted(tokenizer: Tokenizer, preference: str) -> bool:
 
 def _fault_on(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
     """Why the fast engine is not used: there is none, or it does not take the texts as the reference does. None: it is."""
-    if tokenizer.make_fast is None:
+    if tokenizer.make_fast is None or tokenizer.why_slow is not None:
         return f"does not know {tokenizer.name}: {tokenizer.why_slow}"
     engine = engine_of(tokenizer, True)
     try:
@@ -449,27 +455,57 @@ SAID_OF_A_TOPIC = 1000
 """Characters of each topic of Python's help that stand for a text which is not here yet."""
 
 
-def token_batches(
-    slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally, batch_bytes: int | None = None
-) -> Iterator[tuple[TokenBatch, Documents]]:
-    """The tokens of a slice with their documents, a batch (of about *batch_bytes* of text) at a time; *tally* counts along. A
-    document that the engine does not take is a bad document: ValueError, or left out and counted.
-    """
-    for batch in read_documents(slice_, source, policy, tally, batch_bytes):
-        yield tokens_of(batch, slice_, source, policy, engine, tally)
-
-
 def tokens_of(
     batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
 ) -> tuple[TokenBatch, Documents]:
-    """The tokens of some documents of a slice, with those that the engine takes; the same rules as for ``token_batches``."""
+    """The tokens of some documents of a slice, with those that the engine takes; *tally* counts along. A document that it does
+    not take is a bad document: ValueError, or left out and counted. EnginesDifferError where a sample shows that the fast engine
+    does not give the reference's tokens.
+    """
     try:
         taken, tokens = batch, engine(batch.texts)
     except UnencodableError:
         taken, tokens = _encodable(batch, slice_, source, policy, engine, tally)
-    ids, offsets = tokens
-    encoded = TokenBatch.from_flat(ids if ids.flags.writeable else ids.copy(), offsets.astype(np.uint64))
+    for i in sampled(taken.keys):
+        if fault := _difference(taken.texts.slice(i, 1), ids_of(tokens, i), engine):
+            raise EnginesDifferError(
+                f"{row_name(slice_, source, int(taken.rows[i]))}: {fault}. Nothing is published. Set tokenizer.engine: "
+                "reference. Tokens of earlier versions may differ, too."
+            )
+    encoded = TokenBatch.from_flat(
+        tokens.ids if tokens.ids.flags.writeable else tokens.ids.copy(), tokens.offsets.astype(np.uint64)
+    )
     return encoded._replace(loss_mask=tokens.mask), taken
+
+
+SAMPLED_ONE_IN = 10_000
+"""One document of so many goes through both engines."""
+SAMPLED_BYTES = 1 << 20
+"""Bytes of a document that do so, at most: the reference engine is slow, and takes a hundred times the memory."""
+SAMPLE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def sampled(keys: npt.NDArray[np.uint64]) -> list[int]:
+    """The documents of a batch that go through both engines, by a hash of their keys."""
+    chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR < np.uint64((1 << 64) // SAMPLED_ONE_IN)).tolist()
+    return chosen
+
+
+def _difference(text: pa.LargeStringArray, ids: npt.NDArray[np.uint32], encoder: Encoder) -> str | None:
+    """How the tokens of one text differ from those of the reference engine; None where they do not, or cannot be compared."""
+    if text.nbytes > SAMPLED_BYTES:
+        if not isinstance(encoder, Engine):
+            return None  # the text is several in one
+        text = large_string_array(text[0].as_buffer().to_pybytes()[:SAMPLED_BYTES].decode(errors="ignore"))
+        ids = encoder(text).ids
+    found = by_reference(encoder, text)
+    if found is None or np.array_equal(ids, found[1].ids):
+        return None
+    name, expected = found[0], found[1].ids
+    shorter = min(len(ids), len(expected))
+    k = next(iter(np.flatnonzero(ids[:shorter] != expected[:shorter])), shorter)
+    one, other = (str(some[k]) if k < len(some) else "missing" for some in (ids, expected))
+    return f"the fast engine does not give the tokens of {name} (token {k} is {one}, the reference engine's {other})"
 
 
 def _encodable(

@@ -12,7 +12,8 @@ import pyarrow as pa
 from flat_tokens.text.rows import prompts_and_completions
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.tokenize.chat import Chat, Conversations, conversations, spanned
-from tasks.tokenize.engines import Encoder, Engine, MaskedTokens, Tokens, awkward_texts, joined, large_string_array
+from tasks.tokenize.engines import Encoder, Engine, Tokens, joined, large_string_array
+from tasks.tokenize.probes import awkward_texts
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Completions:
 def _masked(tokens: Tokens) -> Tokens:
     """Tokens of prompts and completions in turn -> those of documents, with their mask."""
     counts = np.tile(np.array([0, 1], np.uint8), len(tokens.offsets) // 2)
-    return MaskedTokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
+    return Tokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
 
 
 def encoder_of(

@@ -1,4 +1,4 @@
-"""Tokenizers behind NFC: engines that do without it take the texts that it leaves as they are."""
+"""Texts that NFC changes. An engine that does without NFC takes the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.text.rows import text_buffers
-from tasks.tokenize.engines import Encode, Tokens
+from tasks.tokenize.characters import code_points
 
 FIRST = 0x300
 """NFC leaves what is before this character as it is; so it does with the characters from here on that CHANGES does not name."""
@@ -23,27 +23,16 @@ that there are few of them. Quotes, dashes, emojis, Cyrillic, most of Greek and 
 _BOUNDS = np.array(CHANGES).ravel()
 
 
-def of_nfc(encode: Encode, others: Encode) -> Encode:
-    """An engine of texts in NFC as one of any texts: *others* takes those that NFC would change."""
+def changed_by_nfc(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+    """Which texts NFC changes: bool[n]."""
+    changed = may_change(texts)
+    if changed.any():
+        from pyarrow import compute  # slow to import, and not of use to every build
 
-    def encode_each(texts: pa.LargeStringArray) -> Tokens:
-        changed = may_change(texts)
-        if changed.any():
-            from pyarrow import compute  # slow to import, and not of use to every build
-
-            some = texts.filter(pa.array(changed))
-            # What a later Unicode leaves as it is, an earlier one does, too: characters that it does not know combine with none.
-            changed[changed] = compute.not_equal(compute.utf8_normalize(some, "NFC"), some).to_numpy(zero_copy_only=False)
-        if not changed.any():
-            return encode(texts)
-        parts = encode(texts.filter(pa.array(~changed))), others(texts.filter(pa.array(changed)))
-        lengths = np.empty(len(texts), np.int64)
-        lengths[~changed], lengths[changed] = (np.diff(part.offsets) for part in parts)
-        ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(changed, lengths)
-        ids[~is_other], ids[is_other] = (part.ids for part in parts)
-        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths)]))
-
-    return encode_each
+        some = texts.filter(pa.array(changed))
+        # Text that a later Unicode leaves as it is, an earlier one does, too: characters that it does not know combine with none.
+        changed[changed] = compute.not_equal(compute.utf8_normalize(some, "NFC"), some).to_numpy(zero_copy_only=False)
+    return changed
 
 
 def may_change(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
@@ -54,11 +43,6 @@ def may_change(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
     places = np.flatnonzero(data >= chr(FIRST).encode()[0])
     if not len(places):
         return found
-    # Bytes of UTF-8 -> code points, of four bytes without the last six bits, which no bound has.
-    lead, second, third = (data[np.minimum(places + k, len(data) - 1)].astype(np.int32) for k in range(3))
-    of_two, of_three = (lead & 31) << 6 | second & 63, (lead & 15) << 12 | (second & 63) << 6 | third & 63
-    of_four = (lead & 7) << 18 | (second & 63) << 12 | (third & 63) << 6
-    points = np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
-    places = places[np.searchsorted(_BOUNDS, points, side="right") % 2 == 1]
+    places = places[np.searchsorted(_BOUNDS, code_points(data, places), side="right") % 2 == 1]
     found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
     return found

@@ -19,7 +19,7 @@ import pyarrow as pa
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Encoder, MaskedTokens, Tokens, UnencodableError, is_visible, joined, watched
+from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, watched
 from tasks.tokenize.rendering.processes import Fault, Parted
 from tasks.tokenize.rendering.request import ORDINARY
 
@@ -100,14 +100,14 @@ class PartEncoder:
         if tokens is not None and not by_reference and not faults:
             return Masked(tokens, faults)
         faults |= {i: found for i, found in by_reference.items() if isinstance(found, Fault)}
-        none = MaskedTokens(np.empty(0, np.uint32), np.zeros(2, np.int64), np.empty(0, np.uint8))
+        none = Tokens(np.empty(0, np.uint32), np.zeros(2, np.int64), np.empty(0, np.uint8))
         parts: list[Tokens] = []
         for i in range(len(texts.counts)):
             own = by_reference.get(i)
             parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
         return Masked(joined(parts) if parts else none, faults)
 
-    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[MaskedTokens, npt.NDArray[np.bool_]]:
+    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, npt.NDArray[np.bool_]]:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
         is_text = texts.kinds == ORDINARY
         found = engine(texts.texts)
@@ -122,7 +122,7 @@ class PartEncoder:
         mask, unknown = self._mask(texts, ids, is_special, ends)
         if len(self._greedy):
             unknown |= np.isin(texts.kinds, self._greedy)
-        return MaskedTokens(ids, ends[np.append(0, np.cumsum(texts.counts))], mask), unknown
+        return Tokens(ids, ends[np.append(0, np.cumsum(texts.counts))], mask), unknown
 
     def _mask(
         self, texts: Parted, ids: Ids, is_special: npt.NDArray[np.bool_], ends: Counts
@@ -194,7 +194,7 @@ class PartEncoder:
             if not self._config.lossy and not len(ids) and any(map(is_visible, "".join(map(str, one.parts)))):
                 found[i] = Fault("unencodable", "it has no tokens for any of it; tokenizer.lossy allows that")
             else:
-                found[i] = MaskedTokens(ids, np.array([0, len(ids)]), _mask(one.spans, places))
+                found[i] = Tokens(ids, np.array([0, len(ids)]), _mask(one.spans, places))
         return found
 
 
@@ -203,7 +203,7 @@ def one_of(tokens: Tokens | None, i: int) -> Tokens:
     assert tokens is not None
     assert tokens.mask is not None
     start, stop = int(tokens.offsets[i]), int(tokens.offsets[i + 1])
-    return MaskedTokens(tokens.ids[start:stop], np.array([0, stop - start]), tokens.mask[start:stop])
+    return Tokens(tokens.ids[start:stop], np.array([0, stop - start]), tokens.mask[start:stop])
 
 
 def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,8 +23,11 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import CL100K, O200K, PATTERNS, R50K, ByteValues, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
+from tasks.tokenize.characters import CHARACTERS_OF_17, LETTERS_OF_17, Choose, divided
 from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, watched
-from tasks.tokenize.nfc import of_nfc
+from tasks.tokenize.fast_json import FastDefinition, NotKnownError, fast_definition
+from tasks.tokenize.nfc import changed_by_nfc
+from tasks.tokenize.probes import texts_of_json, texts_of_ranks
 from tasks.tokenize.trial import is_from_a_file, try_out
 
 FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}
@@ -88,7 +90,8 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
 
         with _path_of(definition.file) as path:
             # No special tokens: text that looks like one is text.
-            return gigatoken_encode(gigatoken.Tokenizer.from_tiktoken(path, FAST_SCHEMES[pattern], special_tokens={}))
+            fast = gigatoken_encode(gigatoken.Tokenizer.from_tiktoken(path, FAST_SCHEMES[pattern], special_tokens={}))
+        return divided(fast, encode, LETTERS_OF_17.texts)
 
     why_slow = None
     if pattern not in FAST_SCHEMES:
@@ -96,7 +99,10 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
     elif highest != len(definition.ranks) - 1:
         why_slow = "its ids have gaps"
     fast = make_fast if why_slow is None else None
-    return Tokenizer(definition.name, definition.digest or "", highest, encode, fast, encoding.decode, why_slow=why_slow)
+    probes = partial(texts_of_ranks, definition)
+    return Tokenizer(
+        definition.name, definition.digest or "", highest, encode, fast, encoding.decode, why_slow=why_slow, probes=probes
+    )
 
 
 @contextlib.contextmanager
@@ -125,27 +131,31 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
         encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
         return concatenate(np.array(encoding.ids, np.uint32) for encoding in encodings)
 
-    # The fast engine would take a special token's text for the token: it does not get to know them.
-    plain = {
-        **definition,
-        **dict.fromkeys(("truncation", "padding", "post_processor")),
-        "added_tokens": [token for token in definition.get("added_tokens") or [] if not token.get("special")],
-    }
-
-    is_nfc = definition.get("normalizer") == {"type": "NFC"}
+    known: FastDefinition | None = None
+    why_slow = None
+    try:
+        known = fast_definition(of)
+    except NotKnownError as error:
+        why_slow = str(error)
 
     def make_fast() -> Encode:
         import gigatoken  # slow to import, and not of use to every build
 
-        if not is_nfc:
-            return gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps(plain)))
-        # The fast engine does not put several accents in order.
-        return of_nfc(gigatoken_encode(gigatoken.Tokenizer.from_json(json.dumps({**plain, "normalizer": None}))), encode)
+        if known is None:
+            raise ValueError(f"the fast engine does not know {of.name}: {why_slow}")
+        fast, choices = gigatoken_encode(gigatoken.Tokenizer.from_json(known.json)), list[Choose]()
+        if known.is_nfc:  # it does not put several accents in order
+            choices.append(changed_by_nfc)
+        if known.tells_letters:
+            choices.append(CHARACTERS_OF_17.texts if known.tells_symbols else LETTERS_OF_17.texts)
+        return divided(fast, encode, *choices) if choices else fast
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False))
 
-    return Tokenizer(of.name, of.digest, highest, encode, make_fast, decode, of.revision)
+    return Tokenizer(
+        of.name, of.digest, highest, encode, make_fast, decode, of.revision, why_slow=why_slow, probes=partial(texts_of_json, of)
+    )
 
 
 ENGINES: dict[type, Callable[[Any], Tokenizer]] = {

@@ -19,7 +19,8 @@ from pathlib import Path
 from flat_tokens.stores.local import kind_of
 from flat_tokens.vocabulary import PATTERNS, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import awkward_texts, is_visible
+from tasks.tokenize.engines import is_visible
+from tasks.tokenize.probes import awkward_texts
 
 RARE = 32
 """Characters of all scripts that may have no tokens: libraries know different versions of Unicode."""

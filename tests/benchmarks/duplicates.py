@@ -13,7 +13,7 @@ from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
 PACKAGES = ("numpy", "blake3")
 MEET = """
 import sys, numpy as np
-from tasks.split.duplicates import FirstTexts
+from tasks.assemble.duplicates import FirstTexts
 rng, seen, copies = np.random.default_rng(0), FirstTexts(), 0
 for start in range(0, int(sys.argv[1]), 50_000):
     digests = rng.integers(0, 1 << 63, (50_000, 2)).astype(np.uint64)

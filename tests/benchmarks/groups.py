@@ -27,6 +27,7 @@ from typing import Any
 
 from tests.benchmarks.bench import Bench, Grid, python
 from tests.benchmarks.build import TOKENIZER, config_of
+from tests.slices import range_of_slice
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
 GROUPS, SLICES, WORKERS = (100, 400), 100, 8
@@ -45,7 +46,7 @@ def parent(output: str, groups: int, slices: int) -> None:
     from flows.pipelines.stages import SHARD_WRITE, TOKENIZE, in_order
     from flows.runners.work_pool import Groups
     from tasks.config import BuildConfig, DocumentPolicy
-    from tasks.models import Slice, SourceFile
+    from tasks.models import SourceFile
     from tasks.output.staging import Place
     from tasks.shards.recipe import Recipe
 
@@ -94,7 +95,7 @@ def parent(output: str, groups: int, slices: int) -> None:
         )
         for i in range(groups)
     ]
-    parts = [Slice(file=file, start=i, stop=i + 1, text_bytes=128_000_000) for file in files for i in range(slices)]
+    parts = [range_of_slice(file, i, i + 1, 128_000_000) for file in files for i in range(slices)]
 
     @flow(name="simulated-build", persist_result=False)
     def simulated() -> int:

@@ -28,12 +28,13 @@ from isal import igzip
 from flat_tokens.text.formats import FORMATS, FileFormat, unpacked
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.models import SourceFile
-from tasks.text.documents import Tally, plan_slices, read_documents
+from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.engines import Encode, Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.benchmarks.bench import Bench, Grid, warm
 from tests.benchmarks.build import SHARES
 from tests.benchmarks.corpus import as_json_lines
+from tests.slices import slices_of
 
 PACKAGES = ("pyarrow", "isal", "zstandard")
 SLICE_BYTES = 128_000_000
@@ -135,7 +136,7 @@ def sides_of(kind: FileFormat, path: Path, encode: Encode) -> dict[str, Callable
             with path.open("rb") as packed:
                 unpacked_by(unpacked(packed, path.suffix, path.name))
         found = SourceFile(source=0, name=plain.name, location=str(plain), size=plain.stat().st_size, sha256=digest, format=kind)
-        for part in plan_slices(found, source, SLICE_BYTES):
+        for part in slices_of(found, source, SLICE_BYTES):
             for batch in read_documents(part, source, DocumentPolicy(), Tally()):
                 yield batch.texts
 

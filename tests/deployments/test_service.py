@@ -109,7 +109,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     assert set(before) == {text for documents in TEXTS.values() for _, text in documents}
     assert set(before.values()) == {"train", "validation"}
     reader = flat_tokens.open(out)
-    slices = {shard.key for shard in read_index(Store.at(out), old.name).held}
+    slices = {shard.key for shard in read_index(Store.at(out), old.name).published}
 
     changed = [("b1", "bananas"), ("b2", "blueberries"), ("b3", "beets")]
     put(texts, "d.jsonl", [("d1", "dates"), ("d2", "dill")])
@@ -121,7 +121,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     after = splits(new)
     assert {text: after[text] for text in before if text in after} == {text: before[text] for text in before if text in after}
     assert after["blueberries"] == before["berries"]  # the id is the same document
-    now = {shard.key for shard in read_index(Store.at(out), new.name).held}
+    now = {shard.key for shard in read_index(Store.at(out), new.name).published}
     assert len(now & slices) == 1
     assert len(now - slices) == 2  # of the file that came and of the one that changed
     seen = [said(reader.train[i]) for i in range(len(reader.train))]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from flat_tokens.arrays.layouts import LayoutName
 from tests.faults import store_bench
 from tests.faults.commands import CASES, ORDINARY_USER, Bench, Flaw
 from tests.faults.corpus import CorpusKills
@@ -163,8 +164,9 @@ def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]
 
 def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """A build of the whole corpus is killed at a random time, and run again."""
-    for name, streamed in ((BUILD_OF_THE_CORPUS, False), (f"{BUILD_OF_THE_CORPUS}, streamed", True)):
-        killing = CorpusKills(bench.scratch / name, streamed)
+    layouts: dict[str, LayoutName] = {BUILD_OF_THE_CORPUS: "mmap", f"{BUILD_OF_THE_CORPUS}, compact": "compact"}
+    for name, layout in layouts.items():
+        killing = CorpusKills(bench.scratch / name, layout)
         for number in range(CORPUS_KILLS // every if killing.is_there and under.search(name) else 0):
             yield Trial("killed at a random time", name, str(number), lambda killing=killing: Done(killing.kill()))  # type: ignore[misc]
 

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import flat_tokens
 import tasks.derive.imports
-import tasks.shards.fresh
 import tasks.shards.write
 import tasks.tokenize.tokenizers
 from flat_tokens.arrays.layouts import LAYOUTS
@@ -51,15 +50,13 @@ Command = Callable[..., None]
 
 class Case(NamedTuple):
     """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
-    likes; ``words(here)`` are the command's own. ``streamed``: slices are taken for large ones, whose tokens go straight into
-    the version.
+    likes; ``words(here)`` are the command's own.
     """
 
     name: str
     prepare: Callable[[Path, Command], None]
     words: Callable[[Path], Words]
     signed: bool = False
-    streamed: bool = False
 
 
 def config(here: Path, name: str, *notes: Path, **settings: Any) -> str:
@@ -152,12 +149,6 @@ CASES = {
             functools.partial(prepare_build, layout="mmap"),
             lambda here: ["build", str(here / "new.json"), "--no-server"],
             signed=True,
-        ),
-        Case(
-            "build, streamed",
-            functools.partial(prepare_build, layout="mmap"),
-            lambda here: ["build", str(here / "new.json"), "--no-server"],
-            streamed=True,
         ),
         Case("refresh", prepare_refresh, lambda here: ["refresh", str(here / "new.json"), "--no-server"]),
         Case(
@@ -286,12 +277,12 @@ def receipts(here: Path) -> dict[str, int]:
 
 def tokens_there(here: Path) -> set[str]:
     """Keys of the slices whose tokens are stored as shards, or that a published version holds."""
-    held = set()
+    published = set()
     for index in here.glob("*/_cache/index/*.json"):
         version = index.parents[2] / "versions" / index.stem
         if any((version / marker).exists() for marker in MARKERS):
-            held |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem).held}
-    return held | {Path(name).parent.name for name in receipts(here)}
+            published |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem).published}
+    return published | {Path(name).parent.name for name in receipts(here)}
 
 
 def made_from_now_on() -> list[str]:
@@ -313,12 +304,6 @@ WRITERS = (
     (tasks.shards.write, "streaming_shard"),
     (tasks.derive.imports, "staging_shard"),
 )
-SHARDS_AT_A_TIME = tasks.shards.fresh.SHARDS_AT_A_TIME
-
-
-def take_for_large(slices: bool) -> None:
-    """From now on take all slices for large ones, whose tokens go straight into the version; or only those that are."""
-    tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60 if slices else SHARDS_AT_A_TIME
 
 
 class Calm(NamedTuple):
@@ -375,7 +360,6 @@ class Bench:
         if case.signed:
             (self.here / "keys").write_text("5a" * 32)
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
-        take_for_large(case.streamed)
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)
         words = case.words(self.here)

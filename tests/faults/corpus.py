@@ -12,9 +12,10 @@ import traceback
 from pathlib import Path
 
 import flat_tokens
+from flat_tokens.arrays.layouts import LayoutName
 from tasks.config import TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts, take_for_large
+from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts
 from tests.faults.inject import Child, Ended
 from tests.faults.support import ROOT
 
@@ -25,20 +26,20 @@ KILLS_OF_A_BUILD = 10
 
 
 class CorpusKills:
-    """One build after the other below *scratch*, each killed `KILLS_OF_A_BUILD` times, or until it was faster. *streamed*: its
-    tokens go straight into the version.
+    """One build after the other below *scratch*, each killed `KILLS_OF_A_BUILD` times, or until it was faster. Only the
+    tokens of the mmap layout are streamed into the version.
     """
 
     is_there = CORPUS.exists()
 
-    def __init__(self, scratch: Path, streamed: bool = False) -> None:
-        self._here, self._streamed, self._chance = scratch / "here", streamed, random.Random(os.getpid())
+    def __init__(self, scratch: Path, layout: LayoutName) -> None:
+        self._here, self._layout, self._chance = scratch / "here", layout, random.Random(os.getpid())
         self._log, self._kills, self._undisturbed = scratch / "log", 0, (Facts(), 0.0)
 
     def _words(self) -> list[str]:
         config = self._here / "corpus.json"
         source = {"path": str(CORPUS), "id_column": "id"}
-        settings = {"source": source, "tokenizer": TOKENIZER, "slice_bytes": 4_000_000, "workers": 2}
+        settings = {"source": source, "tokenizer": TOKENIZER, "slice_bytes": 4_000_000, "workers": 2, "layout": self._layout}
         config.write_text(json.dumps({"output": str(self._here / "out"), **settings}))
         return ["build", str(config), "--no-server"]
 
@@ -46,7 +47,6 @@ class CorpusKills:
         words = self._words()
 
         def work() -> tuple[int, list[str]]:
-            take_for_large(self._streamed)
             return command(words).status, list(sys.modules)
 
         return Child(work, self._log).ended(kill_after=kill_after)

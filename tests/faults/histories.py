@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-import tasks.split.spans
+import tasks.assemble.spans
 import tasks.tokenize.segments
 from tests.faults.commands import HANGS_AFTER, Flaw, Words, command, differences, import_all, seen
 from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Watch
@@ -205,7 +205,7 @@ class Histories:
         def small() -> Any:
             tasks.tokenize.segments.MEAN_BYTES = 400
             tasks.tokenize.segments.MOST_BYTES = 2000
-            tasks.split.spans.SPAN_TOKENS = tasks.split.spans.SPAN_DOCUMENTS = 1
+            tasks.assemble.spans.SPAN_TOKENS = tasks.assemble.spans.SPAN_DOCUMENTS = 1
             return work()
 
         return Child(small, self._log).ended(HANGS_AFTER)

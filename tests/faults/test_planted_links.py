@@ -144,7 +144,7 @@ def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
     """The names that a build with these settings gives to its version and its shard."""
     build_here({**settings, "output": str(tmp_path / "whole")})
     (version,) = os.listdir(tmp_path / "whole/versions")
-    (shard,) = (shard.key for shard in read_index(Store.at(tmp_path / "whole"), version).held)
+    (shard,) = (shard.key for shard in read_index(Store.at(tmp_path / "whole"), version).published)
     return {"VERSION": version, "SHARD": shard}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.columns
-from flat_tokens.columns import Columns, ColumnsWriter, Part, as_kind, common, joined, name_of, parts_of
+from flat_tokens.columns import (
+    BEYOND,
+    Columns,
+    ColumnsWriter,
+    Part,
+    as_kind,
+    common,
+    in_manifest,
+    joined,
+    kind_of,
+    name_of,
+    parts_of,
+    type_of,
+)
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.jsonl import JSONL
-from flat_tokens.text.rows import Range, TextFile
+from flat_tokens.text.rows import Range, TextFile, as_kept
 from tests.examples import examples
 
 KINDS = {"n": "int64", "x": "float64", "t": "text", "none": "null"}
@@ -89,6 +103,42 @@ def test_kinds_fit_or_do_not() -> None:
     with pytest.raises(ValueError, match="column 'n' cannot be float64: Integer value 9007199254740993"):
         as_kind(pa.array([(1 << 53) + 1]), "float64", "n")
     assert as_kind(pa.array([1.0, None]), "int64", "n").to_pylist() == [1, None]
+
+
+MOST = (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, 1 << 53], "int64"),
+        ([(1 << 53) + 1], BEYOND),
+        ([-(1 << 53) - 1, None], BEYOND),
+        ([1 << 54, -(1 << 63), (1 << 53) + 2], "int64"),  # float64 has these
+        ([1 << 54, MOST], BEYOND),
+        ([None], "int64"),
+        ([], "int64"),
+    ],
+)
+def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values: list[int | None], kind: str) -> None:
+    """In shards: a manifest has int64 for both."""
+    found = pa.array([7, *values], pa.int64())[1:]
+    assert kind_of(found) == kind
+    assert (in_manifest(kind), type_of(kind)) == ("int64", pa.int64())
+    assert common("int64", kind) == common(kind, "int64") == common("null", kind) == kind
+    if kind == BEYOND:
+        assert common(kind, "float64") is common("float64", kind) is None
+        with pytest.raises(ValueError, match=r"column 'n' cannot be float64: Integer value .* Write its integers as text"):
+            as_kind(found, "float64", "n")
+    else:
+        assert as_kind(found, "float64", "n").to_pylist() == values
+
+
+def test_a_null_is_no_integer_whatever_stands_in_its_place() -> None:
+    data = np.array([MOST, 1], np.int64)
+    found = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\2"), pa.py_buffer(data)])
+    assert found.to_pylist() == [None, 1]
+    assert kind_of(found) == "int64"
 
 
 def test_a_document_that_is_named_twice_is_there_twice(tmp_path: Path) -> None:
@@ -165,3 +215,39 @@ def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory: pytest
     else:
         with pytest.raises(ValueError, match=r"x.jsonl: column 'v' holds values of type .* and "):
             joined(list(read(path)))
+
+
+@pytest.mark.parametrize("size", [1 << 20, 30])
+@pytest.mark.parametrize("value", [(1 << 53) + 1, -(1 << 60) - 1, 10**20 + 1, 10**400])
+@pytest.mark.parametrize("other", [0.5, None, 1])
+def test_an_integer_that_would_be_rounded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, value: int, other: float | None
+) -> None:
+    """Beside fractions, or beyond 64 bits; in one block with them or not. It is named with its file and the remedy."""
+    monkeypatch.setattr(limits, "BATCH_BYTES", size)
+    path = tmp_path / "x.jsonl"
+    for pair in ((value, other), (other, value)):
+        path.write_text("".join(json.dumps({"text": "a", "v": one}) + "\n" for one in pair))
+        if other != 0.5 and abs(value) < 1 << 63:
+            assert joined(list(read(path))).column("v").to_pylist() == list(pair)
+            continue
+        with pytest.raises(ValueError, match=r"column 'v' .*float64") as error:
+            joined(list(read(path)))
+        if size > 30 or abs(value) > 1 << 63:
+            assert f"x.jsonl: column 'v' is float64 here, which does not have its value {value}. Write" in str(error.value)
+
+
+def test_integers_that_float64_has_stand_beside_fractions(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    values = [1 << 54, 0.5, -(1 << 70), 1e300, None]
+    path.write_text("".join(json.dumps({"text": "a", "v": one}) + "\n" for one in values))
+    assert joined(list(read(path))).column("v").to_pylist() == values
+
+
+def test_decimals_that_float64_does_not_have_are_refused() -> None:
+    whole = [Decimal(1 << 60), Decimal(-5), None]
+    assert as_kept(pa.array(whole, pa.decimal128(38, 0)), "v", "x.parquet").to_pylist() == [1 << 60, -5, None]
+    assert as_kept(pa.array([Decimal("0.1"), None]), "v", "x.parquet").to_pylist() == [0.1, None]
+    for value in (Decimal((1 << 53) + 1), Decimal("9007199254740992.5")):
+        with pytest.raises(ValueError, match=rf"^x.parquet: column 'v' is float64 here, which does not have its value {value}"):
+            as_kept(pa.array([value, Decimal(0)], pa.decimal128(38, 1)), "v", "x.parquet")

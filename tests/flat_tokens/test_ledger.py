@@ -93,7 +93,7 @@ def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, A
         [
             ("packed", {"length": 8, "overlap": 3, "fields": ["inputs", "targets"]}),
             ("documents", {"max_length": 5, "pad_id": 7}),
-            ("blocks", {"length": 6}),
+            ("blocks", {"length": 6, "loss_mask": True, "eos": 3}),
             ("packed_documents", {"length": 20, "fit": "best", "padding_idx": 3, "max_packs": 9}),
         ]
     ):
@@ -203,3 +203,87 @@ def test_a_ledger_cannot_say_where_something_is_written(tmp_path: Path, views: d
     with pytest.raises(ValueError, match="'packed_documents' has no setting 'cache'"):
         Ledger.open(path).mixture()
     assert not (tmp_path / "cache").exists()
+
+
+OLD_RUN = """{"format": "flat-tokens-run", "format_version": 1, "seed": 3, "sources": [
+  {"name": "web", "rows": 1000, "epochs": null}, {"name": "code", "rows": 70, "epochs": null},
+  {"name": "books", "rows": 7, "epochs": null}],
+ "edits": [{"step": 0, "batch_size": 12, "weights": {"web": 6.0, "code": 3.0, "books": 1.0}}]}"""
+OLD_VIEWS = {"web": Numbers(1000), "code": Numbers(70), "books": Numbers(7)}
+
+
+def test_a_ledger_of_an_earlier_release_keeps_its_order(tmp_path: Path) -> None:
+    """Its batches are those that the release gave, behind an edit too, and its file can be read by that release."""
+    path = tmp_path / "run.json"
+    path.write_text(OLD_RUN)
+    ledger = Ledger.open(path, views=OLD_VIEWS)
+    assert ledger.order == ledger.mixture().order == 1
+    assert ledger.mixture().indices(0)[1].tolist() == [5, 19, 471, 381, 767, 876, 22, 64, 3, 68, 6, 2]
+    ledger.edit(1, {"web": 1, "books": 1})
+    content = json.loads(path.read_text())
+    assert (content["format_version"], "order" in content) == (1, False)
+    again = Ledger.open(path, views=OLD_VIEWS).mixture()
+    earlier = Mixture({"web": (Numbers(1000), 6.0), "code": (Numbers(70), 3.0), "books": (Numbers(7), 1.0)}, 12, 3, order=1)
+    assert again.indices(0)[1].tolist() == earlier.indices(0)[1].tolist()
+    assert again.order == 1
+
+
+def test_a_new_ledger_says_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    ledger = Ledger.create(path, {"web": (Numbers(50), 1)}, 8)
+    assert ledger.order == Ledger.open(path).order == ledger.mixture().order == 2
+    content = json.loads(path.read_text())
+    assert (content["format_version"], content["order"]) == (2, 2)
+    for changed in ({"order": 3}, {"order": None}, {"order": True}, {"order": "2"}, {"format_version": 1}, {"format_version": 3}):
+        path.write_text(json.dumps({**content, **changed}))
+        with pytest.raises(ValueError, match=r"run\.json: is not a ledger that is understood here"):
+            Ledger.open(path)
+
+
+def test_a_state_goes_on_in_its_own_order() -> None:
+    """A state of an earlier release, and one that was written by hand, has no order: the mixture's holds."""
+    new, old = (Mixture({"web": (Numbers(50), 1)}, 8, order=order) for order in (2, 1))
+    state = new.steps(3).state_dict()
+    assert state == {"step": 3, "position": 24, "order": 2}
+    new.steps().load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of order 2, but this loader has order 1: make it with order=2"):
+        old.steps().load_state_dict(state)
+    steps = old.steps()
+    steps.load_state_dict({"step": 3, "position": 24})
+    assert next(steps).index.tolist() == old[3].index.tolist()
+
+
+def test_a_weight_of_numpy_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    Ledger.create(path, {"a": (Numbers(50), np.float32(0.5)), "b": (Numbers(50), np.int64(2))}, 8)  # type: ignore[dict-item]
+    assert json.loads(path.read_text())["edits"][0]["weights"] == {"a": 0.5, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ((Numbers(5), "1"), "source 'b' has weight '1', but a weight is a number or a Schedule"),
+        ((Numbers(5), None), "source 'b' has weight None"),
+        ((Numbers(5), True), "source 'b' has weight True"),
+        ((Numbers(5), [1]), r"source 'b' has weight \[1\]"),
+        (Numbers(5), "source 'b' "),
+        ((Numbers(5),), r"source 'b' is \(.*, but a source is \(view, weight\) or \(view, weight, epochs\)"),
+        ((Numbers(5), 1, 2, 3), "source 'b' is "),
+        (([1, 2], 1), r"source 'b' is \[1, 2\], but a view has len\(view\) and view.batch\(indices\)"),
+        ((Numbers(5), 1, "2"), "epochs of source 'b' is '2', but it is a whole number"),
+        ((Numbers(5), 1, 1.5), "epochs of source 'b' is 1.5"),
+    ],
+)
+def test_what_is_no_source_is_refused_by_name(tmp_path: Path, source: Any, complaint: str) -> None:
+    """By mixtures and ledgers, which keep nothing of it."""
+    sources: Any = {"a": (Numbers(5), 1), "b": source}
+    with pytest.raises(TypeError, match=complaint):
+        Mixture(sources, 4)
+    with pytest.raises(TypeError, match=complaint):
+        Ledger.create(tmp_path / "run.json", sources, 4)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_schedule_has_numbers() -> None:
+    with pytest.raises(TypeError, match=r"a schedule's weights are \[1, '2'\], but they are numbers"):
+        Schedule([(0, 1), (5, "2")])  # type: ignore[list-item]

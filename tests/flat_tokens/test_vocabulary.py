@@ -182,6 +182,76 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path) -> N
         load_vocabulary(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gpt-2", "gpt2"),
+        ("cl100k", "cl100k_base"),
+        ("cl100k-base", "cl100k_base"),
+        ("gpt-4o", "o200k_base"),  # a model
+        ("BYTES", "bytes"),
+        ("/nowhere/gpt2x", None),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_refused_with_that(name: str, near: str | None) -> None:
+    question = rf" Did you mean '{near}'\?" if near else ""
+    with pytest.raises(ValueError, match=rf"^there is no tokenizer '{name}'\.{question} Set tokenizer to one of"):
+        load_vocabulary(name)
+
+
+TEKKEN = {"config": {"pattern": "."}, "vocab": [{"rank": 0, "token_bytes": "AA=="}], "special_tokens": []}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tekken.json", TEKKEN),
+        ("vocab.json", {"a": 0, "b": 1}),
+        ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("config.json", {"model_type": "gpt2", "vocab_size": 9}),
+        ("merges.txt", ["a b"]),
+        ("tokenizer.model", ["x"]),
+    ],
+)
+def test_a_tokenizer_of_another_form_is_refused_with_the_way_to_one_that_is_read(tmp_path: Path, file: str, content: Any) -> None:
+    """By its content, whatever it is called; by its name within a directory; with the tokenizer.json where there is one."""
+    (tmp_path / file).write_text(json.dumps(content))
+    advice = (
+        rf"transformers makes a tokenizer.json of many others: AutoTokenizer.from_pretrained\('{tmp_path}'\)\.save_pretrained"
+    )
+    with pytest.raises(ValueError, match=rf"the tokenizer {tmp_path} has no tokenizer.json, only {file}. {advice}"):
+        load_vocabulary(str(tmp_path))
+    other = tmp_path / (f"other{Path(file).suffix}")
+    (tmp_path / file).rename(other)
+    words = f"is a {file}, not a tokenizer.json" if file.endswith(".json") else "is neither a tokenizer.json nor a .tiktoken file"
+    with pytest.raises(ValueError, match=rf"{other} {words}. {advice}"):
+        load_vocabulary(str(other))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"{words}. Name {tmp_path}/tokenizer.json$"):
+        load_vocabulary(str(other))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "x.tiktoken"])
+def test_a_pointer_is_not_taken_for_a_tokenizer(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(ValueError, match=rf"{name} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull"):
+        load_vocabulary(str(tmp_path / name))
+
+
+def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its client raises: it has errors that are none of Python's own for the network."""
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise hub.utils.httpx.ConnectError("[Errno 111] Connection refused")
+
+    monkeypatch.setattr(hub, "hf_hub_download", fail)
+    with pytest.raises(
+        ValueError, match=r"the tokenizer 'org/name' cannot be had from the hub \(ConnectError: .*Check the name and"
+    ):
+        load_vocabulary("org/name")
+
+
 @pytest.mark.parametrize(("name", "package"), [("gpt2", "tiktoken"), (TOKENIZER, "tokenizers"), ("org/name", "huggingface_hub")])
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)

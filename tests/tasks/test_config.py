@@ -28,6 +28,7 @@ from tasks.config import (
 from tasks.faults import faults_of
 from tasks.locations import plain_location
 from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
+from tests.slices import changed, range_of_slice
 
 ROOT = Path(__file__).parents[2]
 MINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -215,12 +216,13 @@ def test_a_file_is_its_content_wherever_it_lies() -> None:
     assert here.identity() == there.identity()
     assert here.identity() != source_file(sha256="cd").identity()
     assert here.identity() != source_file(format="text").identity()
+    assert source_file(line_ends="crlf").identity() != here.identity() == ("ab", "jsonl")
 
 
 def test_slices_are_named_by_file_and_range() -> None:
-    whole = Slice(file=source_file(), start=0, stop=9, text_bytes=9)
+    whole = range_of_slice(source_file(), 0, 9, 9)
     assert whole.label == "a.jsonl[0:9]"
-    assert whole.model_copy(update={"rows": (5, 10)}).label == "a.jsonl[0:9]@5"
+    assert changed(whole, rows=(5, 10)).label == "a.jsonl[0:9]@5"
 
 
 def test_a_receipt_that_lost_a_document_is_refused() -> None:

@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Request)
         self.leads, self.seen, self.headers = "", list[str](), list[dict[str, str]]()
+        self.to = "/to/"
 
     @property
     def url(self) -> str:
@@ -46,7 +47,7 @@ class Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.seen.append(self.path)
         self.server.headers.append(dict(self.headers))
-        if "/to/" in self.path:
+        if self.server.to in self.path:
             self.send_response(302)
             self.send_header("Location", self.server.leads)
             self.send_header("Content-Length", "0")
@@ -111,6 +112,19 @@ def test_a_redirect_within_the_roots_is_followed(
         monkeypatch.setenv(INPUT_ROOTS, roots)
         client(f"{one.url}/data/to/a.jsonl", tmp_path)
         assert other.seen.pop() == "/data/a.jsonl"
+
+
+@CLIENTS
+@pytest.mark.parametrize("leads", ["/data/a.jsonl", "{one}/data/b.jsonl", "/again/to/a.jsonl"])
+def test_a_redirect_to_another_path_of_the_same_server_is_followed(
+    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client, leads: str
+) -> None:
+    """Also where that leads on, and where the server keeps the connection."""
+    one, _ = servers
+    monkeypatch.setattr(Request, "protocol_version", "HTTP/1.1")
+    one.leads, one.to = leads.format(one=one.url), "/to/" if leads != "/again/to/a.jsonl" else "/first/to/"
+    client(f"{one.url}/first/to/a.jsonl", tmp_path)
+    assert one.seen[-1] == leads.removeprefix("{one}")
 
 
 @CLIENTS

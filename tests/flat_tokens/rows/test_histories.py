@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flat_tokens import Mixture, Schedule
 from flat_tokens.rows import stretches
 from flat_tokens.rows.schedule import Edit
+from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
@@ -108,6 +109,46 @@ def test_schedules_that_cannot_be_are_refused() -> None:
         Mixture({"a": (Ragged(5), Schedule([(0, 1)], "token"))}, 4)
 
 
+def stream(rows: int, seed: int, source: int, count: int) -> list[int]:
+    """The first *count* rows of a source's own stream: one permutation after another."""
+    epochs, places = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(rows))
+    found: list[int] = KeyedPermutation(rows)(places, derive_keys(seed, 1, source, epochs)).tolist()
+    return found
+
+
+@given(data=st.data(), block=st.sampled_from([16, 1 << 14]), batch_size=st.integers(1, 900))
+@examples(20)
+def test_a_source_gives_its_own_stream_whatever_the_others_are(data: st.DataObject, block: int, batch_size: int) -> None:
+    """Of 1 to 7 sources of 3 to 50,000 rows, from any step: the n-th sample of a source is the n-th of its stream. The inverse
+    finds each sample, and no other.
+    """
+    count = data.draw(st.integers(1, 7))
+    rows = [data.draw(st.integers(3, 60) | st.integers(3, 50_000)) for _ in range(count)]
+    weights = [
+        data.draw(st.floats(1e-3 if block > 16 else 0.2, 1) | st.just(Schedule([(0, 0.5), (40, 0.01)]))) for _ in range(count)
+    ]
+    seed, start = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([0, 0, 1, 40_000]))
+    with blocks_of(block):
+        mixture = Mixture([(Numbers(n), weight) for n, weight in zip(rows, weights, strict=True)], batch_size, seed, start=start)
+    steps = min(2 * (1 << 14) // batch_size + 1, 200) if data.draw(st.booleans()) else 5
+    batches = [mixture.indices(step) for step in range(steps)]
+    source, row = (np.concatenate(field) for field in zip(*batches, strict=True))
+    before = mixture.drawn(0)
+    for k, n in enumerate(rows):
+        theirs = row[source == k].tolist()
+        assert theirs == stream(n, seed, k, int(before[k]) + len(theirs))[int(before[k]) :]
+        asked = data.draw(st.lists(st.integers(0, n - 1), max_size=5))
+        found = mixture.visits(asked, source=str(k), before=steps)
+        wanted = [np.flatnonzero((source == k) & (row == one)).tolist() for one in asked]
+        places = (found.step * batch_size + found.batch_row).tolist()
+        assert list(zip(found.asked.tolist(), places, strict=True)) == [
+            (one, place) for one, of_one in zip(asked, wanted, strict=True) for place in of_one
+        ]
+        nth = {place: int(before[k]) + i for i, place in enumerate(np.flatnonzero(source == k).tolist())}
+        assert found.epoch.tolist() == [nth[place] // n for place in places]
+    assert mixture.drawn(steps).tolist() == (before + np.bincount(source, minlength=count)).tolist()
+
+
 # Limits of epochs
 
 
@@ -153,18 +194,22 @@ def history(data: st.DataObject, hosts: int) -> tuple[list[int], list[int], list
     return rows, epochs, edits
 
 
-@given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16))
+@given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16), order=st.sampled_from([1, 2]))
 @examples(50)
-def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int) -> None:
+def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int, order: Any) -> None:
     with blocks_of(block):
         rows, epochs, edits = history(data, hosts)
         views = {str(k): Numbers(n) for k, n in enumerate(rows)}
-        mixture = Mixture.of_edits(views, epochs, edits, 3)
-        earlier = [Mixture.of_edits(views, epochs, edits[: k + 1], 3) for k in range(len(edits))]
+        mixture = Mixture.of_edits(views, epochs, edits, 3, order=order)
+        earlier = [Mixture.of_edits(views, epochs, edits[: k + 1], 3, order=order) for k in range(len(edits))]
     batches = [mixture.indices(step) for step in range(len(mixture))]
     # All sources are in the last edit, so that each comes to its end: every row has been seen as often as it has epochs.
     seen = Counter((int(k), int(row)) for batch in batches for k, row in zip(*batch, strict=True))
     assert seen == {(k, row): epochs[k] for k in range(len(rows)) for row in range(rows[k])}
+    if order == 2:  # each source's rows come in its own order, whatever the history
+        for k, n in enumerate(rows):
+            theirs = np.concatenate([row[source == k] for source, row in batches]).tolist()
+            assert theirs == stream(n, 3, k, len(theirs))
     # The account at every step is what was drawn.
     drawn = np.zeros(len(rows), np.int64)
     for step, (source, _) in enumerate(batches):
@@ -211,22 +256,24 @@ def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data: st.DataOb
     edits = [Edit(0, 8, {0: 2, 1: 1}), Edit(first, 8, {1: 1}), Edit(first + pause, 8, {0: 1})]
     mixture = Mixture.of_edits(views, [None, None], edits, 5)
     rows = np.concatenate([index[source == 0] for source, index in (mixture.indices(step) for step in range(first + pause + 60))])
-    # Blocks of 2**14 samples are longer than the run: in any order, but whole epochs of the samples dealt.
+    assert rows.tolist() == stream(70, 5, 0, len(rows))
     found = mixture.visits(np.arange(70), source="a", before=first + pause + 60)
     assert sorted(found.row.tolist()) == sorted(rows.tolist())
     assert max(Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).values()) == 1
 
 
-def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples() -> None:
+@pytest.mark.parametrize(("order", "asked"), [(1, 20_000), (2, 200)])
+def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples(order: Any, asked: int) -> None:
+    """In order 2 it takes a part of a block for each."""
     changing = Schedule([(0, 1), (10**7, 3)])
-    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1)
-    rows = np.random.default_rng(0).integers(0, 10**12, 20_000)
+    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1, order=order)
+    rows = np.random.default_rng(0).integers(0, 10**12, asked)
     found = mixture.visits(rows, source="a", before=10**9)
-    assert len(found.step) > 20_000
-    for k in (0, 10_000, len(found.step) - 1):
+    assert len(found.step) > asked
+    for k in (0, asked // 2, len(found.step) - 1):
         source, index = mixture.indices(found.step[k])
         assert (source[found.batch_row[k]], index[found.batch_row[k]]) == (0, found.row[k])
-    steps = mixture.steps_of(7, source="b", before=10**4)
+    steps = mixture.steps_of(7, source="b", before=10**3)
     assert len(steps) > 1000
     assert all(((source == 1) & (index == 7)).any() for source, index in map(mixture.indices, steps[:20].tolist()))
 

@@ -404,21 +404,33 @@ def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
     assert (source.tolist(), index.tolist()) == (batch.source.tolist(), batch.index.tolist())
 
 
-def test_mixtures_never_change() -> None:
+@pytest.mark.parametrize(
+    ("order", "first", "late"),
+    [
+        (1, [5, 19, 471, 381, 767, 876, 22, 64, 3, 68, 6, 2], [682, 33, 133, 271, 4, 497, 30, 807, 18, 489, 2, 565]),
+        (2, [6, 0, 770, 826, 476, 185, 60, 19, 1, 17, 0, 957], [192, 58, 331, 970, 5, 568, 9, 441, 60, 458, 2, 45]),
+    ],
+)
+def test_mixtures_never_change(order: Any, first: list[int], late: list[int]) -> None:
     """A run that goes on with a later version of this library would otherwise see samples twice."""
-    source, index = mixture(batch_size=12).indices(0)
+    source, index = mixture(batch_size=12, order=order).indices(0)
     assert source.tolist() == [2, 1, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0]
-    assert index.tolist() == [5, 19, 471, 381, 767, 876, 22, 64, 3, 68, 6, 2]
-    source, index = mixture(batch_size=12).indices(10**9)
+    assert index.tolist() == first
+    source, index = mixture(batch_size=12, order=order).indices(10**9)
     assert source.tolist() == [0, 1, 0, 0, 2, 0, 1, 0, 1, 0, 2, 0]
-    assert index.tolist() == [682, 33, 133, 271, 4, 497, 30, 807, 18, 489, 2, 565]
+    assert index.tolist() == late
+
+
+def test_a_mixture_has_no_other_order() -> None:
+    with pytest.raises(ValueError, match="order is 3, but it is one of 1, 2"):
+        mixture(order=3)
 
 
 def one_place(length: int, place: int, *key: int) -> int:
     return int(KeyedPermutation(length)(np.array([place], np.uint64), derive_keys(*key))[0])
 
 
-def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int) -> tuple[int, int]:
+def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int, order: int) -> tuple[int, int]:
     """The source and row at a position, by counting. *quotas*: of 2**20 samples, how many are each source's."""
     blocks = [[quota // 64 for quota in quotas] for _ in range(64)]
     left_over = [k for k, quota in enumerate(quotas) for _ in range(quota % 64)]
@@ -426,21 +438,25 @@ def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position:
         block[k] += 1
     number, within = divmod(position, 1 << 14)
     cycle, number_in_cycle = divmod(number, 64)
-    slot, k = one_place(1 << 14, within, seed, 0, number), 0
+    slots = KeyedPermutation(1 << 14)(np.arange(within + 1, dtype=np.uint64), derive_keys(seed, 0, number)).tolist()
+    slot, k = slots[-1], 0
     while slot >= blocks[number_in_cycle][k]:
         slot -= blocks[number_in_cycle][k]
         k += 1
+    if order == 2:  # how many samples of the source the block has had
+        first = sum(blocks[number_in_cycle][:k])
+        slot = sum(first <= earlier < first + blocks[number_in_cycle][k] for earlier in slots[:-1])
     place = cycle * quotas[k] + sum(block[k] for block in blocks[:number_in_cycle]) + slot
     epoch, within = divmod(place, lengths[k])
     return k, one_place(lengths[k], within, seed, 1, k, epoch)
 
 
-@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3))
-def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int]) -> None:
+@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3), order=st.sampled_from([1, 2]))
+def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int], order: int) -> None:
     for position in positions:
-        source, index = mixture(batch_size=1).indices(position)
+        source, index = mixture(batch_size=1, order=order).indices(position)
         # 6 : 3 : 1 of 2**20 is 629145.6, 314572.8 and 104857.6: the largest remainders are rounded up, the first first.
-        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position)
+        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position, order)
 
 
 def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -449,15 +465,37 @@ def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.
 
 
 def test_each_source_goes_through_its_rows_epoch_after_epoch() -> None:
+    """All rows are drawn before one is drawn again, in another order in each epoch, wherever the run stops."""
     source, index = draws(mixture(batch_size=4096), 8 * 4096)
     for k, rows in enumerate((1000, 70, 7)):
         theirs = index[source == k]
         epochs = [theirs[start : start + rows].tolist() for start in range(0, len(theirs) - rows + 1, rows)]
-        # Samples of a block come in an order of their own, so that epochs mix within it, but no row is drawn more often.
-        counts = np.bincount(theirs, minlength=rows)
+        assert all(sorted(epoch) == list(range(rows)) for epoch in epochs)
+        rest = theirs[len(epochs) * rows :]
+        assert len(set(rest.tolist())) == len(rest)
+        assert len({tuple(epoch) for epoch in epochs}) > 0.9 * len(epochs) > 3
+
+
+def test_in_order_1_epochs_mix_within_a_block() -> None:
+    """As in releases before order 2: no row is drawn more often when the block ends, but some are before it does."""
+    source, index = draws(mixture(batch_size=4096, order=1), 8 * 4096)
+    for k, rows in enumerate((1000, 70, 7)):
+        counts = np.bincount(index[source == k], minlength=rows)
         assert counts.max() - counts.min() <= 1
-        assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
-        assert len(epochs) > 3
+        within = np.bincount(index[:5000][source[:5000] == k], minlength=rows)
+        assert within.max() - within.min() > 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "drawn"),
+    [([5_000], [1], 5_000), ([5_000, 20_000], [1, 1], 9_920), ([20_000, 300], [0.999, 0.001], 19_950)],
+)
+def test_a_row_comes_again_when_all_others_have_come(rows: list[int], weights: list[float], drawn: int) -> None:
+    """Up to an epoch's last sample, though a block is far longer than the epoch."""
+    source, index = draws(Mixture([(Numbers(n), weight) for n, weight in zip(rows, weights, strict=True)], 10, 3), drawn)
+    first = index[source == 0]
+    assert rows[0] * 0.95 < len(first) <= rows[0]
+    assert len(set(first.tolist())) == len(first)
 
 
 @given(weights=st.lists(st.floats(0.01, 100) | st.integers(1, 100), min_size=1, max_size=6), block=st.integers(0, 200))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from flat_tokens.text.rows import Range, TextFile
 from tests.examples import examples
 
 
-def rows_of(path: Path, columns: tuple[str, str | None], max_bytes: int = 1 << 31) -> tuple[list[Any], str]:
+def rows_of(path: Path, columns: tuple[str, str | None], max_bytes: int = 1 << 31, **settings: Any) -> tuple[list[Any], str]:
     """All rows, texts and ids as bytes, with the faults; and the error that ended it."""
-    file = TextFile(str(path), path.name, path.stat().st_size, *columns, max_bytes=max_bytes)
+    file = TextFile(str(path), path.name, path.stat().st_size, *columns, max_bytes=max_bytes, **settings)
     found: list[Any] = []
     end = 0
     try:
@@ -43,11 +44,19 @@ ROW = st.one_of(LINE, LINE, st.tuples(CELL, CELL).map(",".join), st.tuples(CELL,
     tab=st.booleans(),
     block=st.integers(1, 40),
     limit=st.sampled_from([5, 20, 1 << 20]),
+    quotes=st.sampled_from([None, "csv", "none"]),
 )
-@example([('"a', ""), ('b""', "\n"), ('"', "\n")], "id,text\n", False, 7, 20)
-@examples(80)
+@example([('"a', ""), ('b""', "\n"), ('"', "\n")], "id,text\n", False, 7, 20, None)
+@example([('1\t"a\t', "\n"), ('1\tb"\t', "\n"), ("c\td\te", "\n")], "id\ttext\tmore\n", True, 40, 1 << 20, None)
+@examples(120)
 def test_blocks_give_what_rows_give(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], head: str, tab: bool, block: int, limit: int
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str]],
+    head: str,
+    tab: bool,
+    block: int,
+    limit: int,
+    quotes: str | None,
 ) -> None:
     """With any mixture of quotes, ends of lines, blank lines and rows too long, at every size of a block."""
     path = tmp_path_factory.mktemp("csv") / ("a.tsv" if tab else "a.csv")
@@ -58,9 +67,9 @@ def test_blocks_give_what_rows_give(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LONGEST_LINE", limit + 10)
         patch.setattr(limits, "BATCH_BYTES", block)
-        by_blocks = rows_of(path, columns, 1)
-        patch.setattr(csv, "_blocks", lambda opened, limit, size: iter([None]))
-        by_rows = rows_of(path, columns, 1)
+        by_blocks = rows_of(path, columns, 1, quotes=quotes)
+        patch.setattr(csv, "_blocks", lambda *_: iter([None]))
+        by_rows = rows_of(path, columns, 1, quotes=quotes)
     if not by_rows[1]:
         assert by_blocks == by_rows
     else:
@@ -77,3 +86,57 @@ def test_sound_csv_is_never_read_row_by_row(tmp_path: Path, monkeypatch: pytest.
     found, error = rows_of(path, ("text", "id"))
     assert (len(found), error) == (201, "")
     assert found[:2] == [(0, b'a "b", c\nd', b"1"), (1, b"e", b"2")]
+
+
+BARE = 'id\ttext\n0\ta\n1\t"I came,\n2\tI saw, I conquered."\n3\tend\n'
+BARE_ROWS = [(0, b"a", b"0"), (1, b'"I came,', b"1"), (2, b'I saw, I conquered."', b"2"), (3, b"end", b"3")]
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("name", "delimiter"), [("a.tsv", None), ("a.csv", "\t"), ("a.csv", ";"), ("a.txt", "|")])
+def test_rows_are_not_merged_by_bare_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, delimiter: str | None, end: str, by_rows: bool
+) -> None:
+    """Whether the quotes are text is not to be seen: a setting says it."""
+    path = tmp_path / name
+    path.write_bytes(BARE.replace("\t", delimiter or "\t").replace("\n", end).encode())
+    if by_rows:
+        monkeypatch.setattr(csv, "_blocks", lambda *_: iter([None]))
+    told = {"delimiter": delimiter}
+    _, error = rows_of(path, ("text", "id"), **told)
+    assert error.startswith(f"{name}: the row that begins '1")
+    assert "goes over several lines by its quotes, and each of the lines has 2 columns. Set source.quotes to none if" in error
+    assert rows_of(path, ("text", "id"), quotes="none", **told) == ([*BARE_ROWS, 4], "")
+    merged = f"I came,{end}2{delimiter or chr(9)}I saw, I conquered.".encode()
+    assert rows_of(path, ("text", "id"), quotes="csv", **told) == ([BARE_ROWS[0], (1, merged, b"1"), (2, b"end", b"3"), 3], "")
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_text_of_several_lines_is_one_row(tmp_path: Path, name: str) -> None:
+    """In tab-separated text too, where its lines are no rows; with commas, which texts have, always."""
+    path, delimiter = tmp_path / name, "\t" if name == "a.tsv" else ","
+    second = f"two{delimiter}" if name == "a.csv" else "two"
+    path.write_text(f'id{delimiter}text\n1{delimiter}"one\n{second}\nthree"\n2{delimiter}"in quotes"\n')
+    text = f"one\n{second}\nthree".encode()
+    assert rows_of(path, ("text", "id")) == ([(0, text, b"1"), (1, b"in quotes", b"2"), 2], "")
+
+
+@pytest.mark.parametrize(("delimiter", "shown"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'"), (":", "':'")])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path: Path, delimiter: str, shown: str, quote: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("".join(f"{quote}{a}{quote}{delimiter}{quote}{b}{quote}\n" for a, b in (("id", "text"), ("1", "one,two"))))
+    file = TextFile(str(path), path.name, path.stat().st_size, "text", "id")
+    with pytest.raises(ValueError, match=rf"^a.csv.*Its delimiter looks like {re.escape(shown)}: set source.delimiter to that"):
+        list(CSV.ranges(file, 1 << 20))
+    assert rows_of(path, ("text", "id"), delimiter=delimiter) == ([(0, b"one,two", b"1"), 1], "")
+    with pytest.raises(ValueError, match=r"has no column 'body'; it has 'id', 'text'. Set source.text_column\.$"):
+        list(CSV.ranges(file._replace(text_column="body", delimiter=delimiter), 1 << 20))
+
+
+def test_a_tsv_with_commas_is_told_by_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("id,text\n1,one\n")
+    with pytest.raises(ValueError, match=r"Its delimiter looks like ',': set source\.delimiter"):
+        list(CSV.ranges(TextFile(str(path), "a.tsv", path.stat().st_size, "text"), 1 << 20))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import uuid
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.text.rows import to_large
+from flat_tokens.text.arrow import ARROW
+from flat_tokens.text.parquet import PARQUET
+from flat_tokens.text.rows import TextFile, as_plain, ids_as_text, to_large
 
 TEXTS = st.lists(st.none() | st.text(max_size=6), max_size=12)
 
@@ -38,3 +45,57 @@ assert as_unicode(pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ab")))[
 assert "pyarrow.compute" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def extension(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+
+
+@given(st.lists(st.none() | st.uuids(), max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_a_uuid_is_its_36_characters(ids: list[uuid.UUID | None], start: int, length: int) -> None:
+    values = extension(pa.uuid(), [one and one.bytes for one in ids])[start : start + length]
+    texts = as_plain(values)
+    texts.validate(full=True)
+    assert texts.to_pylist() == [one and str(one) for one in ids[start : start + length]]
+
+
+def parquet_of(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def arrow_of(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("form", ["parquet", "parquet of another writer", "arrow"])
+@pytest.mark.parametrize("storage", [pa.string(), pa.large_string(), pa.string_view()])
+def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, storage: pa.DataType) -> None:
+    """As texts, ids, kept columns and conversations; other extension types as what they are stored as."""
+    ids = [uuid.UUID(int=5), None, uuid.UUID(int=2**127)]
+    talks = ['[{"role": "user", "content": "é"}]', "[]", None]
+    table = pa.table(
+        {
+            "text": extension(pa.json_(storage), talks),
+            "id": extension(pa.uuid(), [one and one.bytes for one in ids]),
+            "other": extension(pa.opaque(pa.large_string(), "name", "vendor"), ["a", None, "b"]),
+        }
+    )
+    if form == "arrow":
+        content, kind = arrow_of(table), ARROW
+    else:
+        content, kind = parquet_of(table, row_group_size=2, store_schema=form == "parquet"), PARQUET
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    for text, settings in (("text", {}), ("text", {"has_messages": True}), ("id", {}), ("other", {})):
+        file = TextFile(str(path), "x", len(content), text, "id", kept_columns=("id", "text", "other"), **settings)  # type: ignore[arg-type]
+        rows = [rows for part in kind.ranges(file, 1 << 20) for rows in kind.read(file, part)]
+        told = {"id": [one and str(one) for one in ids], "text": talks, "other": ["a", None, "b"]}
+        assert [text for one in rows for text in to_large(one.texts).to_pylist()] == told[text]
+        assert [one_id for one in rows for one_id in ids_as_text(one.ids).to_pylist()] == told["id"]
+        kept = [row for one in rows if one.columns for row in one.columns.to_pylist()]
+        assert {name: [row[name] for row in kept] for name in told} == told

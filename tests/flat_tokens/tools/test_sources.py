@@ -96,6 +96,14 @@ def whole_file(path: Path) -> None:
     path.write_text(TEXTS[2])
 
 
+def bare_quotes(path: Path) -> None:
+    path.write_text("text\tid\n" + "".join(f'"said {i}\t"{i}\n' for i in range(len(TEXTS))))
+
+
+def lines_of_crlf(path: Path) -> None:
+    path.write_bytes("".join(f"{text.partition(chr(10))[0]}\r\n" for text in TEXTS).encode())
+
+
 FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "x.parquet": (parquet, {"id_column": "id"}),
     "y.parquet": (parquet, {}),
@@ -114,6 +122,9 @@ FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "x.tsv": (table_of_values("\t"), {}),
     "x.txt": (text_file, {"document_separator": "--"}),
     "y.txt": (whole_file, {}),
+    "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
+    "bare.csv": (bare_quotes, {"delimiter": "\t", "quotes": "none"}),
+    "crlf.txt": (lines_of_crlf, {"document_separator": "\n"}),
 }
 
 

@@ -229,7 +229,7 @@ def test_a_document_on_which_a_step_fails_is_a_bad_document(tmp_path: Path) -> N
     [
         ([{"use": "shout"}], "documents.steps: there is no step 'shout'"),
         ([{"use": "length", "least": 3}], "documents.steps: step 'length'"),
-        ([{"min_bytes": 3}], "documents.steps.0.use: Field required"),
+        ([{"min_bytes": 3}], "documents.steps.0.use is missing"),
         ([{"use": "datatrove", "filter": "FastTextClassifierFilter", "model_url": "https://u:p@x.org/a"}], "carries credentials"),
     ],
 )

@@ -65,7 +65,7 @@ expressions = st.recursive(
 @examples(25)
 def test_rows_of_a_selection_are_those_of_a_subset(output: Path, tmp_path_factory: pytest.TempPathFactory, where: str) -> None:
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
-        patch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 5)
+        patch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
         patch.setattr(facts, "DOCUMENTS_AT_A_TIME", 4)
         result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
         whole, made = flat_tokens.open(output), flat_tokens.open(result.path)

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
+import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.derive.pieces
 import tasks.derive.shuffle
-import tasks.split.spans
-import tasks.split.write
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
@@ -27,11 +27,10 @@ from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.threads import Threads
-from tasks.derive.pieces import sample_hashes
 from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
+from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
-from tasks.split.spans import SplitRule
 from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
@@ -51,18 +50,18 @@ def small(layout: Layout) -> Layout:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, pieces, blocks and buckets of a few tokens."""
+    """Objects, parts, blocks and buckets of a few tokens."""
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_TOKENS", 24)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 5)
-    monkeypatch.setattr(tasks.derive.pieces, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.derive.shuffle, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 4)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_TOKENS", 24)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
+    monkeypatch.setattr(tasks.parts.input, "WHOLE_BLOCKS", Reads(8, None, whole=True))
+    monkeypatch.setattr(tasks.parts.bucket, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr(tasks.derive.shuffle, "GATHERED_TOKENS", 10)
+    monkeypatch.setattr(tasks.parts.bucket, "GATHERED_TOKENS", 10)
 
 
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +393,7 @@ def test_a_subset_is_what_the_filters_let_through(
 
 def test_a_smaller_sample_is_within_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_parts(monkeypatch)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 70)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 70)
     docs = [Doc((i,), (i * 0x9E3779B97F4A7C15) % 2**64, 0, i) for i in range(200)]
     publish_docs(tmp_path / "a", docs)
 
@@ -497,8 +496,8 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.Mo
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
     publish_docs(tmp_path / "a", docs, docs)
     first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_TOKENS", 500)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 70)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_TOKENS", 500)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 70)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
     second = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "second", workers=4)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-import tasks.split.spans
+import tasks.assemble.spans
 import tasks.tokenize.segments
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import SPLITS
@@ -29,7 +29,7 @@ from flows.commands.build import summary as told_summary
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.pipelines.stages import Stage, Step, through
+from flows.pipelines.stages import Stage, Step, do, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
@@ -37,6 +37,7 @@ from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.groups import Group
 from tasks.output.staging import Place
+from tasks.output.target import Target
 from tests.examples import examples
 from tests.faults.support import build_here, receipts, unpublish, version_digests
 
@@ -47,8 +48,8 @@ Document = tuple[int, int, str]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
 
 
 def put(path: Path, texts: list[str]) -> Path:
@@ -123,7 +124,7 @@ def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 class Elsewhere:
     """A runner that takes every item and every result through JSON, as groups do, and each by another thread."""
 
-    reads_here = works_here = False
+    workers: Literal["machines"] = "machines"
 
     def __init__(self, config: BuildConfig) -> None:
         self._config, self._pool = config, ThreadPoolExecutor(3)
@@ -135,11 +136,11 @@ class Elsewhere:
         if steps[0].stage.pool is None:
             return self._pool.submit(through, item, steps)
         group = Group.model_validate_json(group_of(self._config, [item], steps).model_dump_json())
-        (place,) = (one for one in steps[0].shared if isinstance(one, Place))
+        (place,) = {getattr(one, "workspace", one) for one in steps[0].shared if isinstance(one, Place | Target)}
         return self._pool.submit(self._through, group, place)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [step(item) for item in items]
+        return [do(step, item) for item in items]
 
     def _through(self, group: Group, place: Place) -> Any:
         (item,), steps = work_of(group, place)

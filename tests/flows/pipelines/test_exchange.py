@@ -22,7 +22,7 @@ from flows.pipelines.export import ExportResult, export
 from flows.pipelines.import_ import ImportResult, import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
-from tasks.split.spans import SplitRule
+from tasks.output.target import SplitRule
 from tests.examples import examples
 from tests.faults.support import digests
 from tests.made import read_docs

@@ -19,9 +19,9 @@ import flat_tokens
 import flat_tokens.columns
 import flat_tokens.formats
 import flat_tokens.steps
+import tasks.assemble.spans
 import tasks.derive.pieces
 import tasks.derive.shuffle
-import tasks.split.spans
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS
@@ -191,7 +191,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
 
 def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source without the columns has nulls."""
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
     a, b = write(tmp_path / "in" / "a.jsonl", some_rows(8)), write(tmp_path / "in" / "b.jsonl", some_rows(5, start=100))
     told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
     del told["sources"][1]["keep_columns"]
@@ -321,6 +321,38 @@ def test_lines_of_json_that_differ(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_path: Path, form: str) -> None:
+    """Whichever file is read first, and where the integers are stored already. The error names both files."""
+    large = [{"id": "a", "text": "large", "score": (1 << 53) + 1}, {"id": "b", "text": "small", "score": 1}]
+    a, b = write(tmp_path / f"a.{form}", large), write(tmp_path / f"b.{form}", [{"id": "c", "text": "part", "score": 0.5}])
+    for inputs in ((a, b), (b, a), (a,), (a, b)):
+        told = settings(tmp_path / "out", *inputs, keep=["score"], validation_fraction=0)
+        if len(inputs) == 1:
+            build_here(told)
+            assert [one["score"] for one in kept(tmp_path / "out")["train"]] == [(1 << 53) + 1, 1]
+            assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "int64"}
+            continue
+        with pytest.raises(ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Mend one"):
+            build_here(told)
+
+
+def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_path: Path) -> None:
+    """Also where they are so far apart that no block has both."""
+    lines = (
+        [{"text": "x" * 1000, "score": (1 << 53) + 1}]
+        + [{"text": "y" * 100_000, "score": 1}] * 50
+        + [{"text": "z", "score": 0.5}]
+    )
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["score"])
+    del told["sources"][0]["id_column"]
+    with pytest.raises(
+        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Mend"
+    ):
+        build_here(told)
+
+
 def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
     rows = some_rows(3)
     for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv"):
@@ -413,7 +445,7 @@ def by_row(found: dict[str, Rows]) -> dict[str, Rows]:
 def test_operations_on_datasets_keep_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several pieces, buckets and row groups."""
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PIECE_DOCUMENTS", 7)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 7)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
     rows = some_rows(50)
     build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.parquet", rows)))

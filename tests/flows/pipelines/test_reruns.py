@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
-import tasks.shards.read
+import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
@@ -47,7 +47,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     real = tasks.shards.write.tokenize_slice
 
     def tokenize(part: Any, *rest: Any) -> Any:
-        names.append(part.file.name)
+        names.append(part.ranges[0].file.name)
         return real(part, *rest)
 
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
@@ -81,7 +81,7 @@ def membership(output: str | Path) -> dict[int, str]:
     dataset = flat_tokens.open(output)
     found = {}
     for split in ("train", "validation"):
-        keys = tasks.shards.read.open_array(dataset.store / f"documents/{split}/key", "uint64")
+        keys = tasks.parts.stored.open_array(dataset.store / f"documents/{split}/key", "uint64")
         found |= dict.fromkeys(keys.read(0, keys.length).tolist(), split)
     return found
 
@@ -350,7 +350,7 @@ def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: P
 
 
 def keys(output: str | Path, split: str) -> list[int]:
-    found = tasks.shards.read.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
+    found = tasks.parts.stored.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
     return list(found.read(0, found.length).tolist())
 
 

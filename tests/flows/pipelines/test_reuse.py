@@ -183,8 +183,8 @@ def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
     second = built(output, source, split_seed=1)
     root = Store.at(output)
     counts = {split: second.totals[split]["seq_count"] for split in SPLITS}
-    held = [shard.held for shard in read_index(root, second.version).held]
-    assert {split: sum(getattr(one, split)[1] for one in held) for split in SPLITS} == counts
+    places = [shard.published for shard in read_index(root, second.version).published]
+    assert {split: sum(one.of(split)[1] for one in places if one) for split in SPLITS} == counts
     collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
     assert not Path(first.path).exists()
     assert [path.stem for path in (output / "_cache/index").iterdir()] == [second.version]

@@ -1,4 +1,4 @@
-"""Builds whose slices are too large to be kept in memory: their tokens go straight into the version, and are stored once."""
+"""Builds whose tokens go straight into the version, and are stored once."""
 
 from __future__ import annotations
 
@@ -7,43 +7,39 @@ import json
 import random
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import flat_tokens
 import flat_tokens.text.limits
-import tasks.shards.fresh
-import tasks.split.ahead
-import tasks.split.span_writer
-import tasks.split.spans
+import flows.pipelines.build
+import tasks.assemble.span_writer
+import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
+from tasks.assemble.assembler import Assembler
 from tasks.garbage import Policy, collect
 from tasks.output.paths import UNFINISHED
+from tasks.parts.part import Part
+from tasks.parts.unfinished import ENTRIES
 from tasks.shards.receipts import read_receipt
-from tasks.shards.streamed import ENTRIES
-from tasks.split.ahead import Ahead
-from tests.faults.support import ROOT, Settings, build_here, receipts, settings_of, staged, version_digests
-from tests.tasks.split.test_split import small
+from tests.faults.support import ROOT, Settings, build_here, command, receipts, settings_of, staged, version_digests
+from tests.made import small
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
 
 @pytest.fixture(autouse=True)
-def _large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slice is taken for a large one, of several batches; objects hold 4,096 tokens."""
-    monkeypatch.setattr(tasks.shards.fresh, "SHARDS_AT_A_TIME", 1 << 60)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice has several batches, an object 4,096 tokens."""
     monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
     monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 4096, 64))
-    monkeypatch.setattr(tasks.split.spans, "SPAN_TOKENS", 4096)
-    monkeypatch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", 64)
-    monkeypatch.setattr(tasks.split.span_writer, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(tasks.split.span_writer, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 4096)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 64)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
 
 
 def put(path: Path, count: int, bad: int | None = None) -> Path:
@@ -68,7 +64,7 @@ def settings(tmp_path: Path) -> Settings:
 def anew(settings: Settings, tmp_path: Path) -> dict[str, str]:
     """The digests of a version that is built without streams."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.shards.fresh, "SHARDS_AT_A_TIME", 0)
+        patch.setattr(flows.pipelines.build, "open_sink", lambda *_: None)
         result = build_here({**settings, "output": str(tmp_path / "anew")})
     found = version_digests(tmp_path / "anew", result.version)
     shutil.rmtree(tmp_path / "anew")
@@ -88,7 +84,7 @@ def is_that(result: BuildResult, settings: Settings, tmp_path: Path) -> None:
 def streamed(out: Path) -> list[str]:
     """Keys of the stored shards whose tokens an unfinished version has. Others are of slices behind one that failed."""
     shards = [read_receipt((out / f"_cache/{key}/receipt.json").read_bytes()) for key in receipts(out)]
-    found = [shard for shard in shards if shard.within is not None]
+    found = [shard for shard in shards if shard.unfinished is not None]
     assert all([stored.key for stored in shard.objects] == [ENTRIES] for shard in found)
     return sorted(shard.key for shard in found)
 
@@ -123,25 +119,24 @@ def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Setting
     is_that(build_here(settings), settings, tmp_path)
 
 
-def failed(settings: Settings, tmp_path: Path, places: int = 8) -> list[str]:
-    """A build that is interrupted behind so many slices. Keys of those that it streamed."""
+def failed(settings: Settings, tmp_path: Path, parts: int = 8) -> list[str]:
+    """A build that is interrupted after so many slices. Keys of those that it streamed."""
+    real, added = Assembler.add, itertools.count(1)
 
-    def follow(self: Ahead, counted: Iterator[Any]) -> Iterator[Any]:
-        yield from itertools.islice(FOLLOW(self, counted), places)
-        raise KeyboardInterrupt
+    def add(self: Assembler, part: Part) -> None:
+        real(self, part)
+        if next(added) == parts:
+            raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ahead, "follow", follow)
+        patch.setattr(Assembler, "add", add)
         with pytest.raises(KeyboardInterrupt):
             build_here(settings)
     found = streamed(tmp_path / "out")
     assert len(found) > 3
-    assert len(receipts(tmp_path / "out")) >= places
+    assert len(receipts(tmp_path / "out")) >= parts
     assert staged(tmp_path / "out") == []
     return found
-
-
-FOLLOW = Ahead.follow
 
 
 def test_a_build_that_failed_goes_on_from_the_last_slice(settings: Settings, tmp_path: Path) -> None:
@@ -206,27 +201,10 @@ def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings,
     assert build_here(settings, 4).slices_reused >= 3
 
 
-def test_a_slice_that_holds_what_an_earlier_one_wants_does_not_stop_the_build(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its turn comes when it has given up the place in the version."""
-    monkeypatch.setattr(tasks.split.ahead, "TURN_SECONDS", 0.0)
-    is_that(build_here(settings, 4), settings, tmp_path)
-
-
-BUILD = """
-import sys
-import tasks.shards.fresh
-tasks.shards.fresh.SHARDS_AT_A_TIME = 1 << 60
-from flows.commands.main import main
-sys.exit(main(["build", sys.argv[1], "--no-server", "--quiet"]))
-"""
-
-
 def test_two_builds_of_the_same_at_once_both_succeed(settings: Settings, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(settings))
-    both = [subprocess.Popen([sys.executable, "-c", BUILD, str(config)], cwd=ROOT) for _ in range(2)]
+    both = [subprocess.Popen(command(config, "--quiet"), cwd=ROOT) for _ in range(2)]
     assert [one.wait(120) for one in both] == [0, 0]
     flat_tokens.verify(tmp_path / "out", "full")
     assert receipts(tmp_path / "out") == set()

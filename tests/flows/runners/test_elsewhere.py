@@ -15,19 +15,22 @@ from flows.groups import tokenize_group
 from flows.pipelines.publish import SCRATCH, scratch_of
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
+from tasks.assemble.assembler import Assembler
+from tasks.assemble.spans import Span
+from tasks.assemble.write import Written
 from tasks.config import BuildConfig
 from tasks.download.cut import at_hand
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
-from tasks.models import Slice, SourceFile
+from tasks.models import SourceFile
 from tasks.output.staging import Place, attempt
+from tasks.output.target import SplitRule, Target
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.split.spans import ShardSpan, SplitRule
-from tasks.split.write import Written
 from tasks.text.documents import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.slices import range_of_slice
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         assert items == [found]
         told = json.loads(json.dumps(result_as_json(steps, through(items[0], steps))))
         cut = result_from_json(steps, told)
-        assert cut.slices[0].file.found == found
+        assert cut.slices[0].ranges[0].file.found == found
 
         recipe = recipe_of(config)
         group = group_of(config, cut.slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
@@ -75,21 +78,28 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         assert shard == load_shard(here.root, recipe.key(cut.slices[0]))
 
 
+def target_of(workspace: Place, name: str = "0123456789abcdef") -> Target:
+    return Target(workspace=workspace, name=name, layout="mmap", rule=SplitRule(fraction=0.5, seed=0), columns={"n": "int"})
+
+
+SPAN = Span(split="train", of_tokens=True, start=0, stop=8)
+
+
 def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_path: Path) -> None:
-    place = Place(Store.at(config.output), str(tmp_path / "staging"))
-    span = ShardSpan(split="train", of_tokens=True, start=0, stop=8, places=())
-    step = SPLIT.given(SplitRule(fraction=0.5, seed=0), "mmap", place, "0123456789abcdef")
-    items, steps = work_of(sent(group_of(config, [span], [step])), place)
-    assert (items, steps) == ([span], [step])
+    """Another process works in its own workspace, and has no assembler."""
+    here, there = (Place(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
+    target = target_of(here)
+    group = group_of(config, [SPAN], [SPLIT.given(target, Assembler(target))])
+    assert group.digest == group_of(config, [SPAN], [SPLIT.given(target_of(there), None)]).digest
+    items, steps = work_of(sent(group), there)
+    assert (items, steps) == ([SPAN], [SPLIT.given(target_of(there), None)])
     written = Written((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
     assert result_from_json(steps, json.loads(json.dumps(result_as_json(steps, written)))) == written
 
 
-def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig, tmp_path: Path) -> None:
+def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig) -> None:
     place = Place(Store.at(config.output), "")
-    span = ShardSpan(split="train", of_tokens=True, start=0, stop=8, places=())
-    step = SPLIT.given(SplitRule(fraction=0.5, seed=0), "mmap", place, "0123456789abcdef")
-    told = group_of(config, [span], [step])
+    told = group_of(config, [SPAN], [SPLIT.given(target_of(place))])
     for name in ("shard-write", "os.system"):
         with pytest.raises(ValueError, match="is not one that other processes work on"):
             work_of(told.model_copy(update={"steps": (told.steps[0].model_copy(update={"stage": name}),)}), place)
@@ -134,22 +144,19 @@ def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roo
     (found,) = resolve_source(config.sources[0], 0).files
     secret = tmp_path / "secret.jsonl"
     file = SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", location=str(secret), stamp=stamp(str(secret)))
-    part = Slice(file=file.model_copy(update={"found": found}), start=0, stop=19, text_bytes=6)
+    part = range_of_slice(file.model_copy(update={"found": found}), 0, 19, 6)
     with pytest.raises(ValueError, match="changed while the build read it"):  # the source's own file was looked at instead
         at_hand(part, config.sources, rooted)
     link = tmp_path / "out/scratch/files/a.raw"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret)
     with pytest.raises(ValueError, match="cannot read"):
-        at_hand(
-            Slice(file=file.model_copy(update={"location": str(link)}), start=0, stop=19, text_bytes=6), config.sources, rooted
-        )
+        at_hand(range_of_slice(file.model_copy(update={"location": str(link)}), 0, 19, 6), config.sources, rooted)
 
 
 @pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])
 def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Place, version: str) -> None:
-    span = ShardSpan(split="train", of_tokens=True, start=0, stop=0, places=())
-    group = group_of(config, [span], [SPLIT.given(SplitRule(fraction=0.0, seed=0), "mmap", rooted, "version-1")])
+    group = group_of(config, [SPAN], [SPLIT.given(target_of(rooted, "version-1"))])
     work_of(group, rooted)
     with pytest.raises(ValueError, match="String should match pattern"):
         work_of(Group.model_validate_json(group.model_dump_json().replace("version-1", version)), rooted)

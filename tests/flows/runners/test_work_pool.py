@@ -29,10 +29,10 @@ SPREAD: dict[str, Any] = {"runner": "groups", "groups": {"threshold": 2, "slices
 SMALL_SPANS = """
 import sys
 import flows.pipelines.stages
-import tasks.split.spans
+import tasks.assemble.spans
 from flows.commands.main import main
 flows.pipelines.stages.SPANS_IN_A_GROUP = 3
-tasks.split.spans.SPAN_TOKENS = tasks.split.spans.SPAN_DOCUMENTS = 1
+tasks.assemble.spans.SPAN_TOKENS = tasks.assemble.spans.SPAN_DOCUMENTS = 1
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -46,7 +46,8 @@ def test_counts_give_way_to_the_bar_the_documents_first() -> None:
 
 def test_the_line_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     done = Progress("done", 20.0, 0, Done())
-    assert progress_line(done, "web") == "web  done       0:20  telling the Prefect server"
+    assert progress_line(done, "web", has_server=True) == "web  done       0:20  telling the Prefect server"
+    assert progress_line(done, "web") == "web  done       0:20"
     assert progress_line(done._replace(seconds=1.0), "web") == "web  done       0:01"
     assert "away" not in progress_line(MIDWAY, "web")
     monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: True)

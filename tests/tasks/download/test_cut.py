@@ -25,6 +25,7 @@ from tasks.download.hub import resolve_hub
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
+from tests.slices import range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.text.test_slices import source_file
 
@@ -68,7 +69,7 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert cut.slices == [Slice(file=cut.file, start=i, stop=i + 1, text_bytes=cut.cuts[i].text_bytes) for i in range(4)]
+    assert cut.slices == [range_of_slice(cut.file, i, i + 1, cut.cuts[i].text_bytes) for i in range(4)]
 
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
     assert known.cuts == cut.cuts
@@ -140,8 +141,8 @@ def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path,
     with ThreadPoolExecutor(4) as threads:
         here = list(threads.map(at_once, known.slices))
     assert fetched == ["a.parquet"] * 2
-    assert {part.file.location for part in here} == {found.uri}
-    assert [part.file.identity() for part in here] == [part.file.identity() for part in known.slices]
+    assert {part.ranges[0].file.location for part in here} == {found.uri}
+    assert [part.ranges[0].file.identity() for part in here] == [part.ranges[0].file.identity() for part in known.slices]
 
 
 def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fetched: list[str]) -> None:
@@ -150,9 +151,9 @@ def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fet
     copy = Path(cut.file.location)
     assert copy.is_relative_to(place.scratch)
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(cut.slices[0], sources, place).file.location).read_bytes() == Path(found.uri).read_bytes()
+    assert Path(at_hand(cut.slices[0], sources, place).ranges[0].file.location).read_bytes() == Path(found.uri).read_bytes()
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(cut.slices[0], sources, place).file.location).exists()
+    assert Path(at_hand(cut.slices[0], sources, place).ranges[0].file.location).exists()
     assert fetched == ["a.parquet"] * 3
 
 
@@ -212,11 +213,11 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
     assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
-    here = at_hand(cut.slices[0], sources, place)
+    here = at_hand(cut.slices[0], sources, place).ranges[0]
     assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
     own = place._replace(scratch=str(tmp_path / "own"), staging=str(tmp_path / "own"))
-    assert Path(at_hand(cut.slices[0], sources, own).file.location).is_relative_to(tmp_path / "own")
+    assert Path(at_hand(cut.slices[0], sources, own).ranges[0].file.location).is_relative_to(tmp_path / "own")
 
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
@@ -290,9 +291,9 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
     assert fetched in ([], ["c"])
     with fetched_ahead(parts, sources, place):
         for name in ("b", "a", "c"):  # waits for each: leaving the block gives up the files that were not begun
-            wanted = next(part for part in parts if part.file.name == name)
-            assert Path(at_hand(wanted, sources, place).file.location).exists()
+            wanted = next(part for part in parts if part.ranges[0].file.name == name)
+            assert Path(at_hand(wanted, sources, place).ranges[0].file.location).exists()
         with pytest.raises(OSError, match="gone"):
-            at_hand(next(part for part in parts if part.file.name == "gone"), sources, place)
+            at_hand(next(part for part in parts if part.ranges[0].file.name == "gone"), sources, place)
     assert sorted(set(fetched)) == ["a", "b", "c", "gone"]
     assert fetched.count("c") == 1

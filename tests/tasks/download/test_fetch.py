@@ -359,6 +359,28 @@ def test_other_stores_are_read_and_pinned_too(tmp_path: Path) -> None:
         fs.rm("/download", recursive=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "separator", "expected"),
+    [
+        ("a.txt", b"a\r\nb\n", "\n", "crlf"),
+        ("a.txt", b"a\r\n\r\nb", "--\n\n", "crlf"),
+        ("a.txt", b"x" * ((1 << 20) - 1) + b"\r\n", "\n", "crlf"),  # where one block ends and the next begins
+        ("a.txt", b"a\nb\rc\n\r", "\n", None),
+        ("a.txt", b"a\r\n", "\r\n", None),
+        ("a.txt", b"a\r\n", "--", None),
+        ("a.txt", b"a\r\n", None, None),
+        ("a.jsonl", b'{"text": "a"}\r\n', "\n", None),
+    ],
+)
+def test_a_text_is_looked_through_for_crlf_where_its_separator_has_a_line_feed(
+    tmp_path: Path, name: str, content: bytes, separator: str | None, expected: str | None
+) -> None:
+    """It is part of what names the file in keys, as it decides what a document is."""
+    (tmp_path / name).write_bytes(content)
+    source = Source(path="x", document_separator=separator)
+    assert fetch_file(local(tmp_path / name), (source,), tmp_path / "scratch").line_ends == expected
+
+
 def packed(kind: str, *parts: bytes) -> bytes:
     pack = gzip.compress if kind == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
     return b"".join(pack(part) for part in parts)

@@ -66,7 +66,8 @@ def digests(directory: Path | str) -> dict[str, str]:
 
 
 def keys_in(output: Path) -> set[str]:
-    return {shard.key for path in output.glob("_cache/index/*.json") for shard in read_index(Store.at(output), path.stem).held}
+    indexes = [read_index(Store.at(output), path.stem) for path in output.glob("_cache/index/*.json")]
+    return {shard.key for index in indexes for shard in index.published}
 
 
 def column(result: BuildResult, split: str, name: str) -> list[int]:

@@ -19,9 +19,10 @@ from tasks.models import Slice, SourceFile, TokenShard, digest_of
 from tasks.output.paths import CACHE, QUARANTINE
 from tasks.shards.receipts import load_shard, put_aside, read_receipt, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
+from tests.slices import changed, range_of_slice
 
 FILE = SourceFile(source=0, name="a.parquet", location="/data/a.parquet", size=100, sha256="ab" * 32, format="parquet")
-PART = Slice(file=FILE, start=2, stop=5, text_bytes=1000)
+PART = range_of_slice(FILE, 2, 5, 1000)
 SOURCE = Source(name="one", path="/data", text_column="text")
 RECIPE = Recipe(
     sources=(SOURCE,),
@@ -33,7 +34,7 @@ RECIPE = Recipe(
 
 
 def with_file(**changes: Any) -> Slice:
-    return PART.model_copy(update={"file": FILE.model_copy(update=changes)})
+    return changed(PART, file=FILE.model_copy(update=changes))
 
 
 def with_source(**changes: Any) -> Recipe:
@@ -51,13 +52,16 @@ def with_steps(*steps: dict[str, Any]) -> Recipe:
     [
         (with_file(sha256="ac" * 32), RECIPE),
         (with_file(format="arrow"), RECIPE),
-        (PART.model_copy(update={"start": 1}), RECIPE),
-        (PART.model_copy(update={"stop": 6}), RECIPE),
-        (PART.model_copy(update={"rows": (0, 10)}), RECIPE),
-        (PART.model_copy(update={"rows": (10, 20)}), RECIPE),
+        (changed(PART, start=1), RECIPE),
+        (changed(PART, stop=6), RECIPE),
+        (changed(PART, rows=(0, 10)), RECIPE),
+        (changed(PART, rows=(10, 20)), RECIPE),
         (PART, with_source(text_column="body")),
         (PART, with_source(id_column="id")),
         (PART, with_source(document_separator="\n")),
+        (PART, with_source(delimiter=";")),
+        (PART, with_source(quotes="none")),
+        (with_file(line_ends="crlf"), RECIPE),
         (PART, RECIPE.model_copy(update={"tokenizer_digest": "ce" * 32})),
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="skip")})),
         (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="replace")})),
@@ -113,7 +117,7 @@ def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch
         (with_file(stamp=(1, 2, 3, 4)), RECIPE),
         (with_file(split="validation"), RECIPE),
         (with_file(source=1), RECIPE.model_copy(update={"sources": (with_source(text_column="x").sources[0], SOURCE)})),
-        (PART.model_copy(update={"text_bytes": 999}), RECIPE),
+        (changed(PART, text_bytes=999), RECIPE),
         (PART, with_source(name="two", path="/moved", format="parquet")),
         (PART, with_source(validation_split="test")),
         (PART, RECIPE.model_copy(update={"tokenizer": TokenizerConfig(name="the same by another name", engine="reference")})),

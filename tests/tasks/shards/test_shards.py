@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.read
+import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
@@ -28,13 +28,13 @@ from tasks.download.sources import resolve_source
 from tasks.models import Slice, TokenShard
 from tasks.output.paths import CACHE, QUARANTINE, STAGING
 from tasks.output.staging import Place, attempt
-from tasks.shards.read import open_shard
+from tasks.parts.stored import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
-from tasks.text.documents import plan_slices
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.examples import examples
+from tests.slices import slices_of
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
 
@@ -42,7 +42,7 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents make many stored objects."""
-    monkeypatch.setattr(tasks.shards.read, "SHARD_LAYOUT", SMALL)
+    monkeypatch.setattr(tasks.parts.stored, "SHARD_LAYOUT", SMALL)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ class Held(NamedTuple):
 
 def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
     files = [fetch_file(found, (source,), Path(place.staging)) for found in resolve_source(source, 0).files]
-    slices = [part for file in files for part in plan_slices(file, source, slice_bytes)]
+    slices = [part for file in files for part in slices_of(file, source, slice_bytes)]
     tokenizer = TokenizerConfig(name="bytes")
     digest = load_tokenizer(tokenizer).digest
     recipe = Recipe(
@@ -313,19 +313,20 @@ def become_empty(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happen", "is_damage"),
+    ("happen", "moved_to"),
     [
-        (leave_alone, False),
-        (lose_receipt, False),
-        (become_empty, False),
-        (lose_object, True),
-        (spoil_object, True),
-        (become_file, True),
+        (leave_alone, None),
+        (lose_receipt, None),
+        (become_empty, None),
+        (lose_object, STAGING),
+        (spoil_object, STAGING),
+        (become_file, QUARANTINE),
     ],
 )
-def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_aside(
-    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], is_damage: bool
+def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
+    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], moved_to: str | None
 ) -> None:
+    """A shard without a receipt is not damaged, and goes with the staging: nobody counts on it."""
     part, recipe, place = slices
     root = place.root
     shard = make_shard(part, recipe, place)
@@ -336,7 +337,8 @@ def test_what_stands_under_the_name_already_is_taken_if_it_is_whole_else_put_asi
     assert tree(Path(root.path(CACHE))) == before
     assert facts(load_shard(root, shard.key)) == facts(shard)
     assert not (Path(place.staging) / shard.key).exists()
-    assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == is_damage
+    assert bool(list(Path(place.staging).glob(f"{shard.key}.former-*"))) == (moved_to == STAGING)
+    assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == (moved_to == QUARANTINE)
 
 
 def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:

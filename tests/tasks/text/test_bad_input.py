@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
+from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, KmsClient, KmsConnectionConfig
 
 import flat_tokens
 from flows.commands.main import main
@@ -75,6 +77,27 @@ def with_id(second: bytes) -> bytes:
 def parquet(texts: pa.Array | pa.Table, **more: pa.Array) -> bytes:
     sink = io.BytesIO()
     pq.write_table(texts if isinstance(texts, pa.Table) else pa.table({"text": texts, **more}), sink, write_page_checksum=True)
+    return sink.getvalue()
+
+
+class _Keys(KmsClient):  # type: ignore[misc]
+    """Keys that are kept as they are."""
+
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, wrapped: bytes, master: str) -> bytes:
+        return base64.b64decode(wrapped)
+
+
+def encrypted(*, plaintext_footer: bool, column: str = "text") -> bytes:
+    """Parquet of which one column is encrypted, and the footer, or not."""
+    settings = EncryptionConfiguration("footer", column_keys={"key": [column]}, plaintext_footer=plaintext_footer)
+    factory = CryptoFactory(lambda _: _Keys())
+    properties = factory.file_encryption_properties(KmsConnectionConfig(), settings)
+    sink, table = io.BytesIO(), pa.table({"text": ["a"], "id": ["b"]})
+    with pq.ParquetWriter(sink, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
     return sink.getvalue()
 
 
@@ -240,6 +263,19 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
     "BOM before text": ("a.txt", b"\xef\xbb\xbf\xef\xbb\xbfa", ["\ufeffa"], {}),
     "text that is only a BOM": ("a.txt", b"\xef\xbb\xbf", [], {}),
     "text between separators": ("a.txt", b"a\r\n--\r\nb--", ["a\r\n", "\r\nb"], {"source_document_separator": "--"}),
+    "lines that end in CR LF": (
+        "a.txt",
+        b"a\r\n\r\nb\rc\r\nd\ne\r",
+        ["a", "", "b\rc", "d", "e\r"],
+        {"source_document_separator": "\n"},
+    ),
+    "a blank line between that ends in CR LF": (
+        "a.txt",
+        b"a\r\nb\r\n\r\nc\n\nd\n\r\n",
+        ["a\r\nb", "c", "d"],
+        {"source_document_separator": "\n\n"},
+    ),
+    "CR LF as it is told": ("a.txt", b"a\r\nb\nc\r\n", ["a", "b\nc"], {"source_document_separator": "\r\n"}),
     "JSON read as text": ("a.jsonl", b'{"text": "a"}\n', ['{"text": "a"}\n'], {"source_format": "text"}),
     "BOM before CSV": ("a.csv", b"\xef\xbb\xbftext\na\n", ["a"], {}),
     "awkward values in CSV": ("a.csv", b'id,text\r\n1,"a\r\n""b"""\r\n2,c\0d\r\n3,NULL\r\n', ['a\r\n"b"', "c\0d", "NULL"], {}),
@@ -250,6 +286,14 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
         ["a\0b", "\ufeffc", "d\r\n"],
         {},
     ),
+    "another column that is encrypted in Parquet": ("a.parquet", encrypted(plaintext_footer=True, column="id"), ["a"], {}),
+    "zstd with a frame before it that holds nothing": (
+        "a.txt.zst",
+        b"\x50\x2a\x4d\x18\4\0\0\0size" + zstandard.compress(b"a"),
+        ["a"],
+        {},
+    ),
+    "plain text that kept the name of its compression": ("a.txt.gz", "aé".encode(), ["aé"], {}),
     "valid bytes in Parquet": ("a.parquet", parquet(bytes_of_any("é".encode(), b"b")), ["é", "b"], {}),
     "JSON in a file called .parquet, told so": (
         "a.parquet",
@@ -291,6 +335,7 @@ def test_what_is_only_unusual_is_kept_as_it_is(
         ("a.arrow", arrow(pa.array(["a", "", "b", "", ""])), {}),
         ("a.csv", b'text\na\n""\nb\n""\n""\n', {}),
         ("a.txt", b"a||b|||", {"source_document_separator": "|"}),
+        ("a.txt", b"a\r\n\r\nb\r\n\r\n\r\n", {"source_document_separator": "\n"}),
     ],
 )
 def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
@@ -429,6 +474,31 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     "wrong bit in a page": ({"a.parquet": flip(PAGES, 200)}, r"^a.parquet\[0:1\] cannot be read to its end: .*CRC", {}),
     "Arrow cut": ({"a.arrow": arrow(pa.array(["a"] * 9))[:-20]}, r"^a.arrow cannot be read as arrow: ", {}),
     "Arrow stream cut": ({"a.arrow": arrow(pa.array(["a"] * 9), stream=True)[:-150]}, r"^a.arrow cannot be read as arrow: ", {}),
+    "Parquet with an encrypted footer": (
+        {"a.parquet": encrypted(plaintext_footer=False)},
+        r"^a.parquet is encrypted Parquet, for which there are no keys here. Write it without encryption first",
+        {},
+    ),
+    "Parquet with an encrypted column": (
+        {"a.parquet": encrypted(plaintext_footer=True)},
+        r"^a.parquet: a column of 'text' is encrypted, and there are no keys here. Write it without encryption first",
+        {},
+    ),
+    "a pointer among files": (
+        {"a.txt": b"text", "b.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"},
+        r"^b.txt is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull",
+        {"documents": {"on_bad": "skip"}},
+    ),
+    "bytes called gzip": (
+        {"a.txt.gz": b"\0" + gzip.compress(b"text")},
+        r"^a.txt.gz begins with b'\\x00.*, as no .gz file does that is read here. Fetch it again, or rename it",
+        {"documents": {"on_bad": "skip"}},
+    ),
+    "a directory for a column": (
+        {"k=v/a.parquet": parquet(pa.array(["a"]))},
+        r"^k=v/a.parquet has no column 'k'; it has 'text'. Names of directories, such as k=v, give no columns here: write",
+        {"source_keep_columns": ["k"]},
+    ),
     "text called Parquet": (
         {"a.parquet": b"plain text"},
         r"^a.parquet is not parquet: it begins with b'plain te'. Set source.format",
@@ -535,6 +605,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(
 ) -> None:
     (tmp_path / "in").mkdir()
     for name, content in files.items():
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(content)
     refuse(tmp_path, tmp_path / "in", words, **settings)
 
@@ -727,7 +798,8 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "fraction of a worker": ({"workers": 2.5}, "workers: should be a whole number, not 2.5"),
     "boolean as a size": ({"slice_bytes": True}, "slice_bytes: should be a number, not true"),
     "name that is a number": ({"name": 12}, "name: should be text, not 12"),
-    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
+    "tokenizer that is a number": ({"tokenizer": 5}, "'tokenizer' is a name, such as cl100k_base, in quotes if it is a number"),
+    "tokenizer that is a list": ({"tokenizer": ["gpt2"]}, "'tokenizer' is a name, such as cl100k_base, or a mapping of name"),
     "documents that are a word": ({"documents": "skip"}, "documents: should be a mapping of settings, not 'skip'"),
     "sources that are nothing": ({"source": REMOVED, "sources": None}, "sources: should be a list, not nothing"),
     "no workers": ({"workers": 0}, "workers: should be greater than or equal to 1, not 0"),
@@ -739,7 +811,42 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
         "documents.on_bad: should be 'error', 'skip' or 'replace', not 'ignore'",
     ),
     "unknown layout": ({"layout": "zip"}, "layout: should be 'auto', 'mmap', 'compact' or 'zarr2', not 'zip'"),
-    "no output": ({"output": REMOVED}, "output: Field required"),
+    "no output": ({"output": REMOVED}, "output is missing. Set it: Directory or URL, such as /data/web"),
+    "no tokenizer": ({"tokenizer": REMOVED}, "tokenizer is missing. Set it: A tiktoken encoding (cl100k_base), 'bytes', a"),
+    "no source": ({"source": REMOVED}, "source is missing. Set it: Where the text comes from"),
+    "no name of a tokenizer": ({"tokenizer": {"revision": "x"}}, "tokenizer.name is missing. Set it: A tiktoken encoding"),
+    "a word that YAML takes for a truth": (
+        {"source": {"hub": {"path": "a/b", "name": False}}},
+        "source.hub.name: should be text, not False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a column that YAML takes for a truth": (
+        {"source": {"path": "x", "keep_columns": ["url", True]}},
+        "source.keep_columns.1: should be text, not True. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "digits that YAML takes for a number": (
+        {"source": {"hub": {"path": "a/b", "revision": 42798}}},
+        "source.hub.revision: should be text, not 42798. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put",
+    ),
+    "a day that YAML takes for a date": (
+        {"source": {"path": "x", "messages_column": "m", "chat_date": date(2026, 7, 31)}},
+        "source.chat_date: should be text, not the date 2026-07-31. YAML makes that of digits such as",
+    ),
+    "a choice that YAML takes for a truth": (
+        {"source": {"path": "x", "quotes": False}},
+        "source.quotes: should be 'csv' or 'none', not False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a key that YAML takes for a truth": (
+        {"source": {"path": "x", False: "y"}},
+        "a key of source is False. YAML makes that of words such as no and on: put the word in quotes",
+    ),
+    "a delimiter of two characters": (
+        {"source": {"path": "x", "delimiter": "||"}},
+        r'source.delimiter: should be one character of ASCII, such as ; or "\t", and no quote',
+    ),
+    "a delimiter of what is no CSV": (
+        lambda tmp: {"source": {"path": str(tmp / "in.jsonl"), "delimiter": ";"}},
+        "in.jsonl is jsonl, which has no delimiter. Leave source.delimiter out",
+    ),
     "no sources": ({"source": REMOVED, "sources": []}, "sources: needs at least one item"),
     "source and sources": ({"sources": [{"path": "x"}]}, "there are both 'source' and 'sources'"),
     "sources that are no list": (
@@ -871,7 +978,10 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(
         ('{"output": "x", "output": "x"}', "config.yaml: the key 'output' is in line 1 and again in line 1; remove one"),
         ("[" * 100_000, "is nested too deep"),
         ("output: x\nsource: {path: y\ntokenizer: bytes\n", "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)"),
-        ("1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n", "1: Keys should be strings"),
+        (
+            "1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n",
+            "a key is 1. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put them in quotes",
+        ),
         ("output: x\nlayout: !!bool x\n", "config.yaml is not YAML: a value does not fit !!bool (line 2, column 9)"),
         ("output: !!timestamp today\n", "config.yaml is not YAML: a value does not fit !!timestamp (line 1, column 9)"),
         ("a: 1\nslices: !!int", "config.yaml is not YAML: a value does not fit !!int (line 2, column 9)"),

@@ -23,8 +23,9 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.parquet import Room
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.documents import Tally, plan_slices, read_documents, stamp
+from tasks.text.documents import Tally, read_documents, stamp
 from tests.examples import first_fast
+from tests.slices import changed, range_of_slice, slices_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,7 +53,7 @@ def source_file(path: Path, kind: FileFormat) -> SourceFile:
 def slice_of(path: Path, kind: FileFormat) -> Slice:
     """A whole file of bytes as one slice."""
     file = source_file(path, kind)
-    return Slice(file=file, start=0, stop=file.size, text_bytes=file.size)
+    return range_of_slice(file, 0, file.size, file.size)
 
 
 def read(part: Slice, source: Source, policy: DocumentPolicy) -> Outcome:
@@ -287,7 +288,7 @@ print(repr(dict(Counter(seen))))
 
 def read_all(path: Path, kind: FileFormat) -> list[tuple[str, int, int]]:
     source = Source(path="x", id_column="id")
-    slices = plan_slices(source_file(path, kind), source, 200)
+    slices = slices_of(source_file(path, kind), source, 200)
     return [d for part in slices for d in read(part, source, DocumentPolicy(on_bad="replace")).documents]
 
 
@@ -342,13 +343,14 @@ import json, sys
 from pathlib import Path
 import pyarrow as pa
 from flat_tokens.text import limits
-from tests.tasks.text.test_documents import plan_slices, read_documents, source_file, DocumentPolicy, Source, Tally
+from tests.slices import slices_of
+from tests.tasks.text.test_documents import read_documents, source_file, DocumentPolicy, Source, Tally
 
 limits.BATCH_BYTES, limits.LARGEST_BATCH = 1 << 20, 8 << 20
 path = Path(sys.argv[1])
 source = Source(path="x", id_column=sys.argv[2] or None)
 before, documents, size, largest = pa.total_allocated_bytes(), 0, 0, 0
-for part in plan_slices(source_file(path, path.suffix[1:]), source, 1 << 30):
+for part in slices_of(source_file(path, path.suffix[1:]), source, 1 << 30):
     for batch in read_documents(part, source, DocumentPolicy(), Tally()):
         documents += len(batch.texts)
         size += batch.texts.nbytes
@@ -432,7 +434,7 @@ def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path:
 
 def read_all_of(path: Path, policy: DocumentPolicy) -> int:
     source = Source(path="x")
-    return sum(len(read(part, source, policy).documents) for part in plan_slices(source_file(path, "parquet"), source, 1 << 30))
+    return sum(len(read(part, source, policy).documents) for part in slices_of(source_file(path, "parquet"), source, 1 << 30))
 
 
 def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
@@ -577,7 +579,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
         template = '{"text":"text %d"}' if kind == "jsonl" else "text %d"
         path.write_text("text\n" + "\n".join(template % i for i in range(100)))
     source = Source(path="x", document_separator="\n" if kind == "text" else None)
-    (part,) = plan_slices(source_file(path, kind), source, 1 << 20)
+    (part,) = slices_of(source_file(path, kind), source, 1 << 20)
     policy = DocumentPolicy(on_bad="skip")
     batches = read_documents(part, source, policy, Tally())
     next(batches)
@@ -595,6 +597,6 @@ def test_a_file_shorter_than_its_slice_is_an_error_not_a_wait(tmp_path: Path, le
     path.write_bytes(b"x" * 60)
     part = slice_of(path, "jsonl")
     os.truncate(path, length)
-    part = part.model_copy(update={"file": part.file.model_copy(update={"stamp": ()})})
+    part = changed(part, file=part.ranges[0].file.model_copy(update={"stamp": ()}))
     with pytest.raises(ValueError, match=r"a.jsonl\[0:60\] cannot be read to its end: it ends \d+ bytes before its length"):
         read(part, Source(path="x"), DocumentPolicy(on_bad="skip", max_bytes=max_bytes))

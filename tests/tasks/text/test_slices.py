@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from flat_tokens.text.formats import FileFormat, detect_format
 from flat_tokens.text.parquet import MAX_CUTS_OF_A_ROW_GROUP
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.documents import Tally, plan_slices, read_documents
+from tasks.text.documents import Tally, plan_ranges, read_documents
+from tests.examples import examples
+from tests.slices import slices_of
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -58,7 +61,7 @@ def read_slices(slices: list[Slice], source: Source, policy: DocumentPolicy | No
 
 
 def whole(path: Path, kind: FileFormat, source: Source, slice_bytes: int) -> list[Document]:
-    return read_slices(plan_slices(source_file(path, kind), source, slice_bytes), source)
+    return read_slices(slices_of(source_file(path, kind), source, slice_bytes), source)
 
 
 def documents(texts: list[str], ids: list[str] | None = None) -> list[Document]:
@@ -172,6 +175,44 @@ def test_texts_are_cut_at_separators_from_left_to_right(
     assert found == documents(expected)
 
 
+@given(
+    data=st.text("a-\r\n", max_size=60),
+    separator=st.sampled_from(["\n", "\n\n", "-\n", "\n-\n", "-"]),
+    slice_bytes=st.integers(1, 70),
+    block=st.integers(1, 20),
+)
+@example(data="a\r\n\r\nb\n\r\n\n-", separator="\n\n", slice_bytes=2, block=1)
+@example(data="\r\n" * 9, separator="\n\n", slice_bytes=3, block=2)
+@examples(300)
+def test_texts_are_cut_at_separators_whose_line_feeds_are_crlf(
+    tmp_path: Path, blocks_of: Callable[[int], None], data: str, separator: str, slice_bytes: int, block: int
+) -> None:
+    """At each place by itself, also across slices and blocks."""
+    path = tmp_path / "file.txt"
+    path.write_bytes(data.encode())
+    expected = re.split("\r?\n".join(map(re.escape, separator.split("\n"))), data)
+    if not expected[-1]:
+        expected.pop()
+    blocks_of(block)
+    source, file = Source(path="x", document_separator=separator), source_file(path, "text")
+    found = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, slice_bytes)
+    assert read_slices(found, source) == documents(expected)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n"])
+def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
+    tmp_path: Path, blocks_of: Callable[[int], None], separator: str
+) -> None:
+    path = tmp_path / "file.txt"
+    path.write_bytes(separator.replace("\n", "\r\n").join(["a", "x" * 50, "b", "c" * 9]).encode())
+    source, file = Source(path="x", document_separator=separator), source_file(path, "text")
+    for block in range(1, 8):
+        blocks_of(block)
+        slices = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, 1000)
+        found = read_slices(slices, source, DocumentPolicy(max_bytes=20, on_bad="skip"))
+        assert [(document.text, document.row) for document in found] == [("a", 0), ("b", 2), ("c" * 9, 3)]
+
+
 def test_a_text_without_a_separator_is_one_document(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
     path = tmp_path / "file.txt"
     path.write_bytes("one\r\n\r\n\0two é".encode())
@@ -182,17 +223,17 @@ def test_a_text_without_a_separator_is_one_document(tmp_path: Path, blocks_of: C
 def test_slices_of_about_the_wanted_size_cover_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(b'{"text":"0123456789"}\n' * 1000)  # 22 bytes each
-    slices = plan_slices(source_file(path, "jsonl"), Source(path="x"), 2200)
-    assert [(part.start, part.stop) for part in slices] == [(i * 2200, (i + 1) * 2200) for i in range(10)]
+    ranges = plan_ranges(source_file(path, "jsonl"), Source(path="x"), 2200)
+    assert [(part.start, part.stop) for part in ranges] == [(i * 2200, (i + 1) * 2200) for i in range(10)]
 
 
 def test_many_small_row_groups_share_a_slice(tmp_path: Path) -> None:
     path = tmp_path / "file.parquet"
     pq.write_table(pa.table({"text": ["sixteen bytes..."] * 3200}), path, row_group_size=100, use_dictionary=False)
-    slices = plan_slices(source_file(path, "parquet"), Source(path="x"), 17_000)  # 20 bytes a row as Parquet stores it
-    assert 3 <= len(slices) <= 5
-    assert [part.start for part in slices[1:]] == [part.stop for part in slices[:-1]]
-    assert (slices[0].start, slices[-1].stop) == (0, 32)
+    ranges = plan_ranges(source_file(path, "parquet"), Source(path="x"), 17_000)  # 20 bytes a row as Parquet stores it
+    assert 3 <= len(ranges) <= 5
+    assert [part.start for part in ranges[1:]] == [part.stop for part in ranges[:-1]]
+    assert (ranges[0].start, ranges[-1].stop) == (0, 32)
 
 
 def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> None:
@@ -200,9 +241,9 @@ def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> N
     texts = [f"{i:0500}" for i in range(999)]
     pq.write_table(pa.table({"text": ["before", *texts]}), path, use_dictionary=False)
     source = Source(path="x")
-    slices = plan_slices(source_file(path, "parquet"), source, 1000)
+    slices = slices_of(source_file(path, "parquet"), source, 1000)
     assert len(slices) == MAX_CUTS_OF_A_ROW_GROUP
-    assert [part.rows for part in slices] == [(i * 125, (i + 1) * 125) for i in range(8)]
+    assert [part.ranges[0].rows for part in slices] == [(i * 125, (i + 1) * 125) for i in range(8)]
     assert read_slices(slices, source) == documents(["before", *texts])
 
 
@@ -253,7 +294,7 @@ def bad_row_files(tmp_path: Path) -> dict[str, tuple[Path, FileFormat, Source]]:
 @pytest.mark.parametrize("slice_bytes", [60, 10_000])
 def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path: Path, name: str, slice_bytes: int) -> None:
     path, kind, source = bad_row_files(tmp_path)[name]
-    slices = plan_slices(source_file(path, kind), source, slice_bytes)
+    slices = slices_of(source_file(path, kind), source, slice_bytes)
     assert (len(slices) > 1) == (slice_bytes == 60 and name != "csv")
     with pytest.raises(ValueError, match=rf"{path.name}, row 30: the text is not valid UTF-8"):
         read_slices(slices, source)
@@ -262,7 +303,7 @@ def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path: Path, nam
 @pytest.mark.parametrize("name", ["parquet", "giant", "arrow", "jsonl", "csv", "text"])
 def test_rows_count_what_was_skipped(tmp_path: Path, name: str) -> None:
     path, kind, source = bad_row_files(tmp_path)[name]
-    found = read_slices(plan_slices(source_file(path, kind), source, 60), source, DocumentPolicy(on_bad="skip"))
+    found = read_slices(slices_of(source_file(path, kind), source, 60), source, DocumentPolicy(on_bad="skip"))
     assert [(document.text, document.row) for document in found] == [(f"document {i}", i) for i in range(40) if i != 30]
 
 

@@ -31,13 +31,13 @@ from tasks.tokenize.engines import (
     Tokenizer,
     Tokens,
     UnencodableError,
-    awkward_texts,
     engine_of,
     first_difference,
     large_string_array,
     may_use_fast_engine,
     try_fast_engine,
 )
+from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.tokenizers import load_tokenizer
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
@@ -60,7 +60,7 @@ def shared(request: pytest.FixtureRequest) -> Callable[[], Path]:
 
 
 def lists(encode: Encode, texts: pa.LargeStringArray) -> list[list[int]]:
-    ids, offsets = encode(texts)
+    ids, offsets, _ = encode(texts)
     assert ids.dtype == np.uint32
     assert (offsets[0], offsets[-1], len(offsets)) == (0, len(ids), len(texts) + 1)
     return [ids[begin:end].tolist() for begin, end in pairwise(offsets)]
@@ -540,7 +540,7 @@ def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fa
     """As far as the reference engine can tell, which takes shorter runs, the tokens are right."""
     tokenizer = load_tokenizer(TokenizerConfig(name="o200k_base"))
     texts = large_string_array(" " * 1_000_000, "a" * 1_000_000, "ok")
-    ids, offsets = Engine(tokenizer, fast=True)(texts)
+    ids, offsets, _ = Engine(tokenizer, fast=True)(texts)
     assert tokenizer.decode(ids[: offsets[1]].tolist()) == " " * 1_000_000
     spaces, letters, ok = Engine(tokenizer, fast=False).one_by_one(texts)
     assert isinstance(spaces, str)

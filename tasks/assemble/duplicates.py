@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.manifest import DUPLICATE
-from tasks.output.paths import DOCUMENTS, version_store
-from tasks.output.staging import Place
+from tasks.output.paths import DOCUMENTS
+from tasks.output.target import Target
+from tasks.parts.opening import open_part
+from tasks.parts.part import Copies, ShardPart
+from tasks.parts.stored import open_digests
 from tasks.progress import meter
-from tasks.shards.contents import open_contents
-from tasks.shards.read import open_digests
-from tasks.split.spans import Copies, ShardPlace
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class _Run(NamedTuple):
             open_ = open_[self.high[at[open_]] == high[open_]]
             is_it = self.low[at[open_]] == low[open_]
             found[open_[is_it]] = at[open_[is_it]]
-            open_ = open_[~is_it]  # another digest with the same half stands behind
+            open_ = open_[~is_it]  # another digest with the same half follows
             at[open_] += 1
         return found
 
@@ -63,8 +63,8 @@ class FirstTexts:
 
     _runs: list[_Run] = field(default_factory=list)
 
-    def add(self, digests: UInt64s, file: int, rows: UInt64s) -> Originals:
-        """Meet texts of a file, in their order: digests uint64[n, 2], rows uint64[n]. Return those that were met before."""
+    def add(self, digests: UInt64s, files: UInt64s, rows: UInt64s) -> Originals:
+        """Meet texts in their order: digests uint64[n, 2], files and rows uint64[n]. Return those that were met before."""
         high, low = digests[:, 0], digests[:, 1]
         order = np.argsort(high, kind="stable")  # equal ones stay in their order
         if (np.diff(high[order]) == 0)[np.diff(low[order]) != 0].any():  # two digests have the same half
@@ -72,7 +72,8 @@ class FirstTexts:
         high, low = high[order], low[order]
         is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
         group = np.cumsum(is_first) - 1
-        mine = _Run(high[is_first], low[is_first], np.full(int(is_first.sum()), file, np.uint32), rows[order[is_first]])
+        first = order[is_first]
+        mine = _Run(high[is_first], low[is_first], files[first].astype(np.uint32), rows[first])
         is_known = np.zeros(len(mine.high), bool)
         for run in self._runs:
             at = run.find(mine.high, mine.low)
@@ -103,48 +104,47 @@ def _scattered(values: npt.NDArray[np.generic], order: Int64s) -> npt.NDArray[np
 
 
 @dataclass
-class Dropping:
-    """Texts of a version that were met, and where its lists of copies go. ``shards``: that were looked at. ``seconds``: that it
-    took.
+class DuplicateFilter:
+    """State of the duplicate filter: digests seen so far, parts looked at, seconds spent. The lists of copies are objects of the
+    target.
     """
 
-    place: Place
-    version: str
+    target: Target
     seen: FirstTexts = field(default_factory=FirstTexts)
-    shards: int = 0
+    parts: int = 0
     seconds: float = 0.0
 
 
-def leave_out(at: ShardPlace, dropping: Dropping) -> ShardPlace:
-    """Stage duplicates: a place, and what it lacks: documents whose texts were met before. Places come in the order of the
-    sources. The list of the copies of a place is an object of the version.
+def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
+    """Stage duplicates: a part, and which documents it lacks: those whose texts were seen before. Parts arrive in the order of
+    the sources. The list of the copies of a part is an object of the version.
     """
     begun = time.monotonic()
-    number, dropping.shards = dropping.shards, dropping.shards + 1
-    if at.shard.written:
-        at = at.model_copy(update={"copies": _copies_of(at, number, dropping)})
-    meter.add("duplicates", at.shard.text_bytes, at.shard.written)
-    dropping.seconds += time.monotonic() - begun
-    return at
+    number, duplicates.parts = duplicates.parts, duplicates.parts + 1
+    if part.shard.written:
+        part = part.model_copy(update={"copies": _copies_of(part, number, duplicates)})
+    meter.add("duplicates", part.shard.text_bytes, part.shard.written)
+    duplicates.seconds += time.monotonic() - begun
+    return part
 
 
-def _copies_of(at: ShardPlace, number: int, dropping: Dropping) -> Copies | None:
-    root = dropping.place.root
-    contents, arrays = open_contents(root, at.shard, f"{DOCUMENTS}/row"), open_digests(root, at.shard)
-    rows = contents.rows() + np.uint64(at.first_row)
-    digests = arrays.digest.read(0, 2 * at.shard.written).reshape(-1, 2)
-    found = dropping.seen.add(digests, at.file, rows)
+def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Copies | None:
+    target = duplicates.target
+    documents, arrays = open_part(part, target, f"{DOCUMENTS}/row"), open_digests(target.root, part.shard)
+    places = documents.places()
+    digests = arrays.digest.read(0, 2 * part.shard.written).reshape(-1, 2)
+    found = duplicates.seen.add(digests, places.file, places.row)
     if not len(found.copies):
         return None
     listed = np.empty(len(found.copies), DUPLICATE)
-    listed["document"], listed["key"], listed["row"] = found.copies, contents.keys[found.copies], rows[found.copies]
-    listed["file"], listed["of_file"], listed["of_row"] = at.file, found.file, found.row
-    stored = version_store(root, dropping.version).put(Copies.name_of(number), listed.tobytes())
+    listed["document"], listed["key"], listed["row"] = found.copies, documents.keys[found.copies], places.row[found.copies]
+    listed["file"], listed["of_file"], listed["of_row"] = places.file[found.copies], found.file, found.row
+    stored = target.store.put(Copies.name_of(number), listed.tobytes())
     return Copies(
         number=number,
         size=stored.size,
         digest=stored.digest,
         documents=len(found.copies),
-        token_count=int(contents.lengths[found.copies].sum()),
+        token_count=int(documents.lengths[found.copies].sum()),
         text_bytes=int(arrays.text_bytes.take(found.copies).sum()),
     )

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.read
+import tasks.parts.stored
 from flat_tokens.stores.store import Store, StoredObject, content_digest
-from tasks.shards.read import Kept, KnownStore, digest_all
+from tasks.parts.stored import DigestCache, KnownStore, digest_all
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(ro
 def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(
     root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.shards.read, "WHOLE_BYTES", 8)
+    monkeypatch.setattr(tasks.parts.stored, "WHOLE_BYTES", 8)
     (root / "shard").put("unknown", b"unknown")
     small, large = fresh("")[:8], fresh("large")
     store = known(root, (root / "shard").put("small", small), (root / "shard").put("large", large))
@@ -145,7 +145,7 @@ def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[
 @given(st.lists(st.integers(0, 9)), st.integers(0, 12))
 def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int) -> None:
     """Content n is n bytes; a list says what should be there."""
-    kept, model = Kept(limit), list[int]()
+    kept, model = DigestCache(limit), list[int]()
     for n in uses:
         digest = kept.keep(bytes(n))
         model = [*(one for one in model if one != n), n]

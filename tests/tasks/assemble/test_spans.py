@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.shards.contents
-import tasks.shards.read
-import tasks.shards.runs
-import tasks.split.spans
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata
+import tasks.assemble.spans
+import tasks.parts.documents
+import tasks.parts.runs
+import tasks.parts.stored
+from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.checker import check_split
@@ -24,14 +24,18 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
+from tasks.assemble.choice import SplitCounts, count_part
+from tasks.assemble.spans import Span, SpanLayout
+from tasks.assemble.write import Written, write_span
 from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
 from tasks.output.staging import Place
-from tasks.shards.read import document_spec
-from tasks.shards.runs import Reads
-from tasks.split.spans import Counts, ShardPlace, ShardSpan, SplitRule, count_documents, lay_out
-from tasks.split.write import Written, write_span
+from tasks.output.target import SplitRule, Target
+from tasks.parts.part import ShardPart
+from tasks.parts.runs import Reads
+from tasks.parts.stored import document_spec
 from tests.examples import examples
+from tests.made import small
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -48,20 +52,6 @@ class Shard(NamedTuple):
 
     documents: list[Document]
     all_in: Split | None
-
-
-def small(name: LayoutName, tokens: int, starts: int) -> Layout:
-    """A layout whose objects hold *tokens* tokens and *starts* entries."""
-    spec = LAYOUTS[name]
-    if spec.zarr_format == 2:
-        lengths = ((tokens, tokens), (starts, starts))
-    else:
-        lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
-    return Layout(
-        name,
-        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level),
-        ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
-    )
 
 
 SHARD_LAYOUT = small("mmap", 8, 4)
@@ -83,7 +73,7 @@ def place() -> Iterator[Place]:
     place.root.remove("")
 
 
-def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
+def store_shard(shard: Shard, number: int, place: Place) -> ShardPart:
     key = f"{number:064x}"
     store = place.root / CACHE / key
     batch = TokenBatch.from_sequences([document.tokens for document in shard.documents])
@@ -109,10 +99,10 @@ def store_shard(shard: Shard, number: int, place: Place) -> ShardPlace:
         token_count=batch.token_count,
         max_token_id=batch.max_token_id,
     )
-    return ShardPlace(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
+    return ShardPart(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
 
 
-def store_shards(shards: list[Shard], place: Place) -> list[ShardPlace]:
+def store_shards(shards: list[Shard], place: Place) -> list[ShardPart]:
     return [store_shard(shard, number, place) for number, shard in enumerate(shards)]
 
 
@@ -135,23 +125,32 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     return rows
 
 
-def laid_out(at: list[ShardPlace], rule: SplitRule, layout: LayoutName, place: Place) -> list[ShardSpan]:
-    return list(lay_out(((one, count_documents(one, rule, place.root)) for one in at), layout))
+def target_of(place: Place, rule: SplitRule, layout: LayoutName = "mmap", name: str = "v", *, masked: bool = False) -> Target:
+    return Target(workspace=place, name=name, layout=layout, rule=rule, masked=masked)
 
 
-def write_all(spans: list[ShardSpan], rule: SplitRule, layout: LayoutName, place: Place) -> list[Written]:
+def laid_out(counted: Iterable[tuple[ShardPart, SplitCounts]], target: Target) -> list[Span]:
+    layout = SpanLayout(target)
+    return [*(span for part, counts in counted for span in layout.add(part, counts)), *layout.rest()]
+
+
+def spans_of(parts: list[ShardPart], target: Target) -> list[Span]:
+    return laid_out(((part, count_part(part, target)) for part in parts), target)
+
+
+def write_all(spans: list[Span], target: Target) -> list[Written]:
     """Write the spans, in another order than theirs."""
     order = list(range(len(spans)))
     random.Random(7).shuffle(order)
-    written = {i: write_span(spans[i], rule, layout, place, "v") for i in order}
+    written = {i: write_span(spans[i], target) for i in order}
     return [written[i] for i in range(len(spans))]
 
 
-def end_of(spans: list[ShardSpan], split: Split, of_tokens: bool) -> int:
+def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
     return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
 
 
-def finish(spans: list[ShardSpan], layout: LayoutName, place: Place) -> None:
+def finish(spans: list[Span], layout: LayoutName, place: Place) -> None:
     """The metadata, so that the arrays can be read."""
     spec, store = LAYOUTS[layout], place.root / "versions" / "v"
     for split in SPLITS:
@@ -230,13 +229,14 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.shards.contents, "FROM_STORE", Reads(block, sparse))
-        patch.setattr(tasks.shards.read, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.shards.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
-        spans = laid_out(store_shards(shards, place), rule, layout, place)
-        written = write_all(spans, rule, layout, place)
+        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.parts.documents, "FROM_STORE", Reads(block, sparse))
+        patch.setattr(tasks.parts.stored, "WHOLE_BYTES", small_bytes)
+        patch.setattr(tasks.parts.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        target = target_of(place, rule, layout)
+        spans = spans_of(store_shards(shards, place), target)
+        written = write_all(spans, target)
     rows = model(shards, rule)
 
     named = [stored.key for part in written for stored in part.objects]
@@ -262,8 +262,9 @@ def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs
 ) -> None:
     """seq_starts has one entry more than there are sequences; the arrays beside it have not."""
     rule = SplitRule(fraction=0, seed=0)
-    spans = laid_out(store_shards([even(count, 2)], place), rule, layout, place)
-    written = write_all(spans, rule, layout, place)
+    target = target_of(place, rule, layout)
+    spans = spans_of(store_shards([even(count, 2)], place), target)
+    written = write_all(spans, target)
     per_object = SMALL[layout].seq_starts.object_length
     names = [
         stored.key for part in written for stored in part.objects if stored.key.startswith(("train/seq", "documents/train/key"))
@@ -277,11 +278,11 @@ def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs
 
 @pytest.mark.parametrize(("count", "length"), [(4, 2), (8, 1), (1, 8), (2, 8), (16, 4)])
 def test_tokens_that_fill_their_objects_leave_no_empty_one_behind(place: Place, count: int, length: int) -> None:
-    rule = SplitRule(fraction=0, seed=0)
-    spans = laid_out(store_shards([even(count, length)], place), rule, "mmap", place)
+    target = target_of(place, SplitRule(fraction=0, seed=0))
+    spans = spans_of(store_shards([even(count, length)], place), target)
     tokens = [span for span in spans if span.of_tokens]
     assert all(span.start < span.stop for span in tokens)
-    names = [stored.key for part in write_all(spans, rule, "mmap", place) for stored in part.objects]
+    names = [stored.key for part in write_all(spans, target) for stored in part.objects]
     assert [name for name in names if "encoded_tokens" in name] == [
         f"train/encoded_tokens/c/{i}" for i in range(count * length // 8)
     ]
@@ -294,16 +295,16 @@ def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
 
 
 @given(
-    counts=st.lists(st.builds(Counts, *[st.integers(0, 30)] * 4), max_size=8),
+    counts=st.lists(st.builds(SplitCounts, *[st.integers(0, 30)] * 4), max_size=8),
     layout=st.sampled_from(sorted(SMALL)),
     span_tokens=st.sampled_from([1, 16, 40]),
     span_documents=st.sampled_from([1, 8, 12]),
 )
 def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
-    counts: list[Counts], layout: LayoutName, span_tokens: int, span_documents: int
+    counts: list[SplitCounts], layout: LayoutName, span_tokens: int, span_documents: int
 ) -> None:
     """And each span comes as soon as the shards are known that it takes from, and names no other ones."""
-    counts = [Counts(*(0 if not seqs else n for seqs, n in ((a, a), (a, b), (c, c), (c, d)))) for a, b, c, d in counts]
+    counts = [SplitCounts(*(0 if not seqs else n for seqs, n in ((a, a), (a, b), (c, c), (c, d)))) for a, b, c, d in counts]
     shard = TokenShard(
         key="k",
         inputs={},
@@ -319,16 +320,18 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
     )
     fed = 0
 
-    def feed() -> Iterator[tuple[ShardPlace, Counts]]:
+    def feed() -> Iterator[tuple[ShardPart, SplitCounts]]:
         nonlocal fed
         for number, one in enumerate(counts):
             fed = number + 1
-            yield ShardPlace(shard=shard, file=number, first_row=0, all_in=None), one
+            yield ShardPart(shard=shard, file=number, first_row=0, all_in=None), one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.split.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.split.spans, "SPAN_DOCUMENTS", span_documents)
-        spans = [(span, fed) for span in lay_out(feed(), layout)]
+        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
+        lines = SpanLayout(target_of(Place(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
+        spans = [(span, fed) for part, one in feed() for span in lines.add(part, one)]
+        spans += [(span, fed) for span in lines.rest()]
 
     for split, of_tokens in itertools.product(SPLITS, (True, False)):
         line = [(span, when) for span, when in spans if span.split == split and span.of_tokens == of_tokens]
@@ -341,12 +344,12 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
         for span, when in line:
             here = [
                 (at.first_token, at.first_token + at.token_count) if of_tokens else (at.first_seq, at.first_seq + at.seq_count)
-                for at in span.places
+                for at in span.parts
             ]
             assert all(start < span.stop or start == stop for start, stop in here)
             assert all(stop > span.start or start == stop for start, stop in here)
             if span is not line[-1][0]:
-                assert span.places[-1].file == when - 1
+                assert span.parts[-1].file == when - 1
 
 
 @given(st.lists(KEYS, min_size=1, max_size=50), st.floats(0, 1), st.integers(0, 2**63 - 1), st.randoms())
@@ -403,10 +406,9 @@ def test_seeds_choose_independently() -> None:
 
 def test_a_span_that_does_not_get_its_items_fails(place: Place) -> None:
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
-    rule = SplitRule(fraction=0, seed=0)
-    (at,) = store_shards([even(5, 3)], place)
-    spans = list(lay_out([(at, Counts(6, 16, 0, 0))], "mmap"))
-    for span in spans[-2:]:
+    target = target_of(place, SplitRule(fraction=0, seed=0))
+    (part,) = store_shards([even(5, 3)], place)
+    for span in laid_out([(part, SplitCounts(6, 16, 0, 0))], target):
         if span.split == "train":
-            with pytest.raises(AssertionError, match="items came instead of"):
-                write_span(span, rule, "mmap", place, "v")
+            with pytest.raises(AssertionError, match="items arrived instead of"):
+                write_span(span, target)

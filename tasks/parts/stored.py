@@ -1,4 +1,4 @@
-"""Reading token shards: small flat-tokens arrays with a key and a row for every sequence.
+"""Token shards with objects of their own: small flat-tokens arrays with a key and a row for every sequence.
 
 A request of a remote store takes tens of milliseconds and costs money, however little it reads; and a shard is read three times:
 counted, then read for the tokens and for the documents of two splits. So small objects that receipts list are read whole by one
@@ -15,18 +15,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.columns import Columns
+from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
+from tasks.parts.documents import Documents, one_array, shard_places, stored_arrays
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
 
+COLUMNS = "documents/columns.parquet"
+"""Below a token shard: the kept columns of its documents."""
 WHOLE_BYTES = 4 << 20
 """Larger objects are read in the ranges that are asked for, and are not kept."""
 KEPT_BYTES = 128 << 20
@@ -34,7 +43,7 @@ KEPT_BYTES = 128 << 20
 TURNS = 64
 
 
-class Kept:
+class DigestCache:
     """Bytes by their digest, the most recently used up to *limit* bytes. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
@@ -60,14 +69,14 @@ class Kept:
         return digest
 
 
-_kept = Kept(KEPT_BYTES)
+_kept = DigestCache(KEPT_BYTES)
 _turns = [threading.Lock() for _ in range(TURNS)]
 
 
 def _begin_anew() -> None:
     """Replace the locks in a forked child: it has none of the threads that hold its parent's."""
     global _kept, _turns
-    _kept, _turns = Kept(KEPT_BYTES), [threading.Lock() for _ in range(TURNS)]
+    _kept, _turns = DigestCache(KEPT_BYTES), [threading.Lock() for _ in range(TURNS)]
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -200,3 +209,24 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     if shard.masked:
         yield from SHARD_LAYOUT.loss_mask.metadata(shard.token_count).values()
     yield from group_metadata(SHARD_LAYOUT.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()
+
+
+def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
+    """The documents of a shard with objects of its own. *names*: arrays besides its keys and starts that will be read, too."""
+    tokens, documents = open_arrays(root, shard, "seq_starts", f"{DOCUMENTS}/key", *names)
+    starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
+    keys, lengths = documents.key.read(0, tokens.seq_count), np.diff(starts)
+    return Documents(
+        keys,
+        *one_array(keys, lengths),
+        lengths,
+        (stored_arrays(tokens),),
+        lambda: shard_places(documents.row.read(0, tokens.seq_count), shard.file_starts),
+        lambda wanted: shard_columns(root, shard, wanted),
+    )
+
+
+def shard_columns(root: Store, shard: TokenShard, wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
+    parts = (ColumnsPart(COLUMNS, 0, shard.written),) if shard.columns and shard.written else ()
+    return Columns(root / shard_key(shard.key), shard.columns, parts).take(wanted, list(shard.columns))

@@ -1,0 +1,39 @@
+"""Checks of options. A value that is not one of an option's own is refused, with the option's name and what it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+import numpy as np
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A whole number. TypeError for anything else."""
+    try:
+        return index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}, but it is a whole number") from error
+
+
+def at_least(minimum: int, name: str, value: Any) -> int:
+    """A whole number from *minimum* up. ValueError for one below."""
+    if (checked := whole_number(name, value)) < minimum:
+        raise ValueError(f"{name} is {checked}, but it is {minimum} or more")
+    return checked
+
+
+def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
+    """A value that is among the *known* ones, texts or numbers. ValueError, with all of them, for another."""
+    known = tuple(known)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value not in known:
+        raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(map(str, known))}")
+    return value
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    """A truth value. ValueError for anything else: the text "false" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} is {value!r}, but it is True or False")
+    return bool(value)

@@ -1,0 +1,1 @@
+"""Stage split: parts to the final arrays."""

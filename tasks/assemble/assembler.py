@@ -1,0 +1,157 @@
+"""The assembler: takes the parts of a version in order, and has every span of its final arrays written as soon as it is complete.
+
+A build that has tokenized its last slice then has little left to write, and its workers tokenize meanwhile: a thread that writes
+mostly waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from flat_tokens.columns import common, in_manifest
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.local import remove_empty
+from tasks.assemble.choice import SplitCounts, count_part
+from tasks.assemble.sink import VersionSink
+from tasks.assemble.span_writer import SpanWriter
+from tasks.assemble.spans import Span, SpanLayout
+from tasks.assemble.write import Written
+from tasks.models import Split
+from tasks.output.paths import UNFINISHED
+from tasks.output.target import Target
+from tasks.parts.part import Part, ShardPart
+from tasks.parts.unfinished import STREAMED
+
+
+class Writing(Protocol):
+    """A span that is being written."""
+
+    def result(self) -> Written: ...
+
+    def cancel(self) -> bool: ...
+
+
+CountedPart = tuple[Part, SplitCounts]
+
+
+class Assembled(NamedTuple):
+    """The spans of a version's arrays, what was written of each, its parts with their counts, the kinds of its columns."""
+
+    spans: list[Span]
+    written: list[Written]
+    parts: list[CountedPart]
+    columns: dict[str, str]
+
+
+class ColumnTypes:
+    """The kinds of the columns in the parts so far. *files*: names of the files, by their numbers."""
+
+    def __init__(self, kinds: Mapping[str, str], files: Sequence[str]) -> None:
+        self._kinds, self._files = dict(kinds), files
+        self._first: dict[str, int] = {}  # the file that a column's kind comes from
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each column, as the dataset has it."""
+        return {name: in_manifest(kind) for name, kind in self._kinds.items()}
+
+    def check(self, part: ShardPart) -> None:
+        """ValueError, naming two files, where a column is of kinds that do not go together."""
+        for name, kind in part.columns.items():
+            fits = common(self._kinds[name], kind)
+            if fits is None:
+                raise ValueError(
+                    f"column {name!r} is {self._kinds[name]} in {self._files[self._first[name]]} and {kind} in "
+                    f"{self._files[part.file]}. Mend one of them, or leave the column out of source.keep_columns."
+                )
+            if fits != self._kinds[name]:
+                self._kinds[name], self._first[name] = fits, part.file
+
+
+class Assembler:
+    """Assembles a version from parts, within a block. *files*: names of the files of the sources, for errors."""
+
+    def __init__(self, target: Target, files: Sequence[str] = ()) -> None:
+        self._target = target
+        self._write: Callable[[Span], Writing] | None = None
+        self._types = ColumnTypes(target.columns, files)
+        self._layout = SpanLayout(target)
+        self._spans: list[Span] = []
+        self._writing: list[Writing] = []
+        self._parts: list[CountedPart] = []
+        self._writers: dict[Split, SpanWriter] = {}
+        self._sink: VersionSink | None = None
+
+    def write_with(self, write: Callable[[Span], Writing]) -> None:
+        """Have the spans written by *write*, which starts the writing of one on a worker."""
+        self._write = write
+
+    def open_sink(self, order: Mapping[str, tuple[int, Split | None]], *, streams: bool) -> VersionSink:
+        """The sink of the slices that threads of this process tokenize, in this *order*. From now on spans of tokens are written
+        while parts arrive. *streams*: the slices need no shards of their own.
+
+        Tokens are streamed into the version if a part of an object can be read before the object is whole, or a killed build
+        would lose them: not at a remote output, and not in a layout that compresses its objects.
+        """
+        streams = streams and self._target.root.is_local and self._target.layout == STREAMED
+        self._writers = {split: SpanWriter(split, self._target, streams) for split in SPLITS}
+        self._sink = VersionSink(self._writers, self._target, order)
+        if not streams:
+            self._sink.stop()
+        return self._sink
+
+    def add(self, part: Part) -> None:
+        """The next part. Spans that end within it are handed out."""
+        if isinstance(part, ShardPart):
+            self._types.check(part)
+        counts = count_part(part, self._target)
+        self._parts.append((part, counts))
+        if self._sink is not None and isinstance(part, ShardPart):
+            self._sink.add(part, {"train": counts.train_tokens, "validation": counts.validation_tokens})
+        for span in self._layout.add(part, counts):
+            self._hand_out(span)
+
+    def end(self) -> list[CountedPart]:
+        """There are no more parts: hand out the last spans. Return the parts with their counts."""
+        for writer in self._writers.values():
+            writer.end()
+        for span in self._layout.rest():
+            self._hand_out(span)
+        return self._parts
+
+    def finish(self) -> Assembled:
+        """Wait until all spans are written."""
+        return Assembled(self._spans, [one.result() for one in self._writing], self._parts, self._types.kinds)
+
+    def _hand_out(self, span: Span) -> None:
+        self._spans.append(span)
+        assert self._write is not None
+        self._writing.append(self._write(span))
+
+    def take(self, span: Span) -> Written | None:
+        """The objects of a span of tokens that was written while its parts arrived. None where it has to be written."""
+        writer = self._writers.get(span.split)
+        return None if writer is None else writer.take(span)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Another process has none: it writes what it is given."""
+        return type(None), ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._sink is not None:
+            self._sink.stop()
+        for writer in self._writers.values():
+            writer.close()
+        if kind is not None:
+            # All are given up before any is waited for: a thread that ends one would begin the next meanwhile.
+            for one in [one for one in self._writing if not one.cancel()]:
+                with contextlib.suppress(Exception):  # the first error is the one that is raised
+                    one.result()
+        if self._writers and self._target.root.is_local:
+            remove_empty(self._target.root.root, f"{UNFINISHED}/{self._target.workspace.attempt}", UNFINISHED)

@@ -1,0 +1,169 @@
+"""The sink: takes the tokens of slices into the version while they are tokenized, in the slices' order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from flat_tokens.batch import TokenBatch
+from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import BLAKE3
+from tasks.assemble.choice import in_split
+from tasks.assemble.span_writer import SpanInProgress, SpanWriter
+from tasks.models import Split, TokenRange, UnfinishedLocation
+from tasks.output.target import Target
+from tasks.parts.part import ShardPart
+from tasks.parts.runs import runs_in_memory
+from tasks.shards.stream import BrokenStreamError
+
+
+class VersionSink:
+    """Gives each slice its stream, once all tokens before it have arrived. *order*: the number of each slice, and the split of
+    all its documents or None, by the slice's key.
+
+    A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
+    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard.
+    """
+
+    def __init__(
+        self, writers: Mapping[Split, SpanWriter], target: Target, order: Mapping[str, tuple[int, Split | None]]
+    ) -> None:
+        self._writers, self._target, self._order = writers, target, order
+        self._change = threading.Condition()
+        self._added = self._next = 0
+        self._stopped = False
+        self._streamed: dict[int, UnfinishedLocation] = {}
+
+    @contextlib.contextmanager
+    def stream(self, key: str) -> Iterator[VersionStream | None]:
+        """A block in which a slice streams its tokens. None where it has to be stored as a shard."""
+        number, all_in = self._order[key]
+        with self._change:
+            self._change.wait_for(lambda: self._stopped or number in (self._added, self._next))
+            streams = not self._stopped and all(writer.may_stream for writer in self._writers.values())
+        if not streams:
+            yield None
+            return
+        stream = VersionStream(self._writers, self._target, all_in, lambda: self._pass_on(number + 1))
+        try:
+            yield stream
+        except BaseException:
+            # Tokens of half a slice are in spans that other slices share.
+            self.stop()
+            for writer in self._writers.values():
+                writer.break_off()
+            raise
+        if stream.location is not None:
+            self._streamed[number] = stream.location
+
+    def _pass_on(self, number: int) -> None:
+        """Let slice *number* start: all earlier tokens have arrived. They may not be synced yet."""
+        with self._change:
+            self._next = number
+            self._change.notify_all()
+
+    def add(self, part: ShardPart, token_counts: Mapping[Split, int]) -> None:
+        """The next part, in the order of the slices: its tokens follow those before it, unless they were streamed."""
+        location = self._streamed.pop(self._added, None)
+        for split, count in token_counts.items():
+            if location is None:
+                if count:
+                    self._writers[split].add(part, count)
+            elif location.of(split).count != count:
+                raise AssertionError(f"{split}: {location} was streamed, {count} tokens were counted")
+        with self._change:
+            self._added += 1
+            self._change.notify_all()
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Another process has none: it stores shards."""
+        return type(None), ()
+
+    def stop(self) -> None:
+        """From now on every slice is stored as a shard: none waits for those before it."""
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+
+
+class _SplitSink:
+    """The tokens of a slice that go to one split, while they arrive."""
+
+    def __init__(self, writer: SpanWriter, masked: bool) -> None:
+        self._writer, self._first, self._count = writer, writer.end_of_tokens, 0
+        self._digest, self._mask_digest = blake3(), blake3() if masked else None
+        self._spans: dict[int, SpanInProgress] = {}
+
+    def append(self, tokens: npt.NDArray[np.uint32], highest: int, mask: npt.NDArray[np.uint8] | None) -> None:
+        self._digest.update(tokens.view(np.uint8).data)
+        if self._mask_digest is not None:
+            mask = np.ones(len(tokens), np.uint8) if mask is None else mask
+            self._mask_digest.update(mask.data)
+        self._count += len(tokens)
+        for span in self._writer.stream(tokens, highest, mask):
+            self._spans[id(span)] = span
+
+    def begin_to_settle(self) -> list[tuple[Future[None], SpanInProgress]]:
+        marks = [(Future[None](), span) for span in self._spans.values()]
+        for mark, span in marks:
+            span.items.put(mark)  # after the END of a span that is whole, it is never reached
+        return marks
+
+    @property
+    def range(self) -> TokenRange:
+        mask = f"{BLAKE3}{self._mask_digest.hexdigest()}" if self._mask_digest is not None else ""
+        digest = f"{BLAKE3}{self._digest.hexdigest()}"
+        return TokenRange(first=self._first, count=self._count, digest=digest, mask_digest=mask)
+
+
+class VersionStream:
+    """The tokens of one slice on their way into both splits. *pass_on* is called when all have arrived."""
+
+    def __init__(
+        self, writers: Mapping[Split, SpanWriter], target: Target, all_in: Split | None, pass_on: Callable[[], object]
+    ) -> None:
+        self._target, self._all_in, self._pass_on = target, all_in, pass_on
+        self._sinks = [_SplitSink(writers[split], target.masked) for split in SPLITS]
+        self.location: UnfinishedLocation | None = None
+
+    def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]."""
+        in_validation = in_split("validation", self._all_in, self._target.rule, keys)
+        # Consecutive documents that go to one split are one run of tokens.
+        borders = np.flatnonzero(in_validation[1:] != in_validation[:-1]) + 1
+        starts = np.concatenate([[0], borders, [len(keys)]])
+        begins, ends = (batch.seq_starts[at].astype(np.int64) for at in (starts[:-1], starts[1:]))
+        for number, sink in enumerate(self._sinks):
+            mine = slice(number ^ int(len(keys) > 0 and in_validation[0]), None, 2)
+            some = begins[mine] < ends[mine]
+            runs = begins[mine][some], ends[mine][some]
+            arrays: list[npt.NDArray[Any]] = [batch.encoded_tokens, *([] if batch.loss_mask is None else [batch.loss_mask])]
+            for tokens, *mask in zip(*(runs_in_memory([array], *runs) for array in arrays), strict=True):
+                sink.append(tokens, 2 * batch.max_token_id + 1, mask[0] if mask else None)
+        return in_validation
+
+    def end(self) -> UnfinishedLocation:
+        """Wait until all tokens would survive the end of this process. Return where they are."""
+        marks = [mark for sink in self._sinks for mark in sink.begin_to_settle()]
+        self._pass_on()
+        for mark, span in marks:
+            either: list[Future[Any]] = [mark, span.written]
+            wait(either, return_when=FIRST_COMPLETED)
+            if span.written.done():
+                with contextlib.suppress(CancelledError):
+                    span.written.result()
+                    continue
+                raise BrokenStreamError
+        train, validation = (sink.range for sink in self._sinks)
+        target = self._target
+        self.location = UnfinishedLocation(
+            version=target.name, attempt=target.workspace.attempt, train=train, validation=validation
+        )
+        return self.location

@@ -1,0 +1,167 @@
+"""Directories whose files are not all content: tables with a log, datasets that were saved to disk, data with notes beside it."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from flat_tokens.stores.local import kind_of, pattern_base
+from flat_tokens.stores.store import Store
+from flat_tokens.text.formats import COMPRESSIONS, HEAD_BYTES, FileFormat, compression_of, detect_format, named_format
+from tasks.config import Source
+from tasks.locations import local_path, readable
+from tasks.models import FoundFile
+
+ASKED_AT_ONCE = 16
+DIRECTORIES_ASKED = 64
+"""Directories of a remote store that are asked for a table's log, those nearest to its root first."""
+
+
+class Table(NamedTuple):
+    """A kind of table that is a directory of files and a log of which of them hold its rows. ``log``: the log's directory.
+    ``entry``: how the name of a file in it ends, where other directories may have the log's name.
+    """
+
+    kind: str
+    log: str
+    entry: str = ""
+
+
+TABLES = (
+    Table("a Delta table", "_delta_log"),
+    Table("a Hudi table", ".hoodie"),
+    Table("an Iceberg table", "metadata", ".metadata.json"),
+)
+
+
+def refuse_tables(source: Source, store: Store, paths: Iterable[str]) -> None:
+    """ValueError where files of a store are in the directory of a table: they may hold rows that it has removed."""
+    found: set[str] = set()
+    for parent in map(posixpath.dirname, paths):
+        while parent.strip("/") and parent not in found:
+            found.add(parent)
+            parent = posixpath.dirname(parent)
+    directories = sorted(found, key=lambda directory: (directory.count("/"), directory))
+    if store.is_local:
+        tables = list(map(_local_table, directories))
+    else:
+        directories = directories[:DIRECTORIES_ASKED]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
+            tables = list(asking.map(lambda directory: _remote_table(store, directory), directories))
+    for directory, table in zip(directories, tables, strict=True):
+        if table is not None:
+            raise ValueError(
+                f"source {source.name!r}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
+                "table has removed. Write its rows to a directory of their own, and name that in source.path."
+            )
+
+
+def _local_table(directory: str) -> Table | None:
+    for table in TABLES:
+        log = os.path.join(directory, table.log)
+        try:
+            if kind_of(readable(log)) == "directory" and (
+                not table.entry or any(name.endswith(table.entry) for name in os.listdir(log))
+            ):
+                return table
+        except (OSError, ValueError):
+            continue  # nobody may look there
+    return None
+
+
+def _remote_table(store: Store, directory: str) -> Table | None:
+    for table in TABLES:
+        log = Store(posixpath.join(directory, table.log), store.fs)
+        try:
+            readable(log.url)
+            if any(str(name).endswith(table.entry) for name in log.ask("ls", detail=False)):
+                return table
+        except Exception:  # noqa: BLE001, S112  every store has errors of its own for what is not there, or not ours to see
+            continue
+    return None
+
+
+SAVED = ("state.json", "dataset_info.json")
+"""Files that ``Dataset.save_to_disk`` of the library datasets writes beside its data."""
+
+
+def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
+    """ValueError where a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
+    names = {file.name for file in files}
+    saved = [name[: -len(SAVED[0])] for name in sorted(names) if _base(name) == SAVED[0]]
+    patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
+    if patterns:
+        raise ValueError(
+            f"source {source.name!r} was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set "
+            f"source.path to {' or '.join(patterns)}"
+        )
+
+
+def check_names(source: Source, files: Sequence[FoundFile]) -> None:
+    """ValueError where files of a source have names of several formats, or where one beside such is of no format at all."""
+    if source.format != "auto":
+        return
+    known = [(file.name, kind, file.size or 0) for file in files if (kind := named_format(file.name))]
+    check_one_format(source, known)
+    for file in files if known else ():
+        if named_format(file.name) is None and "://" not in file.uri:
+            with open(file.uri, "rb") as opened:
+                head = opened.read(HEAD_BYTES)
+            try:
+                if compression_of(head, file.name) is None:
+                    detect_format(head, file.name)
+            except ValueError as error:
+                pattern = _pattern(source, [name for name, _, _ in known])
+                raise ValueError(f"{error} To leave it out, set source.path to a pattern, such as {pattern}") from error
+
+
+def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]]) -> None:
+    """Refuse files, by name, format and size, of several formats: those beside the data are hardly meant as text to train on."""
+    of_format: dict[FileFormat, dict[str, int]] = {}
+    for name, kind, size in files:
+        of_format.setdefault(kind, {})[name] = 0 if _is_note(name) else size
+    if len(of_format) > 1:
+        found = ", ".join(f"{kind} ({list(names)[-1]})" for kind, names in sorted(of_format.items()))
+        most = max(of_format.values(), key=lambda names: sum(names.values()))
+        data = [name for name, size in most.items() if size] or list(most)
+        raise ValueError(
+            f"source {source.name!r} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
+            f"them, such as {_pattern(source, data)}; give another format a source of its own."
+        )
+
+
+def _is_note(name: str) -> bool:
+    """Whether a file tells about data, by its name."""
+    return _base(name).upper().startswith(("README", "LICENSE", "CHANGELOG", "DATASET_INFO"))
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _pattern(source: Source, names: Sequence[str]) -> str:
+    """A pattern for the files of a source whose names end as most of these do."""
+    ((ending, _),) = Counter(map(_ending, names)).most_common(1)
+    return f"{_place_of(source)}/{'**/' if any('/' in name for name in names) else ''}*{ending}"
+
+
+def _ending(name: str) -> str:
+    suffixes = PurePosixPath(name).suffixes
+    return "".join(suffixes[-2:] if suffixes and suffixes[-1].lower() in COMPRESSIONS else suffixes[-1:])
+
+
+def _place_of(source: Source) -> str:
+    """The directory that the names of a source's files are relative to."""
+    if source.hub is not None:
+        return f"hf://datasets/{source.hub.path}"
+    assert source.path is not None
+    if (path := local_path(source.path)) is None:
+        before = re.split(r"[*?\[]", source.path, maxsplit=1)[0]
+        return source.path.rstrip("/") if before == source.path else before.rpartition("/")[0]
+    return path.rstrip("/") if kind_of(path) == "directory" else pattern_base(path)[0]

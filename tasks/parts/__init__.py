@@ -1,0 +1,1 @@
+"""Parts: documents somewhere, read one way."""

@@ -1,0 +1,147 @@
+"""Documents of an input dataset: those that a selection takes of a range of sequences."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import batch_of, with_kinds
+from flat_tokens.formats.contract import checked_entries
+from flat_tokens.keys import mix
+from flat_tokens.manifest import SPLITS
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.rows.facts import Recorded, matching, recorded_of
+from flat_tokens.rows.shuffle import derive_keys
+from flat_tokens.stores.store import Store
+from flat_tokens.where import parse
+from tasks.output.paths import DOCUMENTS
+from tasks.output.target import Selection, Target
+from tasks.parts.documents import Documents, Int64s, Places, stored_arrays
+from tasks.parts.part import InputPart
+from tasks.parts.runs import Reads
+
+DOCUMENT_ARRAYS = ("key", "file", "row")
+BLOCK_TOKENS = 1 << 18
+WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
+SAMPLING = 0x5A3B1E
+"""Samples and validation are drawn with different keys, or a sample of the same seed would begin with validation's documents."""
+
+
+def open_input(part: InputPart) -> FlatTokens:
+    """The split of a part. One of ours is read past the page cache."""
+    return open_split(Store.at(part.location, read_once=not part.foreign) / part.split)
+
+
+def input_documents(part: InputPart, target: Target) -> Documents:
+    """All documents of a part, their files by the output's numbers. ValueError where the input is damaged."""
+    tokens = open_input(part)
+    starts = checked_entries(tokens, part.start, part.stop).astype(np.int64)
+    keys, places = _keys_and_places(part, target)
+    numbers = np.arange(part.start, part.stop)
+    return Documents(
+        keys,
+        np.zeros(len(keys), np.int8),
+        starts[:-1],
+        np.diff(starts),
+        (stored_arrays(tokens, WHOLE_BLOCKS),),
+        lambda: Places(places.file + np.uint64(part.file), places.row),
+        lambda wanted: _columns(part, numbers[wanted], target),
+    )
+
+
+def _keys_and_places(part: InputPart, target: Target) -> tuple[npt.NDArray[np.uint64], Places]:
+    """Keys of a part's documents, uint64[n], and their files, by the input's numbers, and rows."""
+    if part.made_keys is not None:
+        rows = np.arange(part.start, part.stop, dtype=np.uint64)
+        number = np.full(len(rows), SPLITS.index(part.split), np.uint64)
+        return np.load(Path(target.workspace.staging) / part.made_keys), Places(number, rows)
+    documents = Store.at(part.location) / f"{DOCUMENTS}/{part.split}"
+    key, file, row = (open_array(documents / name, "uint64").read(part.start, part.stop) for name in DOCUMENT_ARRAYS)
+    if len(file) and (largest := int(file.max())) >= part.source_stops[-1]:
+        raise ValueError(
+            f"{documents.url}/file: names file {largest}, but the manifest lists {part.source_stops[-1]}. The dataset is "
+            "damaged: run flat_tokens.verify on it."
+        )
+    return key, Places(file, row)
+
+
+def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
+    """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any."""
+    kept = _recorded_at(part.location).columns[part.split]
+    names = [name for name in target.columns if name in kept.kinds]
+    if not names:
+        return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in target.columns}), target.columns)
+    return with_kinds(kept.take(numbers, names), target.columns)
+
+
+def choose(
+    part: InputPart, documents: Documents, selection: Selection, target: Target
+) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
+    """Documents of a part that are taken, bool[n], and counts of the others by the first reason against them."""
+    keep = np.ones(len(documents.keys), bool)
+    skipped: Counter[str] = Counter()
+
+    def without(reason: str, let_through: npt.NDArray[np.bool_]) -> None:
+        nonlocal keep
+        before, keep = int(keep.sum()), keep & let_through
+        skipped[reason] += before - int(keep.sum())
+
+    if part.split == selection.dropped:
+        without("split", np.zeros(len(keep), bool))
+    if part.split not in selection.splits:
+        return keep, skipped
+    if part.wanted is not None:
+        without("source", np.isin(sources_of(part, documents), part.wanted))
+    if selection.min_tokens is not None:
+        without("too_short", documents.lengths >= selection.min_tokens)
+    if selection.max_tokens is not None:
+        without("too_long", documents.lengths <= selection.max_tokens)
+    if selection.where is not None:
+        tokens, recorded = open_split(Store.at(part.location) / part.split), functools.partial(_recorded_at, part.location)
+        without("where", matching(tokens, parse(selection.where), part.start, part.stop, recorded))
+    if selection.listed is not None:
+        without("not_listed", _listed(documents.keys, Path(target.workspace.staging) / selection.listed))
+    if selection.below is not None:
+        hashes, below = sample_hashes(documents.keys, selection.seed), selection.below[part.split]
+        if below < 1 << 64:
+            tied = np.flatnonzero(keep & (hashes == np.uint64(below)))[: part.ties]
+            drawn = hashes < np.uint64(below)
+            drawn[tied] = True
+            without("not_sampled", drawn)
+    return keep, skipped
+
+
+@functools.lru_cache(4)
+def _recorded_at(location: str) -> Recorded:
+    """The facts of an input's documents that its manifest has. They do not change."""
+    return recorded_of(Store.at(location))
+
+
+def sources_of(part: InputPart, documents: Documents) -> Int64s:
+    """The source of each document of the part, by its index in the input: int64[n]."""
+    files = documents.places().file - np.uint64(part.file)
+    return np.searchsorted(np.array(part.source_stops, np.uint64), files, side="right")
+
+
+def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
+    """Whether each key is in a saved list. Those that were found are noted next to the list."""
+    listed = np.load(path, mmap_mode="r")
+    if not len(listed):
+        return np.zeros(len(keys), bool)
+    at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
+    found = cast("npt.NDArray[np.bool_]", listed[at] == keys)
+    # Threads write the same byte: that it was found.
+    np.memmap(path.with_suffix(".found"), np.uint8, "r+")[at[found]] = 1
+    return found
+
+
+def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+    """Hashes that decide whether documents are in a sample: uint64[n]. Different keys have different hashes."""
+    return mix(keys ^ derive_keys(seed, SAMPLING))

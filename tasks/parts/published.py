@@ -1,0 +1,106 @@
+"""Documents of a slice in a published version."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
+from flat_tokens.manifest import LOSS_MASK, SPLITS, read_manifest
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.stores.store import Store
+from tasks.models import Name, PublishedLocation, TokenShard
+from tasks.output.paths import DOCUMENTS, version_store
+from tasks.parts.documents import Documents, Places, stored_arrays
+
+VERSIONS_OPEN = 4
+
+
+class _Split(NamedTuple):
+    """One split of an open version, and the arrays with an entry a document."""
+
+    tokens: FlatTokens
+    key: StoredArray
+    file: StoredArray
+    row: StoredArray
+
+
+class _Found(NamedTuple):
+    """Documents of one split: keys, files and rows, uint64[n]; and where each starts, with the end of the last: int64[n + 1]."""
+
+    keys: npt.NDArray[np.uint64]
+    files: npt.NDArray[np.uint64]
+    rows: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.int64]
+
+
+def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
+    """The documents that a version has of a slice, those of both splits in the order of their files and rows."""
+    opened = replace(root, staging=None, read_once=False)
+    splits = _open_version(opened, location.version)
+    found = [_read(split, *location.of(name), location) for split, name in zip(splits, SPLITS, strict=True)]
+    files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
+    order = np.lexsort((rows, files))
+    train_count = location.train[1]
+
+    def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        # (shard, document) -> (train, then validation, document) -> (split, document) -> (shard, document)
+        at, names = order[wanted], list(shard.columns)
+        is_train, kept = at < train_count, _columns_of_version(opened, location.version)
+        train = kept[0].take(at[is_train] + location.train[0], names)
+        validation = kept[1].take(at[~is_train] - train_count + location.validation[0], names)
+        both = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in (train, validation)])
+        back = np.where(is_train, np.cumsum(is_train) - 1, is_train.sum() + np.cumsum(~is_train) - 1)
+        return batch_of({name: both.column(name).combine_chunks().take(pa.array(back)) for name in names})
+
+    return Documents(
+        np.concatenate([some.keys for some in found])[order],
+        np.repeat(np.arange(len(SPLITS), dtype=np.int8), [len(some.keys) for some in found])[order],
+        np.concatenate([some.starts[:-1] for some in found])[order],
+        np.concatenate([np.diff(some.starts) for some in found])[order],
+        tuple(stored_arrays(split.tokens) for split in splits),
+        lambda: Places(files[order], rows[order]),
+        columns,
+    )
+
+
+def _read(split: _Split, first: int, count: int, location: PublishedLocation) -> _Found:
+    """The documents ``first:first + count`` of a split. (version, file, row) -> (slice, file, row)"""
+    stop = first + count
+    rows, starts = split.row.read(first, stop), split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
+    if location.first_file is None:
+        files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
+    else:
+        files = split.file.read(first, stop) - np.uint64(location.first_file)
+    return _Found(split.key.read(first, stop), files, rows, starts)
+
+
+@functools.lru_cache(VERSIONS_OPEN)
+def _open_version(root: Store, version: Name) -> tuple[_Split, ...]:
+    """Both splits of a version, which never changes: what is opened once is good for all its slices."""
+    store = version_store(root, version)
+    opened = []
+    for name in SPLITS:
+        split = open_split(store / name)
+        # The entries of documents are kept, as several slices share a chunk; tokens are read once.
+        once = replace(store, read_once=True)
+        tokens = open_array(once / f"{name}/encoded_tokens", "uint32")
+        mask = split.loss_mask and open_array(once / f"{name}/{LOSS_MASK}", "uint8")
+        columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "file", "row"))
+        opened.append(_Split(replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
+    return tuple(opened)
+
+
+@functools.lru_cache(VERSIONS_OPEN)
+def _columns_of_version(root: Store, version: Name) -> tuple[Columns, ...]:
+    """The kept columns of both splits of a version."""
+    store = version_store(root, version)
+    manifest = read_manifest(store)
+    return tuple(columns_of(store, manifest, split) for split in SPLITS)

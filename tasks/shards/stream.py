@@ -1,0 +1,45 @@
+"""What a slice needs to know of the version that its tokens are streamed into."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Annotated, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import PlainSerializer, PlainValidator
+
+from flat_tokens.batch import TokenBatch
+from tasks.models import UnfinishedLocation
+
+
+class BrokenStreamError(Exception):
+    """The objects that a slice is streamed into have been given up: it has to be stored as a shard."""
+
+
+class SliceStream(Protocol):
+    """Takes the tokens of a slice to their places in a version."""
+
+    def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]. BrokenStreamError
+        where the version's objects have been given up.
+        """
+        ...
+
+    def end(self) -> UnfinishedLocation:
+        """Wait until all tokens would survive the end of this process. Return where they are."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes the tokens of slices straight into a version, in the slices' order."""
+
+    def stream(self, key: str) -> AbstractContextManager[SliceStream | None]:
+        """A block in which the slice of that key streams its tokens, once all tokens before it have arrived. None where it has to
+        be stored as a shard.
+        """
+        ...
+
+
+HereOnly = Annotated[Sink | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
+"""A sink, which this process alone has: in JSON, and in any other process, it is none."""

@@ -1,1 +1,0 @@
-"""Stage split: token shards to the final arrays."""

@@ -1,0 +1,105 @@
+"""Texts with certain characters: which they are, and an engine that leaves them to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flat_tokens.text.rows import text_buffers
+from tasks.tokenize.engines import Encode, Tokens
+
+Choose = Callable[[pa.LargeStringArray], npt.NDArray[np.bool_]]
+
+UNICODE_17 = [
+    *[(0x88F, 0x890), (0xC5C, 0xC5D), (0xCDC, 0xCDD), (0x1ACF, 0x1ADE), (0x1AE0, 0x1AEC), (0xA7CE, 0xA7D0), (0xA7D2, 0xA7D3)],
+    *[(0xA7D4, 0xA7D5), (0xA7F1, 0xA7F2), (0x10940, 0x1095A), (0x10EC5, 0x10EC8), (0x10EFA, 0x10EFC), (0x11B60, 0x11B68)],
+    *[(0x11DB0, 0x11DDC), (0x11DE0, 0x11DEA), (0x16EA0, 0x16EB9), (0x16EBB, 0x16ED4), (0x16FF2, 0x16FF7), (0x187F8, 0x18800)],
+    *[(0x18D09, 0x18D1F), (0x18D80, 0x18DF3), (0x1E6C0, 0x1E6DF), (0x1E6E0, 0x1E6F6), (0x1E6FE, 0x1E700), (0x2B73A, 0x2B740)],
+    *[(0x2CEA2, 0x2CEAE), (0x323B0, 0x3347A)],
+]
+"""Ranges ``[first, last)`` of the letters, marks and numbers that Unicode 17 added. Engines whose tables are of Unicode 16 split
+text at them as at symbols.
+"""
+UNICODE_17_SYMBOLS = [
+    *[(0x20C1, 0x20C2), (0x2B96, 0x2B97), (0xFBC3, 0xFBD3), (0xFD90, 0xFD92), (0xFDC8, 0xFDCF), (0x10ED0, 0x10ED9)],
+    *[(0x1CCFA, 0x1CCFD), (0x1CEBA, 0x1CED1), (0x1CEE0, 0x1CEF1), (0x1F6D8, 0x1F6D9), (0x1F777, 0x1F77B), (0x1F8D0, 0x1F8D9)],
+    *[(0x1FA54, 0x1FA58), (0x1FA8A, 0x1FA8B), (0x1FA8E, 0x1FA8F), (0x1FAC8, 0x1FAC9), (0x1FACD, 0x1FACE), (0x1FAEA, 0x1FAEB)],
+    *[(0x1FAEF, 0x1FAF0), (0x1FBFA, 0x1FBFB)],
+]
+"""The symbols and punctuation marks that it added. They matter to patterns that tell these from unassigned characters."""
+
+BLOCK_BYTES = 1 << 18
+"""Bytes that are looked at together: they stay in the processor's second-level cache."""
+DENSE = 32
+"""Where one byte of 32 is as high as a leading byte, as in Chinese, it is worth while to look for each of these by itself."""
+
+
+class Characters:
+    """Characters from U+0800 on, by their ranges ``[first, last)``. Texts without their leading bytes take hardly any time."""
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        self._bounds = np.array(sorted(ranges)).ravel()
+        firsts = {chr(point).encode()[:2] for first, last in ranges for point in range(first, last)}
+        self._leads = sorted({first[0] for first in firsts})
+        self._starts = np.zeros(1 << 16, bool)
+        self._starts[[first[0] << 8 | first[1] for first in firsts]] = True
+
+    def texts(self, texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+        """Which texts have one of the characters: bool[n]."""
+        data, offsets = text_buffers(texts)
+        data = data[offsets[0] : offsets[-1]]
+        found = np.zeros(len(texts), bool)
+        for start in range(0, len(data), BLOCK_BYTES):
+            places = self._places(data[start : start + BLOCK_BYTES]) + start
+            following = data[np.minimum(places + 1, len(data) - 1)]
+            places = places[self._starts[data[places].astype(np.int64) << 8 | following]]
+            if len(places):
+                places = places[np.searchsorted(self._bounds, code_points(data, places), side="right") % 2 == 1]
+                found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
+        return found
+
+    def _places(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Where a character may begin: int64[m]."""
+        first, highest = self._leads[0], block.max()
+        if highest < first:
+            return np.empty(0, np.int64)
+        here = block >= first
+        if np.count_nonzero(here[::64]) > len(block) // 64 // DENSE:
+            here = block == first
+            for lead in self._leads[1:]:
+                here |= block == lead if lead <= highest else False
+        return np.flatnonzero(here)
+
+
+LETTERS_OF_17 = Characters(UNICODE_17)
+CHARACTERS_OF_17 = Characters(UNICODE_17 + UNICODE_17_SYMBOLS)
+
+
+def code_points(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """The code points of the characters of two to four bytes of UTF-8 that begin at *places*: int32[m]."""
+    lead, second, third, fourth = (data[np.minimum(places + k, len(data) - 1)].astype(np.int32) for k in range(4))
+    of_two, of_three = (lead & 31) << 6 | second & 63, (lead & 15) << 12 | (second & 63) << 6 | third & 63
+    of_four = (lead & 7) << 18 | (second & 63) << 12 | (third & 63) << 6 | fourth & 63
+    return np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
+
+
+def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
+    """The engine *encode*, but *others* encodes the texts that one of the *choices* names."""
+
+    def encode_each(texts: pa.LargeStringArray) -> Tokens:
+        chosen = np.zeros(len(texts), bool)
+        for choose in choices:
+            chosen |= choose(texts)
+        if not chosen.any():
+            return encode(texts)
+        parts = encode(texts.filter(pa.array(~chosen))), others(texts.filter(pa.array(chosen)))
+        lengths = np.empty(len(texts), np.int64)
+        lengths[~chosen], lengths[chosen] = (np.diff(part.offsets) for part in parts)
+        ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(chosen, lengths)
+        ids[~is_other], ids[is_other] = (part.ids for part in parts)
+        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths)]))
+
+    return encode_each

@@ -1,0 +1,202 @@
+"""Options of the public functions: a value that is not one of an option's own is refused by name, before anything is done."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens import BucketedLoader, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
+from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats.modalities import create_raw_index
+from flat_tokens.rows.packing import PackedDocuments
+from flat_tokens.tools.export import export_of, write
+from flat_tokens.tools.import_ import import_dataset
+from tests.flat_tokens.rows.rows_by_number import Numbers
+
+BATCH = TokenBatch.from_sequences([[1, 2, 3], [4, 5]])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset, which nothing changes."""
+    root = tmp_path_factory.mktemp("options")
+    flat_tokens.write_dataset(root / "dataset", [BATCH])
+    return root / "dataset"
+
+
+Call = Callable[[Path, Any], object]
+VIEWS = ("packed", "documents", "blocks", "packed_documents")
+
+
+def made(name: str, option: str) -> Call:
+    return lambda path, value: getattr(flat_tokens.open(path).train, name)(4, **{option: value})
+
+
+def bucketed(option: str) -> Call:
+    return lambda path, value: BucketedLoader(flat_tokens.open(path).train, [4], 8, **{option: value})
+
+
+CHOICES: dict[str, tuple[Call, str]] = {
+    "verify level": (lambda path, value: flat_tokens.verify(path, value), "level is .* one of quick, full"),
+    "write_dataset layout": (
+        lambda path, value: flat_tokens.write_dataset(path / "new", [BATCH], layout=value),
+        "layout is .* one of mmap, compact, zarr2",
+    ),
+    "import_dataset layout": (
+        lambda path, value: import_dataset(path, path.parent / "new", layout=value),
+        "layout is .* one of mmap, compact, zarr2",
+    ),
+    "import_dataset format": (
+        lambda path, value: import_dataset(path, path.parent / "new", value),
+        "there is no format .* flat-tokens, modalities, ",
+    ),
+    "open_any format": (lambda path, value: open_any(path, value), "there is no format .* flat-tokens, modalities, "),
+    "export format": (lambda path, value: export_of(path, value, {}), "there is no format .* modalities, megatron"),
+    "export split": (lambda path, value: export_of(path, "megatron", {}, [value]), "a split is .* one of train, validation"),
+    "raw index": (lambda path, value: create_raw_index(path / "manifest.json", blank=value), "blank is .* one of error, skip"),
+    "schedule by": (lambda _, value: Schedule([(0, 1)], value), "by is .* one of sample, step, token"),
+    "schedule kind": (lambda _, value: Schedule([(0, 1)], "step", value), "kind is .* one of linear, constant"),
+    "mixture order": (lambda _, value: Mixture([(Numbers(5), 1)], 4, order=value), "order is .* one of 1, 2"),
+    "loader order": (
+        lambda _, value: ShuffledLoader(Numbers(5), 4, order=value),
+        "order is .*'shuffled', 'sequential', a ReferenceOrder",
+    ),
+    "fit": (made("packed_documents", "fit"), "fit is .* one of greedy, best"),
+    "too_long": (made("packed_documents", "too_long"), "too_long is .* one of error, cut"),
+    **{f"{name} framework": (made(name, "framework"), "framework is .* one of numpy, torch, jax") for name in VIEWS},
+    "bucketed framework": (bucketed("framework"), "framework is .* one of numpy, torch, jax"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path: Path, name: str) -> None:
+    call, complaint = CHOICES[name]
+    before = sorted(path.parent.rglob("*"))
+    recognises = name in ("import_dataset format", "open_any format")
+    for value in ("Full", "", True, 7, ["full"], np.array(["full", "quick"]), *([] if recognises else [None])):
+        with pytest.raises(ValueError, match=complaint):
+            call(path, value)
+    assert sorted(path.parent.rglob("*")) == before
+
+
+TRUTHS: dict[str, Call] = {
+    "drop_last": lambda _, value: ShuffledLoader(Numbers(5), 4, drop_last=value),
+    "trust_records": lambda path, value: Ledger.open(path / "no.json", trust_records=value),
+    "split_across_pack": made("packed_documents", "split_across_pack"),
+    "causal_padding": lambda path, value: flat_tokens.open(path).train.packed_documents(4)[0].mask(causal_padding=value),
+    **{f"loss_mask of {name}": made(name, "loss_mask") for name in VIEWS},
+    "loss_mask of buckets": bucketed("loss_mask"),
+    "drop_last of buckets": bucketed("drop_last"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_truth_value_is_true_or_false(path: Path, name: str) -> None:
+    """The text "false" would count as true."""
+    for value in ("false", "no", 0, []):
+        with pytest.raises(ValueError, match=rf"{name.split()[0]} is {re.escape(repr(value))}, but it is True or False"):
+            TRUTHS[name](path, value)
+
+
+WHOLE: dict[str, Call] = {
+    "threads": lambda path, value: flat_tokens.verify(path, threads=value),
+    "cache_bytes": lambda path, value: flat_tokens.open(path, cache=path, cache_bytes=value),
+    "read_ahead": lambda path, value: flat_tokens.open(path, read_ahead=value),
+    "batch_size": lambda _, value: ShuffledLoader(Numbers(5), value),
+    "seed": lambda _, value: ShuffledLoader(Numbers(5), 4, value),
+    "epochs": lambda _, value: ShuffledLoader(Numbers(5), 4, epochs=value),
+    "start": lambda _, value: ShuffledLoader(Numbers(5), 4, start=value),
+    "start_token": lambda _, value: ShuffledLoader(Numbers(5), 4, start_token=value),
+    "prefetch": lambda _, value: ShuffledLoader(Numbers(5), 4).steps(prefetch=value),
+    "stop": lambda _, value: ShuffledLoader(Numbers(5), 4).steps(0, value),
+    "process_count": lambda _, value: ShuffledLoader(Numbers(5), 4).shard(0, value),
+    "steps": lambda _, value: Mixture([(Numbers(5), 1)], 4, steps=value),
+    "streams": lambda _, value: flat_tokens.BlockOrder(4, 2, value),
+    "length": made("packed", "overlap"),
+    "max_packs": made("packed_documents", "max_packs"),
+    "padding_idx": made("packed_documents", "padding_idx"),
+    "pad_to": made("packed_documents", "pad_to"),
+    "pad_id": made("documents", "pad_id"),
+    "multiple_of": bucketed("multiple_of"),
+    "bos": made("packed", "bos"),
+    "eos": made("blocks", "eos"),
+    "export threads": lambda path, value: write(export_of(path, "megatron", {}), str(path.parent / "out"), threads=value),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_no_whole_number_is_refused_by_name(path: Path, name: str) -> None:
+    with pytest.raises(TypeError, match=r"\w+ is '4', but it is a whole number"):
+        WHOLE[name](path, "4")
+
+
+@pytest.mark.parametrize("name", ["threads", "export threads"])
+def test_there_is_a_thread(path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="threads is 0, but it is 1 or more"):
+        WHOLE[name](path, 0)
+
+
+def closed(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The options of a format, each with a value that it cannot have."""
+    for name, hint in typing.get_type_hints(kind).items():
+        kinds = typing.get_args(hint) or (hint,)
+        yield name, ["x"] if str in kinds else "no such value"
+
+
+@pytest.mark.parametrize(
+    ("format", "option", "value"), [(name, *one) for name, entry in FORMATS.items() for one in closed(entry.options)]
+)
+def test_an_option_of_a_format_is_refused_by_name(path: Path, format: str, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{option} is {re.escape(repr(value))}, but it is "):
+        export_of(path, format, {option: value})
+    with pytest.raises(ValueError, match=rf"{format} has no option 'no_such_option'; it has .*{option}"):
+        export_of(path, format, {"no_such_option": 1})
+
+
+def test_options_of_another_format_are_refused(path: Path, tmp_path: Path) -> None:
+    write(export_of(path, "megatron", {}), str(tmp_path / "out"))
+    for options in (FORMATS["parquet"].options(), {"sequence": "document"}):
+        with pytest.raises(TypeError, match=r"options are .*, but those of megatron are Megatron, with .*sequence"):
+            open_any(tmp_path / "out", "megatron", options)
+    with pytest.raises(TypeError, match="flat-tokens has none"):
+        open_any(path, options=FORMATS["parquet"].options())
+
+
+CLOSED = {"bool", "bool | None", "Level", "LayoutName", "Unit", "Kind", "Fit", "TooLong", "Framework", "Order", "MixtureOrder"}
+"""Annotations of options with a closed set of values."""
+
+
+def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Functions, classes and methods that ``flat_tokens`` exports, but for what the library alone makes: results and rows."""
+    for name in flat_tokens.__all__:
+        thing = getattr(flat_tokens, name)
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif inspect.isclass(thing) and not (issubclass(thing, tuple) and thing is not PackedDocuments):
+            if thing is not flat_tokens.Layout:
+                yield name, thing.__init__  # type: ignore[misc]
+            yield from (
+                (f"{name}.{method}", of)
+                for method, of in inspect.getmembers(thing, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
+                if method[0] != "_"
+            )
+
+
+def test_every_closed_option_of_what_is_public_is_among_these() -> None:
+    tried = {word for name in (*TRUTHS, *CHOICES) for word in name.split()}
+    found = {
+        f"{name}({parameter.name})"
+        for name, function in public_functions()
+        for parameter in inspect.signature(function).parameters.values()
+        if str(parameter.annotation) in CLOSED or "Literal" in str(parameter.annotation)
+    }
+    assert len(found) > 10
+    assert [one for one in sorted(found) if one.partition("(")[2].rstrip(")") not in tried] == []

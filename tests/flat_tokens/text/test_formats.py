@@ -1,0 +1,182 @@
+"""What a file is, by its first bytes: compressions that are read, and content that is not the file's own, refused by name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable
+
+import pytest
+import zstandard
+
+from flat_tokens.text.formats import COMPRESSIONS, FOREIGN, compression_of, detect_format, unpacked
+
+TEXT = b"a line of text\n" * 200
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+
+def skippable(size: int, number: int = 0) -> bytes:
+    """A frame of zstd that holds nothing of the text, as pzstd and seekable files have them."""
+    return bytes([0x50 + number]) + b"\x2a\x4d\x18" + size.to_bytes(4, "little") + bytes(size)
+
+
+def with_window(log: int, data: bytes = TEXT) -> bytes:
+    """A frame as ``zstd --long`` writes it, whose header does not say how long the text is."""
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=log, enable_ldm=True)
+    packing = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return packing.compress(data) + packing.flush()
+
+
+def zip_of(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        archive.writestr("a.txt", data)
+    return sink.getvalue()
+
+
+def tar_of(data: bytes) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return sink.getvalue()
+
+
+FRAME = zstandard.compress(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("data", "times"),
+    [
+        (skippable(4) + FRAME, 1),
+        (skippable(0, 15) + skippable(5000, 3) + FRAME + skippable(4) + FRAME, 2),
+        (FRAME + skippable(10_000_000) + FRAME + skippable(8), 2),
+        (zstandard.compress(b"") + skippable(1) + zstandard.compress(b""), 0),
+        (skippable(4), 0),
+    ],
+    ids=["pzstd", "several", "a long one between", "empty frames", "nothing else"],
+)
+def test_frames_of_zstd_without_text_are_passed_over(data: bytes, times: int) -> None:
+    assert compression_of(data[:4096], "a.txt.zst") == ".zst"
+    assert b"".join(unpacked(io.BytesIO(data), ".zst", "a.zst")) == TEXT * times
+
+
+@pytest.mark.parametrize("data", [skippable(4)[:6], skippable(400)[:200], FRAME + skippable(40)[:20], skippable(4) + FRAME[:5]])
+def test_a_file_that_ends_within_a_frame_is_damaged(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^a.zst is damaged at byte \d+ or before: the file ends within a compressed frame"):
+        list(unpacked(io.BytesIO(data), ".zst", "a.zst"))
+
+
+@pytest.mark.parametrize("log", [27, 28, 31])
+def test_long_windows_are_unpacked_or_refused_with_the_remedy(log: int) -> None:
+    data = FRAME + with_window(log) + FRAME
+    assert b"".join(unpacked(io.BytesIO(data), ".zst", "a.zst")) == TEXT * 3
+    if log > 27:
+        refused = rf"^d/a.zst is compressed with a window of {1 << log:,} bytes, .* first: zstd -d --long={log} a.zst$"
+        with pytest.raises(ValueError, match=refused):
+            list(unpacked(io.BytesIO(data), ".zst", "d/a.zst", max_window=1 << log - 1))
+
+
+def test_a_dictionary_that_is_not_there_is_no_damage() -> None:
+    dictionary = zstandard.train_dictionary(1000, [b"sample %d of a text" % i * 20 for i in range(200)])
+    data = zstandard.ZstdCompressor(dict_data=dictionary).compress(TEXT)
+    with pytest.raises(ValueError, match=r"^a.zst is compressed with a dictionary \(id \d+\). Unpack it first: zstd -d -D"):
+        list(unpacked(io.BytesIO(data), ".zst", "a.zst"))
+
+
+def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a.lz4 is packed as .lz4, which is not read here. Unpack it first: lz4 -d a.lz4"):
+        list(unpacked(io.BytesIO(skippable(4) + b"\x04\x22\x4d\x18rest"), ".zst", "a.lz4"))
+
+
+@pytest.mark.parametrize("ending", [*COMPRESSIONS, *FOREIGN])
+@pytest.mark.parametrize(
+    "head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"\xff\xfe garbage", b"BZ0\x91\xd0", b"caf\xe9"], ids=range(5)
+)
+def test_a_file_named_as_packed_is_not_taken_for_text(ending: str, head: bytes) -> None:
+    for name in (f"a.txt{ending}", f"A{ending.upper()}"):
+        with pytest.raises(ValueError, match=rf"^{name} begins with b.*, as no \{ending} file does"):
+            compression_of(head, name)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.ZST", "corpus.br", "a.parquet.xz"])
+def test_a_file_that_kept_the_name_of_its_compression_is_read(name: str) -> None:
+    """Servers unpack files that they send."""
+    for head in (
+        b'{"text": "a"}\n',
+        "é\t\r\n".encode() * 800,
+        ("x" * 4095 + "é").encode()[:4096],
+        b"PAR1\0",
+    ):
+        assert compression_of(head, name) is None
+
+
+@pytest.mark.parametrize(
+    ("pack", "ending"),
+    [
+        (lambda data: b"\x04\x22\x4d\x18" + data, ".lz4"),
+        (lambda data: b"\x02\x21\x4c\x18" + data, ".lz4"),
+        (zip_of, ".zip"),
+        (tar_of, ".tar"),
+        (lambda data: b"7z\xbc\xaf\x27\x1c\0\4" + data, ".7z"),
+        (lambda data: b"Rar!\x1a\x07\x01\0" + data, ".rar"),
+        (lambda data: b"\x1f\x9d\x90" + data, ".z"),
+        (lambda data: lzma.compress(data, lzma.FORMAT_ALONE), ".lzma"),
+        (lambda data: b"LZIP\1" + data, ".lz"),
+        (lambda data: b"\x89LZO\0\r\n\x1a\n" + data, ".lzo"),
+        (lambda data: b"\xff\x06\0\0sNaPpY" + data, ".sz"),
+    ],
+)
+def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack: Callable[[bytes], bytes], ending: str) -> None:
+    """Whatever it is called, and within a packed file, too."""
+    head = pack(TEXT)[:4096]
+    words = rf"is packed as \{ending}, which is not read here. Unpack it first: {FOREIGN[ending][1]} "
+    for name in ("a.txt", "d/a.jsonl", f"a{ending}"):
+        with pytest.raises(ValueError, match=rf"{name} {words}{name.rpartition('/')[2]}"):
+            compression_of(head, name)
+    for wanted in ("auto", "text"):
+        with pytest.raises(ValueError, match=words):
+            detect_format(head, "a.txt.gz", wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_what_is_packed_twice_is_refused(pack: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(ValueError, match=r"^a.txt.gz is compressed twice: its unpacked bytes are .* again"):
+        detect_format(pack(TEXT)[:4096], "a.txt.gz")
+
+
+def test_empty_bzip2_is_bzip2() -> None:
+    assert compression_of(bz2.compress(b""), "a.txt.bz2") == ".bz2"
+    assert b"".join(unpacked(io.BytesIO(bz2.compress(b"") + bz2.compress(TEXT)), ".bz2", "a")) == TEXT
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"])
+@pytest.mark.parametrize(
+    ("pointer", "remedy"),
+    [
+        (LFS_POINTER, "Git LFS, not the file itself. Fetch the file: git lfs pull"),
+        (LFS_POINTER.replace(b"\n", b"\r\n"), "Git LFS, "),
+        (LFS_POINTER.replace(b"git-lfs", b"hawser"), "Git LFS, "),
+        (b"/annex/objects/SHA256E-s5--0123.txt\n", "git-annex, not the file itself. Fetch the file: git annex get"),
+    ],
+)
+def test_a_pointer_is_not_taken_for_the_file(name: str, pointer: bytes, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is a pointer of {remedy}"):
+        compression_of(pointer, name)
+    for wanted in ("auto", "text"):
+        with pytest.raises(ValueError, match=rf"^{name} is a pointer of {remedy}"):
+            detect_format(pointer, name, wanted)  # type: ignore[arg-type]
+
+
+def test_a_text_about_pointers_is_a_text() -> None:
+    assert detect_format(LFS_POINTER + b"is what Git LFS leaves there. " * 40, "a.md") == "text"
+
+
+def test_encrypted_parquet_is_refused_as_such() -> None:
+    with pytest.raises(ValueError, match=r"^a.parquet is encrypted Parquet, for which there are no keys here"):
+        detect_format(b"PARE\x15\x04\x15\x1c", "a.parquet")

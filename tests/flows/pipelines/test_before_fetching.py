@@ -1,0 +1,72 @@
+"""What can be known before a byte is fetched is told before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import flows.pipelines.build
+import tasks.download.cut
+from flows.pipelines.build import build
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files that are fetched; there is one in a store, and it is called so."""
+    seen: list[str] = []
+    fetch = tasks.download.cut.fetch_file
+
+    def note(found: Any, *arguments: Any, **settings: Any) -> Any:
+        seen.append(found.name)
+        return fetch(found, *arguments, **settings)
+
+    monkeypatch.setattr(tasks.download.cut, "fetch_file", note)
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n'})
+    yield seen
+    fs.rm("/before", recursive=True)
+
+
+def run(
+    tmp_path: Path, pipeline: Callable[[BuildConfig, Threads], Any], path: str = "memory://before/*.jsonl", **settings: Any
+) -> None:
+    told = {"output": str(tmp_path / "out"), "source": {"path": path}, "tokenizer": "bytes", **settings}
+    with Threads(1) as runner:
+        pipeline(BuildConfig.model_validate(told), runner)
+
+
+@pytest.mark.parametrize("pipeline", [build, refresh])
+def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(
+    tmp_path: Path, fetched: list[str], pipeline: Callable[[BuildConfig, Threads], Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"):
+        run(tmp_path, pipeline, tokenizer="cl100k")
+    assert fetched == []
+    run(tmp_path, pipeline)
+    assert fetched == ["a.jsonl"]
+
+
+def test_a_mistyped_tokenizer_is_told_before_much_is_read(
+    tmp_path: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.pipelines.build, "LOOKED_INTO", 5)
+    (tmp_path / "a.txt").write_text("text that is long")
+    with pytest.raises(ValueError, match="there is no tokenizer 'cl100k'"):
+        run(tmp_path, build, str(tmp_path / "a.txt"), tokenizer="cl100k")
+    assert fetched == []
+
+
+def test_files_whose_names_say_that_they_are_of_several_formats_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
+    fsspec.filesystem("memory").pipe({"/before/README.md": b"# About"})
+    with pytest.raises(
+        ValueError, match=r"several formats: jsonl \(a.jsonl\), text \(README.md\).* such as memory://before/\*.jsonl;"
+    ):
+        run(tmp_path, build, "memory://before")
+    assert fetched == []

@@ -1,0 +1,161 @@
+"""Ten datasets of mixed features keep their bytes from release to release: version names and manifests as literals.
+
+A manifest has the digest of every other object of its version. A literal changes only together with FORMAT_SEMANTICS, where the
+change log says that datasets of one kind get other bytes, or where a library in the lock compresses to other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.tools.export import export_of
+from flows.pipelines.derive import derive
+from flows.pipelines.export import export
+from flows.pipelines.import_ import import_files
+from flows.runners.threads import Threads
+from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.faults.support import build_here
+from tests.made import small
+
+WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
+DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+DEMO_TOKENIZER = str(DEMO / "tokenizer.json")
+Pin = tuple[str, str]
+"""A version's name, and the sha256 of its manifest."""
+
+
+def text_of(number: int) -> str:
+    """A text that its number alone decides; every ninth is empty."""
+    return (
+        "" if number % 9 == 8 else f"{number}: " + " ".join(WORDS[(number * k) % len(WORDS)] for k in range(1, 4 + number % 23))
+    )
+
+
+def row_of(number: int) -> dict[str, Any]:
+    return {
+        "id": f"d{number}",
+        "text": text_of(number // 2 if number % 6 == 5 else number),
+        "prompt": f"ask {number}?",
+        "completion": text_of(number + 1),
+        "language": ("en", "de", None)[number % 3],
+        "score": number / 8,
+    }
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One large JSONL file, three small ones, five text files."""
+    home = tmp_path_factory.mktemp("sources")
+    for name in ("large", "lines", "texts"):
+        (home / name).mkdir()
+    (home / "large/all.jsonl").write_text("".join(json.dumps(row_of(i)) + "\n" for i in range(600)))
+    for file in range(3):
+        rows = map(row_of, range(1000 + 70 * file, 1070 + 70 * file))
+        (home / f"lines/part-{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in range(5):
+        (home / f"texts/{file}.txt").write_text(text_of(2000 + file) * 20)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several objects in each array."""
+    layouts: tuple[LayoutName, ...] = ("mmap", "compact", "zarr2")
+    for name in layouts:
+        monkeypatch.setitem(LAYOUTS, name, small(name, 8192, 128))
+
+
+def pin_of(path: str) -> Pin:
+    return Path(path).name, hashlib.sha256(Path(path, "manifest.json").read_bytes()).hexdigest()
+
+
+def built(home: Path, output: Path, *names: str, **settings: Any) -> Pin:
+    """Build the sources of these names, with *settings*; a mapping of a source's name is of its settings."""
+    sources = [{"name": name, "path": str(home / name), **settings.pop(name, {})} for name in names]
+    common = {"name": "same", "tokenizer": "bytes", "validation_fraction": 0.25, "slice_bytes": 20_000}
+    return pin_of(build_here({"output": str(output), "sources": sources, **common, **settings}).path)
+
+
+def derived(output: Path, operation: dict[str, Any], *inputs: Path, **settings: Any) -> Pin:
+    request = {"operation": operation, "inputs": [str(path) for path in inputs], "output": str(output), **settings}
+    with Threads(2) as runner:
+        return pin_of(derive(DeriveRequest.model_validate(request), runner).path)
+
+
+def mixed(home: Path, output: Path) -> Pin:
+    return built(home, output, "large", "lines", "texts", large={"id_column": "id"})
+
+
+def masked(home: Path, output: Path) -> Pin:
+    pairs = {"prompt_column": "prompt", "completion_column": "completion"}
+    return built(home, output, "large", "lines", large=pairs, layout="compact")
+
+
+def kept(home: Path, output: Path) -> Pin:
+    keep = {"id_column": "id", "keep_columns": ["language", "score"]}
+    return built(home, output, "large", "texts", large=keep, validation_fraction=0)
+
+
+def without_copies(home: Path, output: Path) -> Pin:
+    return built(home, output, "large", documents={"duplicates": "drop", "empty": "skip"})
+
+
+def stepped(home: Path, output: Path) -> Pin:
+    steps = [{"use": "length", "min_bytes": 40}, {"use": "normalize"}]
+    return built(home, output, "lines", tokenizer=DEMO_TOKENIZER, documents={"steps": steps}, layout="zarr2")
+
+
+def merged(home: Path, output: Path) -> Pin:
+    built(home, output / "one", "large", "lines", tokenizer=DEMO_TOKENIZER, lines={"id_column": "id"})
+    built(home, output / "other", "texts", "lines", tokenizer=DEMO_TOKENIZER)
+    return derived(output / "merged", {"operation": "merge"}, output / "one", output / "other", layout="compact")
+
+
+def filtered(home: Path, output: Path) -> Pin:
+    kept(home, output / "kept")
+    subset = {"operation": "subset", "where": "language = 'de' or tokens >= 90", "fraction": 0.7, "seed": 3}
+    return derived(output / "subset", subset, output / "kept")
+
+
+def shuffled(home: Path, output: Path) -> Pin:
+    masked(home, output / "masked")
+    return derived(output / "shuffled", {"operation": "shuffle", "seed": 5}, output / "masked")
+
+
+def relaid(home: Path, output: Path) -> Pin:
+    without_copies(home, output / "built")
+    return derived(output / "relaid", {"operation": "relayout"}, output / "built", layout="zarr2")
+
+
+def imported(home: Path, output: Path) -> Pin:
+    mixed(home, output / "built")
+    with Threads(2) as runner:
+        export(export_of(output / "built", "megatron", {}), str(output / "files"), runner)
+        return pin_of(import_files(ImportRequest(path=str(output / "files"), output=str(output / "back")), runner).path)
+
+
+PINS: dict[Callable[[Path, Path], Pin], Pin] = {
+    mixed: ("d78811f261fe885c", "ab0ab272c91b50e88fb4374022f9bc2c80b5d00c3a105bd5ad76826799ff22c2"),
+    masked: ("d83420fa15738a0a", "56984bf5cb6d9d85dcc9f1166299aca8d3d52594b8b8c90e8b3ab8b4773ab4d8"),
+    kept: ("2c6f420c7d3b553f", "1d427fdffec6166bb70733d63654fc0e97b989c7c6006c15d83665e6f32a0ca1"),
+    without_copies: ("51c07331729cdadf", "4d89331dce87cc04c2003d9bd5849169d67746403c9591c8a24fcb10e11bdb25"),
+    stepped: ("ddf150b0fb09ea0b", "4762d1049907ee054613ce52eb3c598357a289e6d3b9bbd3942195a124bac283"),
+    merged: ("0c997f98efbb33b7", "6399bf9e360a9c0df9f2c6a5aca2858021c0f7c9055fe908f5dbb0ffbf6c8ccf"),
+    filtered: ("0870ce0696c0b47e", "2ed8b5245c887560e526a88b18e724256e4ca782ab6bc73987900dd33e4c7845"),
+    shuffled: ("828c6d2c2789162a", "919bb31ded5ebab83d27dd8c349dd0880e5781ef4cce79a4114e929b74f56d35"),
+    relaid: ("f0927a0aedd48159", "ccf08dc811f93b34b5ff39e7e5c403d6b9bc03b891b463de7dd262fe251ce940"),
+    imported: ("2ee2fb9d3193a499", "b7b5a0bf708545f51c7396935e8d73aedfdf90fe8be840a0d651f65a20528e15"),
+}
+
+
+@pytest.mark.parametrize("make", PINS, ids=lambda make: make.__name__)
+def test_a_dataset_has_the_bytes_that_it_always_had(home: Path, tmp_path: Path, make: Callable[[Path, Path], Pin]) -> None:
+    """Whatever changed in how it is made."""
+    assert make(home, tmp_path) == PINS[make]

@@ -1,0 +1,25 @@
+"""Slices of files as tests make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.config import Source
+from tasks.models import FileRange, Slice, SourceFile
+from tasks.text.documents import plan_ranges
+
+
+def slices_of(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
+    """A file's ranges, each a slice of its own."""
+    return [Slice(ranges=(part,)) for part in plan_ranges(file, source, slice_bytes)]
+
+
+def changed(slice_: Slice, **changes: Any) -> Slice:
+    """A slice of one range with other facts of that."""
+    (part,) = slice_.ranges
+    return Slice(ranges=(part.model_copy(update=changes),))
+
+
+def range_of_slice(file: SourceFile, start: int, stop: int, text_bytes: int) -> Slice:
+    """A slice of one range."""
+    return Slice(ranges=(FileRange(file=file, start=start, stop=stop, text_bytes=text_bytes),))

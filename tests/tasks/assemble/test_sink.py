@@ -1,0 +1,469 @@
+"""Tokens that are streamed into a version: the arrays are those of stored shards, what is not finished can be taken from, and
+whoever waits for somebody that fails is told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.stores.local
+import tasks.assemble.span_writer
+import tasks.assemble.spans
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.batch import TokenBatch
+from flat_tokens.stores.store import Store
+from tasks.assemble.assembler import Assembler
+from tasks.assemble.sink import VersionSink
+from tasks.models import TokenShard
+from tasks.output.paths import UNFINISHED, shard_key
+from tasks.output.staging import Place, attempt
+from tasks.output.target import SplitRule, Target
+from tasks.parts.opening import open_shard
+from tasks.parts.part import ShardPart
+from tasks.parts.unfinished import ENTRIES, ShardEntries, check_unfinished, write_entries
+from tasks.shards.stream import BrokenStreamError
+from tests.examples import examples
+from tests.tasks.assemble.test_assembler import OnRequest
+from tests.tasks.assemble.test_spans import (
+    SMALL,
+    Document,
+    Shard,
+    check_arrays,
+    datasets,
+    even,
+    finish,
+    model,
+    store_shard,
+    target_of,
+)
+
+VERSION = "v"
+HALF = SplitRule(fraction=0.5, seed=1)
+ALL_TRAIN = SplitRule(fraction=0, seed=0)
+SLICES = 7
+
+
+@pytest.fixture(autouse=True)
+def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects and spans of eight tokens, in two chunks."""
+    for name, layout in SMALL.items():
+        monkeypatch.setitem(LAYOUTS, name, layout)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 8)
+    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
+
+
+@contextlib.contextmanager
+def an_attempt(at: Path) -> Iterator[Place]:
+    with attempt(Store.at(at), at / "scratch", VERSION) as place:
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with an_attempt(tmp_path / "out") as place:
+        yield place
+
+
+def key_of(number: int) -> str:
+    return f"{number:064x}"
+
+
+@contextlib.contextmanager
+def opened(target: Target, shards: list[Shard] | None = None) -> Iterator[tuple[Assembler, VersionSink]]:
+    """An assembler of *shards*, or of any slices, and its sink."""
+    splits = [shard.all_in for shard in shards] if shards is not None else [None] * SLICES
+    with Assembler(target) as assembler:
+        assembler.write_with(lambda span: OnRequest(span, target, assembler))
+        yield assembler, assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=True)
+
+
+def keys_of(documents: list[Document]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array([document.key for document in documents], np.uint64)
+
+
+def mask_of(batch: TokenBatch) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Every third token does not count."""
+    return (batch.encoded_tokens % 3 != 0).astype(np.uint8)
+
+
+def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_size: int = 2) -> ShardPart:
+    """Stream the tokens of a shard as a slice does that is tokenized, some documents at a time, and store its entries. Where the
+    thread that writes has left the span to tasks, the shard is stored.
+    """
+    place = target.workspace
+    part = store_shard(shard, number, Place(Store.at("memory://other"), ""))
+    entries = []
+    with sink.stream(key_of(number)) as into:
+        if into is None:
+            return store_shard(shard, number, place)
+        for first in range(0, len(shard.documents), batch_size):
+            some = shard.documents[first : first + batch_size]
+            batch, rows = TokenBatch.from_sequences([document.tokens for document in some]), np.arange(len(some)) + first
+            if target.masked:
+                batch = batch._replace(loss_mask=mask_of(batch))
+            in_validation = into.append(batch, keys_of(some))
+            entries.append(ShardEntries(keys_of(some), 2 * rows.astype(np.uint64), np.diff(batch.seq_starts), in_validation))
+        objects = (write_entries(place.root / shard_key(part.shard.key), entries),)
+        facts = {"objects": objects, "unfinished": into.end(), "masked": target.masked}
+    return part.model_copy(update={"shard": part.shard.model_copy(update=facts)})
+
+
+def build(
+    shards: list[Shard], target: Target, known: dict[int, TokenShard], streamed: set[int], stop: int | None = None
+) -> dict[int, TokenShard]:
+    """Write all spans, or take the first *stop* shards and fail. Some are *known*, others *streamed*, the rest is stored. Return
+    those that were streamed.
+    """
+    found: dict[int, TokenShard] = {}
+    with contextlib.suppress(KeyboardInterrupt), opened(target, shards) as (assembler, sink):
+        for number, shard in enumerate(shards[:stop]):
+            if number in known:
+                file, row = number // 2, 100 * (number % 2)
+                part = ShardPart(shard=known[number], file=file, first_row=row, all_in=shard.all_in)
+            elif number in streamed:
+                part = stream(shard, number, sink, target)
+                if part.shard.unfinished is not None:
+                    found[number] = part.shard
+            else:
+                part = store_shard(shard, number, target.workspace)
+            assembler.add(part)
+        if stop is not None:
+            raise KeyboardInterrupt
+        assembler.end()
+        finish(assembler.finish().spans, target.layout, target.workspace)
+    return found
+
+
+@examples(40)
+@given(datasets(), st.sets(st.integers(0, 5)), st.sampled_from([0, 0.3, 1]))
+def test_the_arrays_are_those_of_stored_shards(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard], streamed: set[int], fraction: float
+) -> None:
+    """Whichever slices are streamed. Nothing of them is left."""
+    rule = SplitRule(fraction=fraction, seed=1)
+    with an_attempt(tmp_path_factory.mktemp("whole") / "out") as place:
+        found = build(shards, target_of(place, rule), {}, streamed)
+        if streamed >= set(range(len(shards))):  # else spans may have been left to tasks
+            assert found.keys() == set(range(len(shards)))
+        check_arrays(model(shards, rule), "mmap", place)
+        for number, shard in found.items():
+            assert shard.unfinished is not None
+            check_unfinished(place.root, shard.unfinished)  # in objects that are whole
+            check_documents(shards[number], shard, place)
+        assert not Path(place.root.path(UNFINISHED)).exists()
+
+
+def check_documents(shard: Shard, stored: TokenShard, place: Place) -> None:
+    documents = open_shard(place.root, stored)
+    assert documents.keys.tolist() == [document.key for document in shard.documents]
+    assert documents.places().row.tolist() == [2 * i for i in range(len(shard.documents))]
+    total = int(documents.lengths.sum())
+    tokens = np.concatenate([*documents.tokens(0, total), np.empty(0, np.uint32)])
+    expected = TokenBatch.from_sequences([document.tokens for document in shard.documents])
+    assert tokens.tolist() == expected.encoded_tokens.tolist()
+    assert documents.lengths.tolist() == np.diff(expected.seq_starts).tolist()
+    if stored.masked:
+        masks = np.concatenate([*documents.masks(0, total), np.empty(0, np.uint8)])
+        assert masks.tolist() == mask_of(expected).tolist()
+
+
+@examples(40)
+@given(
+    datasets(),
+    st.sets(st.integers(0, 5)),
+    st.sampled_from([0, 0.3, 1]),
+    st.sampled_from([0, 0.3, 1]),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_what_is_not_finished_can_be_taken_from(
+    tmp_path_factory: pytest.TempPathFactory,
+    shards: list[Shard],
+    streamed: set[int],
+    fraction: float,
+    other_fraction: float,
+    stop: int,
+    masked: bool,
+) -> None:
+    """By an attempt at the same version, which goes on from there, or at one with another split; with a loss mask, too."""
+    rule, other = SplitRule(fraction=fraction, seed=1), SplitRule(fraction=other_fraction, seed=1)
+    at = tmp_path_factory.mktemp("unfinished") / "out"
+    with an_attempt(at) as place:
+        former = target_of(place, rule, name=VERSION if rule == other else "another", masked=masked)
+        known = build(shards, former, {}, streamed, stop)
+    with an_attempt(at) as place:
+        for number, shard in known.items():
+            assert shard.unfinished is not None
+            check_unfinished(place.root, shard.unfinished)
+            check_documents(shards[number], shard, place)
+        build(shards, target_of(place, other, masked=masked), known, streamed)
+        check_arrays(model(shards, other), "mmap", place)
+
+
+def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Place) -> None:
+    """Five tokens of an object of eight: a chunk of four with its checksum, and the one after it."""
+    target = target_of(place, ALL_TRAIN)
+    with opened(target) as (_, sink):
+        part = stream(even(1, 5), 0, sink, target)
+        assert part.shard.unfinished is not None
+        assert (part.shard.unfinished.train.first, part.shard.unfinished.train.count) == (0, 5)
+        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
+        words = np.fromfile(path, "<u4")
+        expected = TokenBatch.from_sequences([document.tokens for document in even(1, 5).documents]).encoded_tokens
+        assert [*words[:4], *words[5:6]] == expected.tolist()
+        assert not Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0")).exists()
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Iterator[tuple[Place, TokenShard, Path]]:
+    """A streamed shard of twelve tokens in train, whose attempt has ended, and the file that has the last four of them."""
+    with an_attempt(tmp_path / "out") as place:
+        known = build([even(4, 3)], target_of(place, ALL_TRAIN), {}, {0}, 1)
+        name = place.attempt
+    with an_attempt(tmp_path / "out") as place:
+        yield place, known[0], Path(place.root.path(UNFINISHED)) / name / "train-1"
+
+
+def check(place: Place, shard: TokenShard) -> None:
+    assert shard.unfinished is not None
+    check_unfinished(place.root, shard.unfinished)
+
+
+def test_damage_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+    """Of a bit, in an object that is whole or in one that is not."""
+    place, shard, path = unfinished
+    whole = Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0"))
+    check(place, shard)
+    for damaged in (path, whole):
+        data = damaged.read_bytes()
+        damaged.write_bytes(bytes([data[0] ^ 4]) + data[1:])
+        with pytest.raises(ValueError, match="its tokens in train of the unfinished version v are not what was written"):
+            check(place, shard)
+        damaged.write_bytes(data)
+    check(place, shard)
+
+
+def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+    place, shard, path = unfinished
+    os.truncate(path, 12)
+    with pytest.raises(ValueError, match="object 1 of train of the unfinished version v ends before token 4"):
+        check(place, shard)
+    os.truncate(path, 0)
+    with pytest.raises(ValueError):
+        check(place, shard)
+    path.unlink()
+    with pytest.raises(ValueError, match="object 1 of train of the unfinished version v is gone"):
+        check(place, shard)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is not a plain file"):
+        check(place, shard)
+
+
+def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+    place, shard, _ = unfinished
+    os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
+    with pytest.raises(ValueError, match="has 99 bytes, which are not those of 4 documents"):
+        open_shard(place.root, shard)
+
+
+def test_a_slice_waits_for_those_before_it(place: Place) -> None:
+    """Until the streams stop: then it is stored as a shard."""
+    got: list[bool] = []
+
+    def wait(sink: VersionSink) -> None:
+        with sink.stream(key_of(1)) as into:
+            got.append(into is not None)
+
+    target = target_of(place, HALF)
+    with opened(target) as (assembler, sink):
+        waiting = threading.Thread(target=wait, args=(sink,))
+        waiting.start()
+        waiting.join(0.05)
+        assert got == []
+        assembler.add(store_shard(even(1, 3), 0, place))
+        waiting.join(60)
+        assert got == [True]
+    with opened(target) as (_, sink):
+        waiting = threading.Thread(target=wait, args=(sink,))
+        waiting.start()
+        sink.stop()
+        waiting.join(60)
+        assert got == [True, False]
+
+
+@pytest.mark.parametrize("layout", ["compact", "zarr2"])
+def test_compressed_layouts_have_no_streams(place: Place, layout: LayoutName) -> None:
+    """A part of an object of theirs cannot be read."""
+    with opened(target_of(place, HALF, layout)) as (_, sink), sink.stream(key_of(0)) as into:
+        assert into is None
+
+
+def test_a_slice_that_fails_takes_none_before_it_along(place: Place) -> None:
+    """Half of its tokens are in an object that the slice before it began: it is written again from that one's tokens."""
+    shards, target = [even(1, 5), even(4, 5), even(1, 3)], target_of(place, ALL_TRAIN)
+    with opened(target) as (assembler, sink):
+        assembler.add(stream(shards[0], 0, sink, target))
+        with contextlib.suppress(OSError), sink.stream(key_of(1)) as into:
+            assert into is not None
+            into.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+            raise OSError("the file's store is away")
+        for number in (1, 2):  # tried again, as Prefect does
+            with sink.stream(key_of(number)) as into:
+                assert into is None
+            assembler.add(store_shard(shards[number], number, place))
+        assembler.end()
+        finish(assembler.finish().spans, "mmap", place)
+    check_arrays(model(shards, ALL_TRAIN), "mmap", place)
+
+
+def test_a_disk_that_fails_is_told_to_the_slice(place: Place) -> None:
+    """Its tokens are nowhere else."""
+    target = target_of(place, ALL_TRAIN)
+    with opened(target) as (_, sink):
+        shutil.rmtree(place.root.root)
+        Path(place.root.root).write_text("a file where the output was")
+        with pytest.raises((OSError, BrokenStreamError)):
+            stream(even(4, 5), 0, sink, target)
+        Path(place.root.root).unlink()
+
+
+def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:
+    """What *call* raises, in a thread of its own that ends within so many seconds."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # it is what the test is about
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "somebody waits for ever"
+    return raised
+
+
+@pytest.mark.parametrize("failing", range(6))
+@pytest.mark.parametrize("for_good", [False, True])
+def test_nobody_waits_for_a_writer_that_failed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failing: int, for_good: bool
+) -> None:
+    """One write of an object fails, and the slice has tokens for many objects after it: its thread and those of the slices behind
+    it are told, and the build ends.
+    """
+    real, count = tasks.assemble.span_writer.write_tokens, 0
+
+    def write(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == failing + 1 or (for_good and count > failing):
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(tasks.assemble.span_writer, "write_tokens", write)
+    target = target_of(place, HALF)
+
+    def slices() -> None:
+        with opened(target) as (_, sink):
+            later = threading.Thread(target=within, args=(30, lambda: stream(even(9, 30), 1, sink, target)), daemon=True)
+            later.start()
+            try:
+                stream(even(40, 30), 0, sink, target)
+            finally:
+                sink.stop()
+                later.join(30)
+                assert not later.is_alive()
+
+    (error,) = within(60, slices)
+    assert isinstance(error, OSError | BrokenStreamError)
+
+
+def test_many_short_documents_are_few_arrays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
+    shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(3000)], None)], []
+    real = tasks.assemble.span_writer.SpanWriter.stream
+
+    def noted(writer: Any, tokens: Any, *rest: Any) -> Any:
+        lengths.append(len(tokens))
+        return real(writer, tokens, *rest)
+
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 12)
+    monkeypatch.setattr(tasks.assemble.span_writer.SpanWriter, "stream", noted)
+    target = target_of(place, HALF)
+    with opened(target, shards) as (assembler, sink):
+        assembler.add(stream(shards[0], 0, sink, target, len(shards[0].documents)))
+        assembler.end()
+        finish(assembler.finish().spans, "mmap", place)
+    check_arrays(model(shards, HALF), "mmap", place)
+    assert len(lengths) == 2
+
+
+def test_a_slice_after_one_that_fails_is_told_so(place: Place) -> None:
+    """Its tokens arrived after those of the other, which waited for the disk."""
+    batch, key = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
+
+    def fail(sink: VersionSink) -> None:
+        with sink.stream(key_of(0)) as first, contextlib.ExitStack() as later:
+            assert first is not None
+            first.append(batch, key)
+            first.end()
+            second = later.enter_context(sink.stream(key_of(1)))
+            assert second is not None
+            second.append(batch, key)
+            raise OSError("No space left on device")
+
+    with opened(target_of(place, ALL_TRAIN)) as (assembler, sink):
+        with pytest.raises(OSError, match="No space left"):
+            fail(sink)
+        with pytest.raises(BrokenStreamError):
+            list(assembler._writers["train"].stream(batch.encoded_tokens, 5, None))
+
+
+class Disk:
+    """Notes writes and syncs of files as they happen. A sync of a file waits until ``ready`` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.ready = threading.Event()
+        self._write = flat_tokens.stores.local._write_all
+        patch.setattr(flat_tokens.stores.local, "_write_all", self.write)
+        patch.setattr(os, "fsync", self.sync)
+
+    def write(self, descriptor: int, *rest: Any) -> None:
+        self._write(descriptor, *rest)
+        self.done.append(("write", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def sync(self, descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if not os.path.isdir(path):
+            self.ready.wait(60)
+        self.done.append(("sync", path))
+
+
+def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: the sync comes after the last write, that of the directory too, and the mark after both."""
+    target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
+    path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
+    with opened(target) as (_, sink):
+        slice_ = threading.Thread(target=stream, args=(even(1, 5), 0, sink, target), daemon=True)
+        slice_.start()
+        slice_.join(0.2)
+        assert slice_.is_alive()
+        disk.ready.set()
+        slice_.join(60)
+        assert not slice_.is_alive()
+        done = list(disk.done)
+    assert [kind for kind, name in done if name == str(path)][-2:] == ["write", "sync"]
+    assert ("sync", str(path.parent)) in done

@@ -1,0 +1,174 @@
+"""Directories whose files are not all content: tables, datasets saved to disk, data with notes beside it, names with brackets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.config import Source
+from tasks.download.sources import resolve_source
+
+DELTA, HUDI = ("_delta_log/00000000000000000000.json", "a Delta table"), (".hoodie/hoodie.properties", "a Hudi table")
+ICEBERG = ("metadata/00000-ab.metadata.json", "an Iceberg table")
+
+
+def put(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            pq.write_table(pa.table({"text": ["a"]}), root / name)
+        else:
+            (root / name).write_text('{"text": "a"}\n')
+    return root
+
+
+def names(path: Path | str) -> list[str]:
+    return [file.name for file in resolve_source(Source(path=path), 0).files]
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    fs = fsspec.filesystem("memory")
+    yield "memory://directories"
+    fs.rm("/directories", recursive=True)
+
+
+def pipe(*names: str) -> None:
+    fsspec.filesystem("memory").pipe({f"/directories/{name}": b'{"text": "a"}\n' for name in names})
+
+
+@pytest.mark.parametrize(("log", "kind"), [DELTA, HUDI, ICEBERG])
+@pytest.mark.parametrize(
+    "path", ["tab", "tab/", "tab/**/*.parquet", "tab/day=1", "tab/day=1/*.parquet", "*/*/*.parquet", ".", "tab/day=1/p*"]
+)
+def test_the_files_of_a_table_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, kind: str, path: str
+) -> None:
+    """Also where a partition alone is named, by relative paths and patterns: some may be of rows that the table has removed."""
+    put(tmp_path, f"tab/{log}", "tab/day=1/part-0.parquet", "tab/day=1/part-1.parquet")
+    monkeypatch.chdir(tmp_path)
+    for place in (f"{tmp_path}/{path}", path):
+        with pytest.raises(
+            ValueError, match=rf"^source 'source': {tmp_path}/tab is {kind}: it has {log.partition('/')[0]}, and its"
+        ):
+            names(place)
+    assert names(tmp_path / "tab/day=1/part-1.parquet") == ["part-1.parquet"]  # who names a file means it
+
+
+@pytest.mark.parametrize(("log", "kind"), [DELTA, HUDI, ICEBERG])
+@pytest.mark.parametrize("path", ["tab", "tab/day=1", "tab/*/*.parquet", "**/*.parquet"])
+def test_the_files_of_a_table_in_a_store_are_refused(memory: str, log: str, kind: str, path: str) -> None:
+    pipe(f"tab/{log}", "tab/day=1/part-0.parquet")
+    with pytest.raises(ValueError, match=rf"^source 'source': /directories/tab is {kind}"):
+        names(f"{memory}/{path}")
+    assert names(f"{memory}/tab/day=1/part-0.parquet") == ["part-0.parquet"]
+
+
+def test_a_directory_that_is_called_metadata_makes_no_table(tmp_path: Path) -> None:
+    assert names(put(tmp_path, "metadata/a.jsonl", "b.jsonl")) == ["b.jsonl", "metadata/a.jsonl"]
+
+
+def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_data(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "two")
+    for name, places in (("one", ["one"]), ("two", ["two/test", "two/train"])):
+        patterns = " or ".join(f"{tmp_path}/{place}/data-*.arrow" for place in places)
+        words = "was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set source.path to "
+        with pytest.raises(ValueError, match=re.escape(words + patterns) + "$"):
+            names(tmp_path / name)
+    assert names(tmp_path / "one/data-*.arrow") == ["data-00000-of-00001.arrow"]
+    assert names(tmp_path / "two/train/*.arrow") == ["data-00000-of-00001.arrow"]
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [
+        (["README.md", "data/train-0.parquet"], "**/*.parquet"),
+        (["README.md", "train-0.parquet"], "*.parquet"),
+        (["README.md", "a.jsonl.zst", "b.jsonl.zst"], "*.jsonl.zst"),
+        (["README.md", "dataset_infos.json", "a.txt"], "*.txt"),
+        (["dataset_infos.json", "data/a.csv", "notes.md"], "**/*.csv"),
+        (["train.parquet", "train.tsv", "z.tsv"], "*.parquet"),
+    ],
+)
+def test_notes_beside_data_are_refused_with_the_pattern_of_the_data(tmp_path: Path, files: list[str], pattern: str) -> None:
+    """Before a byte of them is fetched. The pattern finds the data."""
+    put(tmp_path, *files)
+    with pytest.raises(
+        ValueError, match=rf"holds files of several formats: .*such as {re.escape(f'{tmp_path}/{pattern}')};"
+    ) as error:
+        names(tmp_path)
+    with pytest.raises(ValueError, match="holds files of several formats"):
+        names(f"{tmp_path}/**/*")
+    found = re.search(r"such as (\S+);", str(error.value))
+    assert found is not None
+    assert names(found[1])
+
+
+def test_what_is_no_text_beside_data_is_refused_with_the_pattern_of_the_data(tmp_path: Path) -> None:
+    put(tmp_path, "data/a.parquet", "b")
+    (tmp_path / "LICENSE").write_text("Terms")
+    with pytest.raises(
+        ValueError, match=rf"cannot tell the format of LICENSE.* such as {re.escape(str(tmp_path))}/\*\*/\*\.parquet"
+    ):
+        names(tmp_path)
+    (tmp_path / "LICENSE").unlink()
+    assert names(tmp_path) == ["b", "data/a.parquet"]  # what it is, its content tells
+
+
+@pytest.mark.parametrize("name", ["x[1]", "x*", "x?", "[", "[!x]"])
+def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    put(tmp_path, f"{name}/d.jsonl", "x1/other.jsonl", f"a/{name}/b/c[2]/d.jsonl", "a/x1/b/c2/other.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for place in (str(tmp_path), "."):
+        assert names(f"{place}/{name}/*.jsonl") == ["d.jsonl"]
+        assert names(f"{place}/a/{name}/b/c[2]/*.jsonl") == ["d.jsonl"]
+    assert names(f"{name}/*.jsonl") == ["d.jsonl"]
+
+
+def test_a_directory_of_a_store_that_is_there_by_its_very_name_is_no_pattern(memory: str) -> None:
+    pipe("x[1]/d.jsonl", "x[1]/b/e.jsonl", "x1/other.jsonl", "y1/f.jsonl")
+    assert names(f"{memory}/x[1]/*.jsonl") == ["d.jsonl"]
+    assert names(f"{memory}/x[1]/**/*.jsonl") == ["b/e.jsonl", "d.jsonl"]
+    assert names(f"{memory}/x[1]/d.jsonl") == ["d.jsonl"]
+    assert names(f"{memory}/x[1]") == ["b/e.jsonl", "d.jsonl"]
+    assert names(f"{memory}/y[1]/*.jsonl") == ["y1/f.jsonl"]
+
+
+def test_nothing_at_a_path_says_where_that_is_and_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "data/webtext/a.jsonl", ".hidden/a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for path, words in (
+        ("data/webtxt", f"nothing at data/webtxt, which is {tmp_path}/data/webtxt. Did you mean {tmp_path}/data/webtext?"),
+        (f"{tmp_path}/dat/webtext", f"nothing at {tmp_path}/dat/webtext. Did you mean {tmp_path}/data?"),
+        (f"{tmp_path}/hidden", f"nothing at {tmp_path}/hidden"),
+        ("data/*.parquet", f"no files at data/*.parquet, which is {tmp_path}/data/*.parquet"),
+        (
+            "data/x[1]/*.jsonl",
+            f"no files at data/x[1]/*.jsonl, which is {tmp_path}/data/x[1]/*.jsonl. Brackets are a pattern: [[] is",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"there (is|are) {re.escape(words)}"):
+            names(path)
+
+
+def test_what_nobody_may_list_is_no_table(tmp_path: Path) -> None:
+    put(tmp_path, "tab/metadata/a.metadata.json", "tab/data/a.jsonl")
+    (tmp_path / "tab/metadata").chmod(0)
+    try:
+        if os.access(tmp_path / "tab/metadata", os.R_OK):
+            pytest.skip("this user may list all")
+        assert names(tmp_path / "tab/data") == ["a.jsonl"]
+    finally:
+        (tmp_path / "tab/metadata").chmod(0o700)
