@@ -106,6 +106,22 @@ class HubDataset(Model):
         return name if info.field_name == "revision" or readable(location) else ""
 
 
+class MessageNames(Model):
+    """The keys of messages, and their roles as templates know them."""
+
+    model_config = ConfigDict(title="with other names")
+
+    role: str = Field("role", min_length=1, description="The key of a message's role, such as from")
+    content: str = Field("content", min_length=1, description="The key of its content, such as value")
+    roles: dict[str, str] = Field({}, description="Roles by their names here, such as human: user; others stay as they are")
+
+    @model_validator(mode="after")
+    def two_keys(self) -> Self:
+        if self.role == self.content:
+            raise ValueError(f"role and content are both {self.role!r}; give the key of each")
+        return self
+
+
 class Source(Model):
     """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
 
@@ -137,6 +153,9 @@ class Source(Model):
     prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
     completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text behind it, which counts")
     messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
+    messages: MessageNames | None = Field(
+        None, description="With messages: their keys and roles, where these are not role and content, user and assistant"
+    )
     chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
     roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
     chat_date: str | None = Field(
@@ -190,7 +209,7 @@ class Source(Model):
         if len(kinds) > 1:
             raise ValueError(f"source {self.name!r} has {' and '.join(kinds)}; give one of them")
         if self.messages_column is None:
-            for setting in ("chat_template", "roles", "chat_date"):
+            for setting in ("messages", "chat_template", "roles", "chat_date"):
                 if getattr(self, setting) is not None:
                     raise ValueError(f"source {self.name!r} has {setting}, which is for messages; give its messages_column, too")
         if self.prompt_column is not None and self.prompt_column == self.completion_column:

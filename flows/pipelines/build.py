@@ -60,7 +60,8 @@ from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.doubts import is_doubted
-from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.engines import Tokenizer, engine_of, forget_what_was_learned, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.masks import chats_by_reference
 from tasks.tokenize.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -350,7 +351,9 @@ def make_recipe(
 ) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
     samples, text_bytes = sample_texts(config, place, slices), sum(slice_.text_bytes for slice_ in slices)
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors_of(config))
+    texts = [text for of in samples.values() for text in of]
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
+    by_reference = chats_by_reference(config.sources, chats, samples, config.tokenizer, engine_of(tokenizer, fast))
     may_differ = config.documents.on_bad != "error" or is_doubted(place.root, tokenizer.digest)
     return Recipe(
         sources=config.sources,
@@ -360,13 +363,14 @@ def make_recipe(
         documents=config.documents,
         engine="reference" if tokenizer.make_fast is not None and not fast and may_differ else None,
         chats=chats if any(chats) else (),
+        by_reference=by_reference,
         steps=config.documents.opened().described,
     )
 
 
-def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list[str]:
+def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> dict[int, list[str]]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
-    texts: list[str] = []
+    texts: dict[int, list[str]] = {}
     first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
     with ThreadPoolExecutor(FETCHERS) as fetchers:
         here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
@@ -377,7 +381,7 @@ def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:
                 left -= len(text.as_buffer())
-                texts.append(text.as_py())
+                texts.setdefault(index, []).append(text.as_py())
     return texts
 
 

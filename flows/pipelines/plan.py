@@ -157,7 +157,7 @@ def plan(config: BuildConfig) -> Plan:
         tokens_low=max(round(whole.tokens - whole.token_error), 0),
         tokens_high=round(whole.tokens + whole.token_error),
         bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
-        engine="the fast" if recipe.fast else "the reference",
+        engine="the fast" if recipe.fast and not recipe.by_reference else "the reference",
         text_bytes=round(whole.text_bytes),
         slices=slice_count,
         slices_stored=whole.slices_stored,

@@ -252,7 +252,8 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
     """The tokens of each of some pieces, which are tokenized together."""
     part = pieces[0].part
     source = recipe.source(part)
-    encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents)
+    by_reference = part.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents, by_reference)
     texts = [some.texts for piece in pieces for some in piece.documents]
     try:
         tokens = encoder(pa.concat_arrays([large_string_array(), *texts]))

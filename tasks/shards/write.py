@@ -218,7 +218,8 @@ def tokenize_slice(
     """
     source, first = recipe.source(slice_), slice_.ranges[0].file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
+    by_reference = slice_.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
     work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(place.root, versions))
     tally, refused, taken = Tally(), Tally(), 0
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()

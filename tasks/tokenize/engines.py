@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,17 @@ def ids_of(tokens: Tokens, i: int) -> npt.NDArray[np.uint32]:
 
 class UnencodableError(ValueError):
     """An engine does not take some of the texts."""
+
+
+class Refusal(str):
+    """Why a text has no tokens. ``reason``: the name under which it is counted."""
+
+    reason: str
+
+    def __new__(cls, detail: str, reason: str) -> Self:
+        made = super().__new__(cls, detail)
+        made.reason = reason
+        return made
 
 
 class TooSlowError(ValueError):
@@ -506,10 +517,11 @@ def _encodable(
         if not isinstance(tokens, str):
             taken.append(tokens)
             continue
+        reason = tokens.reason if isinstance(tokens, Refusal) else "unencodable"
         if policy.on_bad == "error":
-            raise bad_document(slice_, source, int(batch.rows[i]), "unencodable", tokens)
+            raise bad_document(slice_, source, int(batch.rows[i]), reason, tokens)
         keep[i] = False
         tally.written -= 1
-        tally.skipped["unencodable"] += 1
+        tally.skipped[reason] += 1
         tally.text_bytes -= len(batch.texts[i].as_buffer())
     return batch.those(keep), joined(taken)
