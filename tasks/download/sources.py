@@ -25,13 +25,8 @@ from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import resolve_hub
-<<<<<<< HEAD
-from tasks.locations import checked_session, local_path, readable, readable_directory
+from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
 from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of
-=======
-from tasks.locations import checked_session, local_path, other_meaning, readable
-from tasks.models import FoundFile, PinnedSource
->>>>>>> be0b016 (Paths: a scheduled refresh has those of the command line and the last registration's settings; variables and paths of Windows make no directories)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,8 +117,8 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         paths, begin = _matching(Path(base), pattern), len(os.fspath(Path(base, "x"))) - 1
         hidden_too = HIDDEN.search(pattern) is not None
     else:
-<<<<<<< HEAD
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{_nearest(location)}")
+        meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
     if not is_one:
         files = list(paths)
         parents = {os.path.dirname(file) for file, _ in files}
@@ -132,15 +127,6 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     for file, directory in paths:
         name = file[begin:]
         if not hidden_too and HIDDEN.search(name):
-=======
-        meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
-    if paths != [location]:
-        refuse_tables(source, Store.at(base), (os.path.abspath(file) for file in paths))
-    for file in paths:
-        name = file.relative_to(base).as_posix()
-        if HIDDEN.search(name) and not hidden_too:
->>>>>>> be0b016 (Paths: a scheduled refresh has those of the command line and the last registration's settings; variables and paths of Windows make no directories)
             continue
         real, stamp = _plain_file(file, directory, source)
         if UNFIT.search(name):
