@@ -139,7 +139,7 @@ def compared(root: Store, before: str | None, after: str) -> DocumentChanges | N
 
 def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
     """The line in the history for a refresh that ends now."""
-    kinds = ("came", "went", "changed", "moved")
+    kinds = ("added", "removed", "changed", "moved")
     total = changes.documents.total.model_dump(include={*kinds}) if changes.documents else dict.fromkeys(kinds)
     return Refreshed(
         at=datetime.now(UTC).replace(microsecond=0),

@@ -123,7 +123,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     assert after["blueberries"] == before["berries"]  # the id is the same document
     now = {shard.key for shard in read_index(Store.at(out), new.name).published}
     assert len(now & slices) == 1
-    assert len(now - slices) == 2  # of the file that came and of the one that changed
+    assert len(now - slices) == 2  # of the file that added and of the one that changed
     seen = [said(reader.train[i]) for i in range(len(reader.train))]
     assert set(seen) == {text for text, split in before.items() if split == "train"}
     assert flat_tokens.verify(old, "full").seq_count == len(before)
@@ -171,7 +171,7 @@ def test_a_run_can_be_watched(service: Service) -> None:
     lines = until(logs, "the log lines")
     assert any(line.startswith("Worker 'builds' submitting flow run") for line in lines)
     assert "Beginning flow run 'refresh fruit with bytes' for flow 'refresh-dataset'" in lines
-    assert any(line.startswith("published ") and line.endswith(": 3 files came") for line in lines)
+    assert any(line.startswith("published ") and line.endswith(": 3 files added") for line in lines)
 
     made = until(lambda: service.events("prefect.asset.materialization.succeeded"), "the asset")[-1]
     assert made["resource"]["prefect.resource.name"] == "fruit"
