@@ -145,7 +145,10 @@ class Renderer:
             raise RefusedError(
                 f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
             )
-        return self._parts(rendered, aside, seal)
+        try:
+            return self._parts(rendered, aside, seal)
+        except UnicodeEncodeError as error:
+            raise RefusedError("it holds half of a surrogate pair, which is not valid Unicode", "invalid_unicode") from error
 
     def _marked(self, messages: list[Message]) -> str:
         """The conversation as the template writes it, with marks around what counts."""
