@@ -132,7 +132,9 @@ class Renderer:
         try:
             rendered = self._marked(messages)
         except RefusedError as error:
-            raise RefusedError(f"{error}; {fault}" if fault else str(error), error.reason) from error
+            if fault is None:
+                raise
+            raise RefusedError(f"{error}; {fault}", "no_content") from error
         if fault:
             raise RefusedError(fault, "no_content")
         most = max(LEAST_RENDERED, MAX_EXPANSION * len(text))
