@@ -69,11 +69,12 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports.
+check: $(STAMP) ## Format, lint, types, directions of imports, names.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.names
 
 COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 

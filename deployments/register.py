@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
@@ -38,12 +45,13 @@ from serve import arguments  # noqa: E402
 
 from flows.commands.build import read_config  # noqa: E402
 from flows.watch.words import tags_of  # noqa: E402
-from tasks.config import size_for_people  # noqa: E402
+from tasks.config import size_for_people, with_absolute_paths  # noqa: E402
 from tasks.locations import CREDENTIALS  # noqa: E402
 
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
 PROCESS = "process"
+SORT, RUNS_AT_ONCE = FlowRunSort.EXPECTED_START_TIME_ASC, 200
 
 
 def read_deployments() -> list[dict[str, Any]]:
@@ -86,8 +94,10 @@ def schedule(listed: Mapping[str, Any]) -> CronSchedule | IntervalSchedule:
 
 
 def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None) -> dict[str, Any]:
-    """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file."""
-    config = read_config(path, [])
+    """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file. A worker runs
+    it in the checkout's directory: relative paths become absolute, as a build in this directory understands them.
+    """
+    config = with_absolute_paths(read_config(path, []))
     (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
     kept = {"keep_versions": keep} if keep else {}
     return {
@@ -156,6 +166,31 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
         job_variables=pool["job_variables"],
     )
     return name + "".join(f" ({remark})" for remark in remarks(there, parameters, schedules))
+
+
+def replace_waiting(client: SyncPrefectClient, name: str) -> int:
+    """Replace the runs that schedules have made and no worker has begun, if their deployment has other parameters by now. Prefect
+    itself replaces only those that are not due yet. One run is made for all that were due. Return how many were replaced.
+    """
+    deployment = client.read_deployment_by_name(name)
+    right = [{**deployment.parameters, **(one.parameters or {})} for one in deployment.schedules] or [deployment.parameters]
+    waiting = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+    )
+    replaced, was_due, seen = 0, False, 0
+    while runs := client.read_flow_runs(flow_run_filter=waiting, sort=SORT, limit=RUNS_AT_ONCE, offset=seen):
+        for run in runs:
+            if not run.auto_scheduled or run.run_count or run.parameters in right:
+                seen += 1
+                continue
+            with suppress(ObjectNotFound):
+                client.delete_flow_run(run.id)
+            replaced += 1
+            was_due |= run.expected_start_time is not None and run.expected_start_time <= datetime.now(UTC)
+    if was_due and not deployment.paused:
+        client.create_flow_run_from_deployment(deployment.id)
+    return replaced
 
 
 def remarks(
@@ -298,6 +333,10 @@ def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace)
             print(f"registered {registered[-1]}", flush=True)
         for automation in automations:
             automate(client, automation)
+        for one in registered:
+            name = one.partition(" ")[0]
+            if replaced := replace_waiting(client, name):
+                print(f"{name}: {replaced} waiting runs had former settings and are replaced", flush=True)
     return registered
 
 

@@ -26,7 +26,7 @@ from flat_tokens.columns import RESERVED
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
-from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, local_path, place_of, plain_location, readable
+from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import Model
 
 
@@ -249,6 +249,15 @@ def or_none(schema: dict[str, Any]) -> None:
     schema["default"] = None
 
 
+PATHS = ("_url", "_path", "_file")
+"""How the options of steps end that name a place."""
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a tokenizer is that of a file or a directory."""
+    return name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory"
+
+
 class TokenizerConfig(Model):
     """A tokenizer by name, or by the file that defines it."""
 
@@ -272,7 +281,7 @@ class TokenizerConfig(Model):
     @field_validator("name")
     @classmethod
     def within_roots(cls, name: str) -> str:
-        if name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory":
+        if is_path(name):
             return readable(plain_location(name))
         if "/" in name:  # a repository
             readable(plain_location(f"hf://{name}"))
@@ -290,7 +299,7 @@ class DocumentStep(Model):
     @model_validator(mode="after")
     def within_roots(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            if name.endswith(("_url", "_path", "_file")) and isinstance(value, str):
+            if name.endswith(PATHS) and isinstance(value, str):
                 readable(plain_location(value))
         return self
 
@@ -478,6 +487,24 @@ class BuildConfig(Model):
         """The share of documents drawn for validation: none where a source brings its own validation split."""
         fraction = self.validation_fraction + 0.0  # -0.0 is 0
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
+
+
+def with_absolute_paths(config: BuildConfig) -> BuildConfig:
+    """The same settings with local paths that mean the same from any directory: those that are relative now begin here."""
+    told = config.model_dump(mode="json", exclude_unset=True)
+    for setting in ("output", "scratch"):
+        if told.get(setting) is not None:
+            told[setting] = absolute(told[setting])
+    for source in told["sources"]:
+        for setting in ("path", "chat_template"):
+            if source.get(setting) is not None:
+                source[setting] = absolute(source[setting])
+    if is_path(told["tokenizer"]["name"]):
+        told["tokenizer"]["name"] = absolute(told["tokenizer"]["name"])
+    for step in (told.get("documents") or {}).get("steps", ()):
+        paths = {name: absolute(value) for name, value in step.items() if name.endswith(PATHS) and isinstance(value, str)}
+        step.update(paths)
+    return BuildConfig.model_validate(told)
 
 
 def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -21,13 +21,15 @@ from flat_tokens.stores.local import directory_below, kind_of, make_directory, n
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
+from tasks.config import Source
+from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
 from tasks.output.leases import collecting, expired_leases, in_use
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.staging import entries, sweep
-from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin
+from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin_files
 from tasks.shards.index import read_index
 from tasks.shards.receipts import read_receipt
 
@@ -314,22 +316,26 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
 
 
 class Needs(NamedTuple):
-    """Digests of what kept versions were made of: files, and what ``datasets`` converted."""
+    """What kept versions were made of: digests of files, and of what ``datasets`` converted; and the keys of tables of files."""
 
     files: frozenset[str]
     converted: frozenset[str]
+    tables: frozenset[str]
 
 
 def needs_of(root: Store, kept: list[Version]) -> Needs:
-    files, converted = set(), set()
+    files, converted, tables = set[str](), set[str](), set[str]()
     for version in kept:
         if (manifest := if_there(root, version.version, read_manifest)) is None:
             continue  # another collection has just removed it
         made_of = manifest["provenance"]
         files |= {file["sha256"] for source in made_of.get("sources") or () for file in source.get("files", ())}
-        if origin := read_origin(root, version.version):
-            converted |= {digest_of("converted", found.uri) for source in origin.pinned for found in source.files}
-    return Needs(frozenset(files), frozenset(converted))
+        if origin := read_origin_files(root, version.version):
+            uris = (found.uri for source in origin.pinned for found in source.files)
+            converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
+            with contextlib.suppress(ValueError):  # settings that are refused today are not built today
+                tables |= {table_key(Source.model_validate(source)) for source in origin.config.get("sources", ())}
+    return Needs(frozenset(files), frozenset(converted), frozenset(tables))
 
 
 def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
@@ -368,6 +374,7 @@ def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garb
         key, name = f"{paths.FILES}/{name}", name.removesuffix(SIGNATURE)  # a signature goes with its record
         stem = name.partition(".")[0]
         needed = name == ".lock" or stem in needs.files or (name.endswith(".parquet") and stem in needs.converted)
+        needed = needed or key.removesuffix(SIGNATURE) in needs.tables
         if name.endswith(".json") and not needed:
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
                 needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in needs.files

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,13 @@ Split = SplitName
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name and never a path: what is below an output stays there."""
+Stamp = tuple[int, ...]
+"""Facts that change when a file is written to: size, modification, change (which cannot be set back), inode. Empty: not known."""
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp of a file that has this status."""
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def digest_of(*parts: Any) -> str:
@@ -37,46 +45,53 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
 
-class FoundFile(Model):
-    """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it."""
+class FoundFile(NamedTuple):
+    """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it. ``content``:
+    sha256:... or blob:..., where the store reports it: the same under every name. ``split``: where all its documents go; None: by
+    their keys. ``stamp``: of a local file, when it was listed.
+    """
 
-    source: int = Field(description="Index of its source")
-    name: str = Field(description="Name below its source, for people and the manifest")
+    source: int
+    name: str
     uri: str
     size: int | None
     immutable: str | None = None
-    content: str | None = Field(None, description="sha256:... or blob:..., where the store tells: the same under every name")
-    split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
+    content: str | None = None
+    split: Split | None = None
+    stamp: Stamp = ()
 
 
-class SourceFile(Model):
-    """A file with a known content. It is readable at its location only where somebody has brought it there."""
+class SourceFile(NamedTuple):
+    """A file with a known content. ``location``: its local path, if it was brought to a machine, which is not part of its
+    identity; it is readable only there. ``stamp``: of the file at that path, when the digest was taken. ``found``: where the file
+    can be had again. ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
+    """
 
-    source: int = Field(description="Index of its source")
-    name: str = Field(description="Name below its source, for people and the manifest")
-    location: str = Field("", description="Local path, if it was brought to a machine; not part of its identity")
+    source: int
+    name: str
     size: int
     sha256: Digest
     format: FileFormat
-    split: Split | None = Field(None, description="Where all its documents go; None: by their keys")
-    line_ends: Literal["crlf"] | None = Field(None, description="crlf: line feeds of the source's separator may be CR LF in it")
-    stamp: tuple[int, ...] = Field((), description="Size, times and inode when the digest was taken")
-    found: FoundFile | None = Field(None, description="Where it can be had again")
+    location: str = ""
+    split: Split | None = None
+    stamp: Stamp = ()
+    found: FoundFile | None = None
+    line_ends: Literal["crlf"] | None = None
 
     def identity(self) -> tuple[Any, ...]:
         return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []))
 
 
-class FileRange(Model):
+class FileRange(NamedTuple):
     """A range of a file's text: row groups or record batches ``start:stop``, of those the rows ``rows``; or bytes
-    ``start:stop`` at ends of documents.
+    ``start:stop`` at ends of documents. ``rows``: where it is cut within one row group. ``text_bytes``: about how much text.
     """
 
     file: SourceFile
     start: int
     stop: int
-    rows: tuple[int, int] | None = Field(None, description="Rows of the part, where it is cut within one row group")
-    text_bytes: int = Field(description="About how much text")
+    rows: tuple[int, int] | None
+    text_bytes: int
 
     @property
     def label(self) -> str:
@@ -87,12 +102,12 @@ class FileRange(Model):
         return (self.file.identity(), (self.start, self.stop, self.rows))
 
 
-class Slice(Model):
+class Slice(NamedTuple):
     """The unit of work and resume: one range of a large file, or a run of whole small files of one source, in their order. Its
     rows count through all of its ranges.
     """
 
-    ranges: tuple[FileRange, ...] = Field(min_length=1)
+    ranges: Annotated[tuple[FileRange, ...], Field(min_length=1)]
 
     @property
     def source(self) -> int:
@@ -231,7 +246,7 @@ def file_rows_as_text(rows: Sequence[int]) -> str:
     return base64.b64encode(np.array(rows, "<u4").tobytes()).decode() if len(rows) > 1 else ""
 
 
-class PinnedSource(Model):
+class PinnedSource(NamedTuple):
     """A source that no longer moves: its place, as it may be shown, its revision and its files."""
 
     origin: str

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.config import Source
 from tasks.models import FileRange, Slice, SourceFile
-from tasks.text.documents import plan_ranges
+from tasks.text.files import plan_ranges
 
 
 def slices_of(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
@@ -17,9 +17,9 @@ def slices_of(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]
 def changed(slice_: Slice, **changes: Any) -> Slice:
     """A slice of one range with other facts of that."""
     (part,) = slice_.ranges
-    return Slice(ranges=(part.model_copy(update=changes),))
+    return Slice(ranges=(part._replace(**changes),))
 
 
 def range_of_slice(file: SourceFile, start: int, stop: int, text_bytes: int) -> Slice:
     """A slice of one range."""
-    return Slice(ranges=(FileRange(file=file, start=start, stop=stop, text_bytes=text_bytes),))
+    return Slice(ranges=(FileRange(file, start, stop, None, text_bytes),))

@@ -15,7 +15,7 @@ SIGNATURE = ".hmac"
 
 SIGNED = re.compile(
     r"(?:.*?/)??(latest\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
-    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/(?:[^/]+\.cut|[0-9a-f]{64})\.json)"
+    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))"
 )
 """Paths of the records that decide about tokens. The group is a record's place below its output."""
 

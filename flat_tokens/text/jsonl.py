@@ -66,6 +66,23 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         start = rows.end
 
 
+def parse_together(block: bytes, file: TextFile) -> Rows | None:
+    """The lines of several files of a source, which *file* is one of. None where each file alone may give something else: a line
+    needs a closer look, or a kept column has fractions, next to which integers are not what they are alone.
+    """
+    limit = limits.longest_line(file.max_bytes)
+    rows, _ = _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {}))
+    has_fractions = rows is not None and rows.columns is not None and pa.float64() in rows.columns.schema.types
+    return None if has_fractions else rows
+
+
+def parse_block(block: bytes, file: TextFile) -> Rows:
+    """The lines of a file that is one block."""
+    limit = limits.longest_line(file.max_bytes)
+    rows, _ = _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {})) if block else (None, None)
+    return rows or _parse_lines(block, file, limit, 0, len(block))
+
+
 def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
     """The types of the kept columns: those of the blocks before, else of the first lines that have a value."""
     left = [name for name in file.kept_columns if name not in known]
@@ -272,6 +289,8 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
             continue
         if isinstance(value, dict):
             keys.update(dict.fromkeys(value))
+            if keys.keys() >= set(file.columns):
+                break
     if keys:
         check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
     yield from byte_ranges(file, LINE_FEED, range_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ class TextFile(NamedTuple):
     """Quotes in a CSV file: of a field that may hold delimiters and line ends, or text like any other. Without it as CSV, but
     rows that may well be several are refused.
     """
+    content: bytes | None = None
+    """The bytes of the file, where they are in memory: then nothing is at the path."""
 
     @property
     def text_columns(self) -> list[str]:
@@ -72,10 +75,12 @@ class TextFile(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        return "://" not in self.path
+        return "://" not in self.path and self.content is None
 
     def open(self) -> BinaryIO:
         """The file, open for reading."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
         return open_plain(self.path) if self.is_local else fsspec.open(self.path, "rb").open()
 
 

@@ -7,17 +7,20 @@ source -> files -> slices -> token shards -> spans of the final arrays -> versio
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
+from flat_tokens.text.formats import FileFormat
 from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
 from flows.pipelines.stages import (
@@ -27,16 +30,19 @@ from flows.pipelines.stages import (
     SHARD_WRITE,
     TOKENIZE,
     Runner,
-    in_order,
     in_turn,
+    settled,
     started_in_order,
 )
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import FETCHERS, CutFile, at_hand, fetched_ahead, recorded
+from tasks.download.cut import FETCHERS, at_hand, fetched_ahead
 from tasks.download.directories import check_one_format
+from tasks.download.slices import slices_of
+from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
+from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
@@ -64,6 +70,8 @@ SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
 LOOKED_INTO = 256_000_000
 """Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
+REMEMBERED_SECONDS = 30.0
+"""What is known of files is recorded this often while they are read."""
 
 
 class BuildResult(Published):
@@ -79,23 +87,25 @@ class BuildResult(Published):
 
 
 class Text(NamedTuple):
-    """The text of a version: where its sources are pinned, and their files in that order, each with its slices."""
+    """The text of a version: where its sources are pinned, their files, and their slices, all in order."""
 
     pinned: tuple[PinnedSource, ...]
-    cuts: list[CutFile]
+    files: list[SourceFile]
+    slices: list[Slice]
 
-    @property
-    def files(self) -> list[SourceFile]:
-        return [cut.file for cut in self.cuts]
+    @classmethod
+    def of(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], cuts: Sequence[CutFile]) -> Text:
+        return cls(pinned, [cut.file for cut in cuts], list(slices_of(cuts, config.slice_bytes)))
 
     @property
     def file_names(self) -> list[str]:
         """Names of the files, by their numbers."""
-        return [cut.file.name for cut in self.cuts]
+        return [file.name for file in self.files]
 
     @property
-    def slices(self) -> list[Slice]:
-        return [slice_ for cut in self.cuts for slice_ in cut.slices]
+    def has_runs(self) -> bool:
+        """Whether a slice is of several files."""
+        return any(len(slice_.ranges) > 1 for slice_ in self.slices)
 
 
 def build(config: BuildConfig, runner: Runner) -> BuildResult:
@@ -106,7 +116,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
             pinned = pin_sources(config, output.root)
             if is_much(files_of(pinned)):
                 loading.result()  # what is wrong with the tokenizer is told before so much is fetched
-            text = Text(pinned, download(config, files_of(pinned), runner, output.root))
+            text = Text.of(config, pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
 
@@ -125,14 +135,13 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
             loading = beside.submit(tokenizer_of, config, is_first=False)
             pinned = pin_sources(config, output.root)
             found = files_of(pinned)
-            known = recorded(found, config.sources, config.slice_bytes, [output.root])
-            fresh = [file for file in found if file not in known]
-            if is_much(fresh):
+            known = known_files(found, config.sources, config.slice_bytes, [output.root])
+            if is_much([file for file, cut in zip(found, known, strict=True) if cut is None]):
                 return None
-            text = Text(pinned, download(config, found, runner, output.root))
+            text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-        made_of = provenance(config, pinned, text.files, tokenizer, chats)
+        made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
         if not is_published(output.root, build_id(made_of, layout), layout):
             return None
         return build_version(config, text, tokenizer, runner, output)
@@ -143,31 +152,67 @@ def is_much(files: list[FoundFile]) -> bool:
     return any("://" in file.uri for file in files) or sum(file.size or 0 for file in files) > LOOKED_INTO
 
 
-def download(config: BuildConfig, found: list[FoundFile], runner: Runner, root: Store, *others: Store) -> list[CutFile]:
-    """Stage download: files -> slices. A file with a record at the output or one of the *others* is cut without being fetched,
-    as long as its store calls it the same; it is fetched when a slice of it has to be tokenized, if that happens at all.
+def download(
+    config: BuildConfig,
+    found: list[FoundFile],
+    runner: Runner,
+    root: Store,
+    *others: Store,
+    known: Sequence[CutFile | None] | None = None,
+) -> list[CutFile]:
+    """Stage download: files -> ranges. A file that the output or one of the *others* knows is cut without being read, as long as
+    its store, or its times, say that it is the same. It is fetched where a slice of it has to be tokenized.
+    *known*: what they know, where that has been looked up.
     """
+    begun = time.time_ns()
     meter.begin("download", sum(file.size or 0 for file in found))
-    known = recorded(found, config.sources, config.slice_bytes, (root, *others))
-    at_hand_already = sum(file.size or 0 for file in known)
-    meter.add("download", at_hand_already, stored=at_hand_already)
-    fresh = [file for file in found if file not in known]
+    if known is None:
+        known = known_files(found, config.sources, config.slice_bytes, (root, *others))
+    known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
+    meter.add("download", known_bytes, stored=known_bytes)
+    fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
     place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    cuts = in_order(
-        runner,
-        fresh,
-        DOWNLOAD.given(config.sources, config.slice_bytes, place),  # file -> on a local disk, its slices known
-    )
-    cut = dict(zip(fresh, cuts, strict=True))
-    cut_files = [known.get(file) or cut[file] for file in found]
-    check_files(config, [cut.file for cut in cut_files])
-    return cut_files
+    cuts = list(known)
+    left = (number for number, cut in enumerate(known) if cut is None)
+    step = DOWNLOAD.given(config.sources, config.slice_bytes, place)  # files -> their digests, and where they are cut
+    with settled() as under_way, remembering(config, root, cuts, begun) as remember:
+        for pack in started_in_order(runner, under_way, packs_of(fresh), step):
+            for cut in pack:
+                cuts[next(left)] = cut
+            remember()
+    whole = [cut for cut in cuts if cut is not None]
+    assert len(whole) == len(found)
+    check_files(config, [cut.file for cut in whole])
+    return whole
+
+
+@contextlib.contextmanager
+def remembering(config: BuildConfig, root: Store, cuts: Sequence[CutFile | None], begun: int) -> Iterator[Callable[[], None]]:
+    """A block in which *cuts* become known. What is known is recorded at its end, and sometimes when the block calls the function
+    that it gets: then a build that is killed has not read everything in vain.
+    """
+    last = time.monotonic()
+
+    def remember(after: float = REMEMBERED_SECONDS) -> None:
+        nonlocal last
+        if time.monotonic() >= last + after:
+            remember_files(root, config.sources, config.slice_bytes, filter(None, cuts), begun)
+            last = time.monotonic()
+
+    try:
+        yield remember
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error of the block is the one that is raised
+            remember(0)
+        raise
+    remember(0)
 
 
 def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, output: OpenOutput) -> BuildResult:
     """The other stages: slices -> the version that they give, published."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of, layout = provenance(config, text.pinned, text.files, tokenizer, chats), layout_of(config, output.root)
+    made_of = provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs)
+    layout = layout_of(config, output.root)
     remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
     rule, columns = SplitRule(fraction=config.fraction, seed=config.split_seed), dict.fromkeys(config.kept_columns, "null")
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
@@ -279,7 +324,8 @@ def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
 def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse source files within the output."""
     for file in files_of(pinned):
-        check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
+        if file.uri.startswith(root.url):
+            check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
 
 
 def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
@@ -288,8 +334,11 @@ def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
 
 def check_files(config: BuildConfig, files: list[SourceFile]) -> None:
     """Refuse a source of several formats."""
-    for index, source in enumerate(config.sources):
-        check_one_format(source, [(file.name, file.format, file.size) for file in files if file.source == index])
+    of_source: list[list[tuple[str, FileFormat, int]]] = [[] for _ in config.sources]
+    for file in files:
+        of_source[file.source].append((file.name, file.format, file.size))
+    for source, mine in zip(config.sources, of_source, strict=True):
+        check_one_format(source, mine)
 
 
 def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:

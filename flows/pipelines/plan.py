@@ -20,6 +20,7 @@ from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import look_into
+from tasks.download.slices import slices_of
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, SourceFile
@@ -107,10 +108,10 @@ def plan(config: BuildConfig) -> Plan:
     looked = clock()
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
-    chosen = [file.model_copy(update={"size": file.size or here.size}) for file, here in zip(chosen, files, strict=True)]
+    chosen = [file._replace(size=file.size or here.size) for file, here in zip(chosen, files, strict=True)]
     check_files(config, files)
     warn_of_separators(config, files)
-    slices = [cut.slices for cut in cuts]
+    slices = [list(slices_of([cut], config.slice_bytes)) for cut in cuts]
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts], chats)
 

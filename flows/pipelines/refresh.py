@@ -14,6 +14,7 @@ from flows.pipelines.build import BuildResult, Text, build_version, download, fi
 from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
+from tasks.download.table import known_files
 from tasks.finalize.document_changes import document_changes
 from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
@@ -22,7 +23,7 @@ from tasks.output.changes import Changes, DocumentChanges, changes_between
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
-from tasks.output.versions import if_there, read_origin, remember_origin
+from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.chat import chats_of
 
 logger = logging.getLogger(__name__)
@@ -70,15 +71,21 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
             pinned = pin_sources(config, root)
             found = files_of(pinned)
-            known = known_files(root, pointer.version)
-            fresh = [file for file in found if file not in known]
-            if is_much(fresh):
+            known = known_files(found, config.sources, config.slice_bytes, [root])
+            # Lists of copies depend on the slices, which only a file that was cut tells.
+            drops = config.documents.duplicates == "drop"
+            uncut = {} if all(known) or drops else files_of_origin(root, pointer.version)
+            needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
+            fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
+            if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
                 loading.result()  # what is wrong with the tokenizer is told before so much is fetched
-            cut = dict(zip(fresh, download(config, fresh, runner, root), strict=True))
+            cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
             tokenizer = loading.result()
-            files = [cut[file].file if file in cut else known[file] for file in found]
+            files = [cut[file].file if file in cut else uncut[file] for file in found]
+            text = Text.of(config, pinned, [cut[file] for file in found]) if len(cut) == len(found) else None
             chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-            version = build_id(provenance(config, pinned, files, tokenizer, chats), layout_of(config, root))
+            made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
+            version = build_id(made_of, layout_of(config, root))
         old = if_there(root, pointer.version, read_manifest)
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
@@ -93,9 +100,8 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             outcome = "withdrawn"
         else:
             with timed("download", seconds):
-                absent = [file for file in found if file not in cut]
-                cut |= dict(zip(absent, download(config, absent, runner, root), strict=True))
-            built = build_version(config, Text(pinned, [cut[file] for file in found]), tokenizer, runner, output)
+                text = text or Text.of(config, pinned, download(config, found, runner, root))
+            built = build_version(config, text, tokenizer, runner, output)
             outcome = "published"
         now, published_at = read_pointer(root), time.monotonic()
         assert now.version is not None
@@ -146,9 +152,9 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
     )
 
 
-def known_files(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
-    """Files whose content is known without reading them: what their store calls it is what it was called for *version*."""
-    origin = read_origin(root, version) if version else None
+def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
+    """Files whose content is known from an origin: what their store calls it is what it was called for *version*."""
+    origin = read_origin_files(root, version) if version else None
     if origin is None:
         return {}
     found = files_of(origin.pinned)

@@ -131,7 +131,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     here = config.model_copy(update={"sources": sources})
     root = Store.at(config.output)
     pinned = pin_sources(here, root)
-    text = Text(pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
+    text = Text.of(here, pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
     return text
@@ -152,8 +152,10 @@ def _check_same_text(base: Base, text: Text) -> None:
             f"the configuration has the sources {', '.join(names)}, but version {base.version} was made of "
             f"{', '.join(source['name'] for source in then)}. Build it first, or give the dataset instead of the configuration."
         )
-    for index, source in enumerate(then):
-        now = {file.name: file.sha256 for file in text.files if file.source == index}
+    now_of: list[dict[str, str]] = [{} for _ in then]
+    for file in text.files:
+        now_of[file.source][file.name] = file.sha256
+    for source, now in zip(then, now_of, strict=True):
         if changes := list(file_changes(source["name"], digests_of(source), now)):
             listed = ", ".join(f"{change.name} {change.kind}" for change in changes[:5]) + (" ..." if len(changes) > 5 else "")
             raise ValueError(

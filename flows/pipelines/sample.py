@@ -24,7 +24,8 @@ from tasks.models import FileRange, Slice
 from tasks.output.staging import Place
 from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Documents, Tally, plan_ranges, read_documents
+from tasks.text.documents import Documents, Tally, read_documents
+from tasks.text.files import plan_ranges
 from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, large_string_array, tokens_of
 from tasks.tokenize.masks import encoder_of
 

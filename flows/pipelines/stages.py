@@ -20,7 +20,7 @@ from tasks.assemble.duplicates import drop_duplicates
 from tasks.assemble.spans import Span
 from tasks.assemble.write import names_below_output, write_span
 from tasks.config import BuildConfig
-from tasks.download.cut import cut_file
+from tasks.download.cut import cut_files
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.seal import finalize
 from tasks.progress import Done
@@ -123,19 +123,19 @@ def _token_bytes(span: Span) -> int:
 
 DOWNLOAD = Stage(
     "download",
-    cut_file,
-    attrgetter("name"),
+    cut_files,
+    label=lambda pack: pack[0].name if len(pack) == 1 else f"{pack[0].name} and {len(pack) - 1} more files",
     retries=False,  # the fetching itself asks busy servers again
-    size=lambda found: found.size or 0,
+    size=lambda pack: sum(found.size or 0 for found in pack),
     pool=Pool(
         "fetch-group",
         group=lambda config: config.groups.fetch_bytes,
         threshold=lambda config: 2 * config.groups.fetch_bytes,
-        weight=bytes_to_cut,
-        done=lambda found, _: Done(found.size or 0),
+        weight=lambda pack: sum(map(bytes_to_cut, pack)),
+        done=lambda pack, _: Done(sum(found.size or 0 for found in pack)),
     ),
 )
-"""Source file -> its digest and its slices."""
+"""Some source files -> their digests, and where they are cut."""
 
 TOKENIZE = Stage(
     "tokenize",

@@ -29,7 +29,7 @@ from tasks.progress import meter
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
-from tasks.text.documents import stamp
+from tasks.text.files import stamp
 from tasks.tokenize.engines import Tokenizer
 
 PART_BYTES = 1 << 27

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from flat_tokens.stores.local import kind_of, make_directory, real_path
 from flat_tokens.stores.records import read_json
@@ -22,9 +23,9 @@ from tasks.config import Source, available_memory
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming, version_of
 from tasks.locations import checked_session, readable
-from tasks.models import FoundFile, SourceFile, digest_of
+from tasks.models import FoundFile, SourceFile, Stamp, digest_of
 from tasks.output.staging import attempt
-from tasks.text.documents import stamp
+from tasks.text.files import changed_meanwhile, stamp
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +48,27 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, 
 
 
 def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
-    path = Path(readable(real_path(found.uri))) if "://" not in found.uri else _bring(found, files, hub_cache)
+    is_local = "://" not in found.uri
+    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, hub_cache)
     before = stamp(os.fspath(path))
+    if is_local:
+        found = found._replace(size=before[0], stamp=before)
     sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
-    here, ending = path, compression_of(_head(path), found.name)
+    here, ending = Path(real_path(path)), compression_of(_head(path), found.name)
     if ending:
         here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
     # A file that became a link meanwhile is another one, too.
-    if stamp(os.fspath(path)) != before or ("://" not in found.uri and real_path(path) != os.fspath(path)):
-        raise ValueError(f"{found.name} changed while the build read it. Run the build again when the file is complete.")
-    now = before if here == path else stamp(os.fspath(here))
-    file = _as_file(found, here.absolute(), sha256, detect_format(_head(here), found.name, source.format), now)
+    if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
+        raise ValueError(changed_meanwhile(found.name))
+    now = stamp(os.fspath(here)) if ending else before
+    file = _as_file(found, Path(real_path(here)), sha256, detect_format(_head(here), found.name, source.format), now)
+    return file._replace(line_ends="crlf") if may_be_crlf(source, file.format) and _has_crlf(here) else file
+
+
+def may_be_crlf(source: Source, kind: FileFormat) -> bool:
+    """Whether it matters if a file has CR LF: its documents end at line feeds."""
     separator = source.document_separator or ""
-    may_be_crlf = file.format == "text" and "\n" in separator and "\r" not in separator
-    return file.model_copy(update={"line_ends": "crlf"}) if may_be_crlf and _has_crlf(here) else file
+    return kind == "text" and "\n" in separator and "\r" not in separator
 
 
 def _has_crlf(path: Path) -> bool:
@@ -74,10 +82,9 @@ def _has_crlf(path: Path) -> bool:
     return False
 
 
-def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: tuple[int, ...] = ()) -> SourceFile:
-    facts = found.model_dump(include={"source", "name", "split"})
-    location, size = os.fspath(path), path.stat().st_size
-    return SourceFile(**facts, location=location, size=size, sha256=sha256, format=kind, stamp=stamped, found=found)
+def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: Stamp = ()) -> SourceFile:
+    size = path.stat().st_size
+    return SourceFile(found.source, found.name, size, sha256, kind, os.fspath(path), found.split, stamped, found)
 
 
 def bytes_to_cut(found: FoundFile) -> int:
@@ -100,7 +107,7 @@ def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
     if not (digest := _told_digest(found)) or found.size is None:
         yield None
         return
-    with _halves(scratch / "files") as halves:
+    with halves_in(scratch / "files") as halves:
         path = halves / "end"
         try:
             end = _end_of_parquet(Store.at(readable(found.uri)), found.size)
@@ -116,7 +123,7 @@ def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
 
 
 @contextlib.contextmanager
-def _halves(files: Path) -> Iterator[Path]:
+def halves_in(files: Path) -> Iterator[Path]:
     """A directory among fetched files for what is not whole yet. If this process dies, another one sweeps it."""
     make_directory(files)
     with attempt(Store.at(files), files, "fetch") as place:
@@ -132,13 +139,18 @@ def _end_of_parquet(store: Store, size: int) -> bytes:
     return end[-length:] if length <= len(end) else store.read_range("", size - length, size)
 
 
+def check_remote(found: FoundFile) -> None:
+    """ValueError where a remote file may not be read."""
+    readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
+
+
 def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
-    readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
+    check_remote(found)
     if found.uri.startswith(("hf://", "datasets://")):
         return fetch_hub(found, files, hub_cache)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
-    with _halves(files) as halves, _alone(files / f".{note.stem}.lock"):
+    with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
         if found.immutable and (known := _noted(note)):
             return known
         sha256 = _fetch(found, halves / "raw")
@@ -180,7 +192,16 @@ def _noted(note: Path, target: Path | None = None) -> Path | None:
 
 
 def _fetch(found: FoundFile, target: Path) -> str:
-    """Fetch a file, going on where a connection broke. Return its sha256."""
+    """Fetch a file. Return its sha256."""
+    with target.open("wb") as file:
+        sha256 = fetch_into(found, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256
+
+
+def fetch_into(found: FoundFile, file: BinaryIO) -> str:
+    """Write a remote file to an empty one, going on where a connection broke. Return its sha256."""
     size = furthest = 0
     sha256 = hashlib.sha256()
     state: dict[str, str] = {}
@@ -199,12 +220,9 @@ def _fetch(found: FoundFile, target: Path) -> str:
         if found.size is not None and size < found.size:
             raise ConnectionError(f"ended after {size} of {found.size} bytes")
 
-    with target.open("wb") as file:
-        fetching(go_on, found.uri, lambda: furthest)
-        if found.size is not None and size != found.size:
-            raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
-        file.flush()
-        os.fsync(file.fileno())
+    fetching(go_on, found.uri, lambda: furthest)
+    if found.size is not None and size != found.size:
+        raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
     return sha256.hexdigest()
 
 
@@ -258,7 +276,7 @@ def _head(path: Path) -> bytes:
 def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int) -> Path:
     """Unpack a file, so that it can be cut into slices. Damage is found before any of it is used."""
     note = target.with_suffix(".json")
-    with _halves(target.parent) as halves:
+    with halves_in(target.parent) as halves:
         if _noted(note, target):
             return target
         with path.open("rb") as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:

@@ -10,10 +10,11 @@ import logging
 import os
 import posixpath
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -24,8 +25,8 @@ from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import resolve_hub
-from tasks.locations import checked_session, local_path, readable
-from tasks.models import FoundFile, PinnedSource
+from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
+from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,9 +77,9 @@ def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFi
     chosen = []
     for file in files:
         if source.validation_split and names_split(file.name, source.validation_split):
-            chosen.append(file.model_copy(update={"split": "validation"}))
+            chosen.append(file._replace(split="validation"))
         elif source.split is None or names_split(file.name, source.split):
-            chosen.append(file.model_copy(update={"split": "train" if source.validation_split else None}))
+            chosen.append(file._replace(split="train" if source.validation_split else None))
     if source.split is None and (
         held_out := [file.name for file in chosen if file.split == "train" and names_split(file.name, "test")]
     ):
@@ -103,31 +104,66 @@ def names_split(name: str, split: str) -> bool:
 
 def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     location = Path(path)
-    hidden_too = False
+    hidden_too = is_one = False
     if kind_of(location) == "directory":
-        base, paths = location, list(_walk(location, source))
+        base, paths = path.rstrip("/") or "/", _walk(path, source)
+        begin = len(base.rstrip("/")) + 1
     elif kind_of(location, follow_links=False) is not None:
-        base, paths, hidden_too = location.parent, [location], True
+        paths, begin = iter([(os.fspath(location), "")]), len(os.fspath(location)) - len(location.name)
+        base, hidden_too, is_one = "", True, True
     elif MAGIC & set(path):
-        start, pattern = pattern_base(path)
-        base = Path(start)
-        _check_listed(base, Path(pattern).parts[:-1], source)
-        paths = [p for p in sorted(base.glob(pattern)) if kind_of(p) != "directory"]
+        base, pattern = pattern_base(path)
+        _check_listed(Path(base), Path(pattern).parts[:-1], source)
+        paths, begin = _matching(Path(base), pattern), len(os.fspath(Path(base, "x"))) - 1
         hidden_too = HIDDEN.search(pattern) is not None
     else:
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{_nearest(location)}")
-    if paths != [location]:
-        refuse_tables(source, Store.at(base), (os.path.abspath(file) for file in paths))
-    for file in paths:
-        name = file.relative_to(base).as_posix()
-        if HIDDEN.search(name) and not hidden_too:
+        meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
+    if not is_one:
+        files = list(paths)
+        parents = {os.path.dirname(file) for file, _ in files}
+        refuse_tables(source, Store.at(base), (os.path.abspath(os.path.join(parent, "x")) for parent in parents))
+        paths = iter(files)
+    for file, directory in paths:
+        name = file[begin:]
+        if not hidden_too and HIDDEN.search(name):
             continue
-        real = _refuse_special(file, source)
+        real, stamp = _plain_file(file, directory, source)
         if UNFIT.search(name):
             raise ValueError(
                 f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
             )
-        yield FoundFile(source=index, name=name, uri=real, size=os.path.getsize(real))
+        yield FoundFile(index, name, real, stamp[0], stamp=stamp)
+
+
+def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp]:
+    """The real path of a file and its stamp. ValueError for what is not a plain file, and for links that lead nowhere, in a
+    circle or out of the roots. *directory*: as ``readable_directory`` returns that of the file; empty: not known.
+    """
+    if directory:
+        with contextlib.suppress(OSError):  # what it is, is asked below
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                return directory + path.rpartition("/")[2], stamp_of(status)
+    if (kind := kind_of(path)) != "file":
+        what = "a link that leads nowhere or in a circle" if kind is None else "not a plain file"
+        raise ValueError(f"source {source.name!r}: {path} is {what}")
+    real = readable(real_path(path))
+    return real, stamp_of(os.stat(real))
+
+
+def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
+    """The files below a directory that match a pattern, each with its directory's real path, as ``_walk`` has it."""
+    known: dict[str, str] = {}
+    for path in map(os.fspath, base.glob(pattern)):
+        if kind_of(path) == "directory":
+            continue
+        parent = os.path.dirname(path)
+        if parent not in known:
+            known[parent] = ""
+            with contextlib.suppress(ValueError):  # the roots are elsewhere, where a link may lead
+                known[parent] = readable_directory(parent)
+        yield path, known[parent]
 
 
 def _place(path: str | None) -> str:
@@ -158,34 +194,36 @@ def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
                 _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(directory)), source)
 
 
-def _not_listed(error: OSError, source: Source) -> None:
+def _not_listed(error: OSError, source: Source) -> NoReturn:
     raise ValueError(
         f"source {source.name!r}: the directory {error.filename} cannot be listed: {error.strerror}. Get the right to, or leave "
         "it out."
     )
 
 
-def _walk(directory: Path, source: Source) -> Iterator[Path]:
-    """Every file below a directory, hidden directories left out. ValueError for a link to a directory, which may be a circle."""
-    for parent, directories, names in os.walk(directory, onerror=lambda error: _not_listed(error, source), followlinks=False):
-        directories[:] = sorted(name for name in directories if not HIDDEN.match(name))
-        for name in directories:
-            if kind_of(link := Path(parent, name), follow_links=False) == "link":
-                raise ValueError(
-                    f"source {source.name!r}: {link} is a link to a directory, which is not followed. Remove it, or make "
-                    f"{real_path(link)} a source of its own."
-                )
-        yield from (Path(parent, name) for name in sorted(names))
-
-
-def _refuse_special(file: Path, source: Source) -> str:
-    """Path of a file without links. Refuse what is not a plain file, and links that lead nowhere, in a circle or out of the
-    roots.
+def _walk(directory: str, source: Source) -> Iterator[tuple[str, str]]:
+    """Every file below a directory, with the real path of its own directory, hidden ones left out. ValueError for a link to a
+    directory, which may be a circle.
     """
-    if (kind := kind_of(file)) != "file":
-        told = "a link that leads nowhere or in a circle" if kind is None else "not a plain file"
-        raise ValueError(f"source {source.name!r}: {file} is {told}")
-    return readable(real_path(file))
+    left = [directory.rstrip("/") or "/"]
+    while left:
+        parent = left.pop()
+        try:
+            with os.scandir(parent) as scanned:
+                entries = [entry for entry in scanned if not HIDDEN.match(entry.name)]
+        except OSError as error:
+            _not_listed(error, source)
+        here = readable_directory(parent)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(entry.path)
+            elif entry.is_symlink() and kind_of(entry.path) == "directory":
+                raise ValueError(
+                    f"source {source.name!r}: {entry.path} is a link to a directory, which is not followed. Remove it, or make "
+                    f"{real_path(entry.path)} a source of its own."
+                )
+            else:
+                yield entry.path, here
 
 
 def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:

@@ -32,9 +32,14 @@ def provenance(
     files: list[SourceFile],
     tokenizer: Tokenizer,
     chats: tuple[Chat | None, ...],
+    has_runs: bool = False,
 ) -> Provenance:
+    """The provenance of a version. *has_runs*: a slice of it is of several files."""
     without_fast_engine = config.tokenizer.engine == "reference" and tokenizer.make_fast is not None
     steps = config.documents.opened().described
+    of_source: list[list[dict[str, Any]]] = [[] for _ in config.sources]
+    for file in files:
+        of_source[file.source].append(_facts_of(file))
     sources = [
         {
             **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
@@ -42,7 +47,7 @@ def provenance(
             **({"steps": list(steps)} if steps else {}),  # beside the source, so that a dataset made of several keeps them
             "from": pin.origin,
             "revision": pin.revision,
-            "files": [_facts_of(file) for file in files if file.source == i],
+            "files": of_source[i],
         }
         for i, (source, pin) in enumerate(zip(config.sources, pinned, strict=True))
     ]
@@ -56,15 +61,20 @@ def provenance(
         },
         documents={
             **config.documents.told(),
-            # A version has the list of the copies of each slice.
-            **({"slice_bytes": config.slice_bytes} if config.documents.duplicates == "drop" else {}),
+            **(_of_slices(config, has_runs) if config.documents.duplicates == "drop" else {}),
         },
         split={"validation_fraction": config.fraction, "seed": config.split_seed},
     )
 
 
 def _facts_of(file: SourceFile) -> dict[str, Any]:
-    return file.model_dump(include={"name", "size", "sha256", "split", *(["line_ends"] if file.line_ends else [])})
+    facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
+    return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
+
+
+def _of_slices(config: BuildConfig, has_runs: bool) -> dict[str, Any]:
+    """What decides the slices of a version: it has a list of the copies of each."""
+    return {"slice_bytes": config.slice_bytes, **({"runs": True} if has_runs else {})}
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
+from pydantic import ConfigDict
+
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
 from flat_tokens.manifest import MANIFEST, SPLITS, check_name, read_manifest
@@ -16,11 +18,15 @@ from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
-from tasks.models import Model, PinnedSource, SourceFile
+from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.paths import CACHE, PINS, VERSIONS, origin_key, pin_key, version_store
 from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
 
 T = TypeVar("T")
+SomeOrigin = TypeVar("SomeOrigin", bound="Origin")
+
+FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "line_ends", "stamp")
+"""Facts of a file in the record of an origin."""
 
 
 class Version(Model):
@@ -46,14 +52,21 @@ class Version(Model):
 
 
 class Origin(Model):
-    """The origin of a version: settings, sources as they were last looked up when they gave this version, and their files in
-    that order. It lies beside the version, whose bytes know of no place or time. ``at``: when they first gave it; ``looked_up``:
-    when they last did.
+    """The origin of a version: its settings, as they were when its sources last gave it. It lies beside the version, whose bytes
+    know of no place or time. ``at``: when they first gave it; ``looked_up``: when they last did.
     """
+
+    # The record also has the sources and their files, which may be many: ``read_origin_files`` reads them.
+    model_config = ConfigDict(extra="ignore")
 
     at: datetime
     looked_up: datetime | None = None
     config: dict[str, Any]
+
+
+class OriginFiles(Origin):
+    """The same, with the sources as they were last looked up when they gave the version, and the files of all of them."""
+
     pinned: tuple[PinnedSource, ...]
     files: tuple[SourceFile, ...]
 
@@ -228,7 +241,7 @@ def pin_note(root: Store, version: str) -> str | None:
 
 
 def remember_origin(
-    root: Store, version: str, config: BuildConfig, pinned: tuple[PinnedSource, ...], files: list[SourceFile]
+    root: Store, version: str, config: BuildConfig, pinned: Sequence[PinnedSource], files: Sequence[SourceFile]
 ) -> None:
     """Record the origin of a version, with paths that mean the same in any working directory."""
     known = read_origin(root, version)
@@ -237,17 +250,36 @@ def remember_origin(
         at=known.at if known else now,
         looked_up=now,
         config=absolute(config).model_dump(mode="json", exclude_unset=True),
-        pinned=pinned,
-        files=tuple(file.model_copy(update={"found": None}) for file in files),
     )
+    record = {
+        **origin.model_dump(mode="json"),
+        "pinned": [{**one._asdict(), "files": list(map(_as_found, one.files))} for one in pinned],
+        "files": [{name: getattr(file, name) for name in FILE_FIELDS} for file in files],
+    }
     with pointer_lock(root):
-        root.put(origin_key(version), (origin.model_dump_json() + "\n").encode())
+        root.put(origin_key(version), (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+
+
+def _as_found(file: FoundFile) -> dict[str, Any]:
+    """A file of a source as an origin has it: without its stamp, which says nothing elsewhere."""
+    facts = file._asdict()
+    del facts["stamp"]
+    return facts
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
     """The origin of a version; None where it is not known, which costs time at most."""
+    return _read_origin(root, version, Origin)
+
+
+def read_origin_files(root: Store, version: str) -> OriginFiles | None:
+    """The sources and files of the origin of a version; None where they are not known."""
+    return _read_origin(root, version, OriginFiles)
+
+
+def _read_origin(root: Store, version: str, kind: type[SomeOrigin]) -> SomeOrigin | None:
     try:
-        return Origin.model_validate_json(read_record(root, origin_key(version)))
+        return kind.model_validate_json(read_record(root, origin_key(version)))
     except (FileNotFoundError, ValueError):
         return None
 

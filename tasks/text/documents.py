@@ -4,7 +4,6 @@ the steps.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,51 +16,12 @@ import pyarrow as pa
 
 from flat_tokens.columns import kind_of, merged
 from flat_tokens.steps import Steps
-from flat_tokens.stores.local import named_errors
-from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
-from flat_tokens.text.rows import Range, Rows, TextFile, as_unicode, keys_of, text_buffers, too_long
+from flat_tokens.text.rows import Rows, as_unicode, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
-from tasks.models import FileRange, Slice, SourceFile
-
-
-def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[FileRange]:
-    """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, where it
-    cannot be read or has no such column.
-    """
-    for setting in ("delimiter", "quotes"):
-        if getattr(source, setting) is not None and file.format != "csv":
-            raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
-    try:
-        with named_errors(file.location):
-            ranges = FORMATS[file.format].ranges(text_file(file, source, DocumentPolicy()), range_bytes)
-            return [FileRange(file=file, **part._asdict()) for part in ranges]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
-        raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
-
-
-def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextFile:
-    """A source file as its format's reader takes it."""
-    return TextFile(
-        path=file.location,
-        name=file.name,
-        size=file.size,
-        text_column=source.messages_column or source.prompt_column or source.text_column,
-        id_column=source.id_column,
-        separator=(source.document_separator or "").encode(),
-        max_bytes=policy.max_bytes,
-        max_expansion=source.max_expansion or limits.MAX_EXPANSION,
-        completion_column=source.completion_column,
-        has_messages=source.messages_column is not None,
-        kept_columns=source.keep_columns or (),
-        crlf=file.line_ends is not None,
-        delimiter=source.delimiter,
-        quotes=source.quotes,
-    )
-
-
-def range_of(part: FileRange) -> Range:
-    return Range(part.start, part.stop, part.rows, part.text_bytes)
+from tasks.models import FileRange, Slice
+from tasks.text.files import range_of, rows_of, text_file
+from tasks.text.runs import Run
 
 
 class Documents(NamedTuple):
@@ -135,41 +95,23 @@ def read_documents(
 
 def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[Documents]:
     """The documents of a slice before all steps."""
-    for part in slice_.ranges:
-        rows_before, seen_before = tally.rows, tally.seen
-        for rows in _rows_of(part, source, policy, batch_bytes):
-            found = rows.behind(rows_before, seen_before)
-            tally.rows, tally.seen = found.end, found.seen
-            yield _clean(found, slice_, source, policy, tally)
-        tally.file_rows.append(tally.rows - rows_before)
 
+    def check(rows: Rows, part: FileRange) -> None:
+        if rows.columns is not None:
+            _note_kinds(rows.columns, part, tally)
 
-def _rows_of(part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None) -> Iterator[Rows]:
-    """The rows of a range. ValueError where its file is damaged, or changes meanwhile."""
-    check_unchanged(part.file)
-    file = text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes)
-    try:
-        with named_errors(part.file.location):
-            yield from FORMATS[part.file.format].read(file, range_of(part))
-    except (pa.ArrowException, OSError) as error:
-        check_unchanged(part.file)
-        raise ValueError(f"{part.label} cannot be read to its end: {error}") from error
-    check_unchanged(part.file)
-
-
-def stamp(path: str) -> tuple[int, ...]:
-    """Facts that change when a file is written to: size, modification, change (which cannot be set back), inode."""
-    status = os.stat(path)
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
-def check_unchanged(file: SourceFile) -> None:
-    try:
-        changed = bool(file.stamp) and stamp(file.location) != file.stamp
-    except FileNotFoundError:
-        changed = True
-    if changed:
-        raise ValueError(f"{file.name} changed while the build read it. Run the build again when the file is complete.")
+    if len(slice_.ranges) > 1:
+        for rows, file_rows in Run(slice_.ranges, source, policy, check, batch_bytes).read():
+            tally.rows, tally.seen = rows.end, rows.seen
+            yield _clean(rows, slice_, source, policy, tally)
+            tally.file_rows += file_rows
+        return
+    (part,) = slice_.ranges
+    for rows in rows_of(part, source, policy, batch_bytes):
+        check(rows, part)
+        tally.rows, tally.seen = rows.end, rows.seen
+        yield _clean(rows, slice_, source, policy, tally)
+    tally.file_rows.append(tally.rows)
 
 
 def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Documents:
@@ -202,8 +144,6 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
         tally.skipped["empty"] += int(empty.sum())
         keep &= ~empty
     ids, rows, columns = found.ids, found.rows, found.columns
-    if columns is not None:
-        _note_kinds(columns, slice_, tally)
     if not keep.all():
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
@@ -211,14 +151,13 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
     return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
 
 
-def _note_kinds(columns: pa.RecordBatch, slice_: Slice, tally: Tally) -> None:
+def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
     """Note the kinds of kept columns. ValueError, naming the file, where a column is of two that do not go together."""
-    file = slice_.ranges[len(tally.file_rows)].file  # the one that is being read
     here = {name: kind_of(columns.column(name)) for name in columns.schema.names}
     try:
         tally.kinds = merged(here, tally.kinds)
     except ValueError as error:
-        raise ValueError(f"{file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
+        raise ValueError(f"{part.file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
 
 
 def _take_steps(
@@ -285,13 +224,13 @@ def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: s
 def row_name(slice_: Slice, source: Source, row: int) -> str:
     """The file of a row of a slice, and its number there, for errors."""
     # Rows before it are counted only here, where somebody wants to know.
-    policy, part = DocumentPolicy(), slice_.ranges[0]
-    for part in slice_.ranges[:-1]:
-        rows = max((some.end for some in _rows_of(part, source, policy)), default=0)
-        if row < rows:
-            break
-        row -= rows
-    else:
-        part = slice_.ranges[-1]
+    policy, part = DocumentPolicy(), slice_.ranges[-1]
+    if len(slice_.ranges) > 1:
+        run = Run(slice_.ranges, source, policy, lambda rows, part: None)
+        for number, count in enumerate(count for some in run.read() for count in some.file_rows):
+            if row < count:
+                part = slice_.ranges[number]
+                break
+            row -= count
     before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
     return f"{part.file.name}, row {before + row}"

@@ -9,19 +9,21 @@ from flat_tokens.text import limits
 from flat_tokens.text.plain import has_separator
 from tasks.config import DocumentPolicy, Source
 from tasks.models import SourceFile
-from tasks.text.documents import text_file
+from tasks.text.files import text_file
 
 
 def unused_separators(sources: Sequence[Source], files: Sequence[SourceFile]) -> Iterator[str]:
     """A warning for each source whose separator none of its files has, as far as all of them are on this machine."""
-    for index, source in enumerate(sources):
-        mine = [file for file in files if file.source == index]
+    of_source: list[list[SourceFile]] = [[] for _ in sources]
+    for file in files:
+        of_source[file.source].append(file)
+    for source, mine in zip(sources, of_source, strict=True):
         if not source.document_separator or not mine:
             continue
         begin = f"source {source.name!r}: document_separator is {source.document_separator!r}, but"
         if mine[0].format != "text":
             yield f"{begin} {mine[0].name} is {mine[0].format}, where it means nothing. Leave it out."
-        elif all(kind_of(file.location) == "file" for file in mine) and not any(map(_is_separated, mine, [source] * len(mine))):
+        elif not any(kind_of(file.location) != "file" or _is_separated(file, source) for file in mine):
             named = mine[0].name if len(mine) == 1 else f"none of {len(mine):,} files"
             has = "does not have it" if len(mine) == 1 else "has it"
             yield f"{begin} {named} {has}: a file is one document.{_remedy(source.document_separator, mine[0])}"

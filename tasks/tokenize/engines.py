@@ -487,7 +487,7 @@ SAMPLE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 def sampled(keys: npt.NDArray[np.uint64]) -> list[int]:
     """The documents of a batch that go through both engines, by a hash of their keys."""
-    chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR < np.uint64((1 << 64) // SAMPLED_ONE_IN)).tolist()
+    chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR <= np.uint64((1 << 64) // SAMPLED_ONE_IN - 1)).tolist()
     return chosen
 
 

@@ -56,7 +56,7 @@ def test_a_signature_is_an_hmac_of_the_place_and_the_bytes(tmp_path: Path, key: 
         PLACE,
         f"_cache/{'0' * 64}/receipt.json",
         f"_cache/files/{'0' * 64}.json",
-        f"_cache/files/{'0' * 64}.cut.json",
+        f"_cache/files/{'0' * 64}.table",
         f"_groups/{'0' * 64}/group.json",
         f"_groups/{'0' * 64}/b7e2.json",
         "origins/v1.json",

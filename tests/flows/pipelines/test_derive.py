@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 import flat_tokens
 import tasks.assemble.spans
-import tasks.assemble.write
 import tasks.derive.pieces
 import tasks.derive.shuffle
+import tasks.parts.bucket
+import tasks.parts.input
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
@@ -31,6 +32,8 @@ from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
+from tasks.parts.input import sample_hashes
+from tasks.parts.runs import Reads
 from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs

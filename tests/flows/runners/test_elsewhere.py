@@ -20,6 +20,7 @@ from tasks.assemble.spans import Span
 from tasks.assemble.write import Written
 from tasks.config import BuildConfig
 from tasks.download.cut import at_hand
+from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
@@ -28,7 +29,7 @@ from tasks.output.staging import Place, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import stamp
+from tasks.text.files import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import range_of_slice
 
@@ -61,21 +62,21 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
     (found,) = resolve_source(config.sources[0], 0).files
     root = Store.at(config.output)
     with attempt(root, tmp_path / "scratch", "parent") as here, attempt(root, tmp_path, "worker") as there:
-        cutting = group_of(config, [found], [DOWNLOAD.given(config.sources, config.slice_bytes, here)])
+        cutting = group_of(config, [(found,)], [DOWNLOAD.given(config.sources, config.slice_bytes, here)])
         items, steps = work_of(sent(cutting), there)
-        assert items == [found]
+        assert items == [(found,)]
         told = json.loads(json.dumps(result_as_json(steps, through(items[0], steps))))
-        cut = result_from_json(steps, told)
-        assert cut.slices[0].ranges[0].file.found == found
+        slices = list(slices_of(result_from_json(steps, told), config.slice_bytes))
+        assert slices[0].ranges[0].file.found == found
 
         recipe = recipe_of(config)
-        group = group_of(config, cut.slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
-        assert group.digest == group_of(config, cut.slices, [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]).digest
+        group = group_of(config, slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
+        assert group.digest == group_of(config, slices, [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]).digest
         items, steps = work_of(sent(group), there)
-        assert items == cut.slices
+        assert items == slices
         assert steps == [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]
         shard = result_from_json(steps, result_as_json(steps, through(items[0], steps)))
-        assert shard == load_shard(here.root, recipe.key(cut.slices[0]))
+        assert shard == load_shard(here.root, recipe.key(slices[0]))
 
 
 def target_of(workspace: Place, name: str = "0123456789abcdef") -> Target:
@@ -115,7 +116,7 @@ def test_another_tokenizer_of_the_same_name_is_refused(config: BuildConfig, tmp_
 def grouped(config: BuildConfig, change: str, to: str, place: Place) -> Group:
     """A group that cuts a build's file, altered as somebody can who writes to the output: its digest is made anew."""
     (found,) = resolve_source(config.sources[0], 0).files
-    told = group_of(config, [found], [DOWNLOAD.given(config.sources, config.slice_bytes, place)]).model_dump_json()
+    told = group_of(config, [(found,)], [DOWNLOAD.given(config.sources, config.slice_bytes, place)]).model_dump_json()
     assert change in told
     return Group.model_validate_json(told.replace(change, to))
 
@@ -144,14 +145,14 @@ def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roo
     (found,) = resolve_source(config.sources[0], 0).files
     secret = tmp_path / "secret.jsonl"
     file = SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", location=str(secret), stamp=stamp(str(secret)))
-    part = range_of_slice(file.model_copy(update={"found": found}), 0, 19, 6)
+    part = range_of_slice(file._replace(found=found), 0, 19, 6)
     with pytest.raises(ValueError, match="changed while the build read it"):  # the source's own file was looked at instead
         at_hand(part, config.sources, rooted)
     link = tmp_path / "out/scratch/files/a.raw"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret)
     with pytest.raises(ValueError, match="cannot read"):
-        at_hand(range_of_slice(file.model_copy(update={"location": str(link)}), 0, 19, 6), config.sources, rooted)
+        at_hand(range_of_slice(file._replace(location=str(link)), 0, 19, 6), config.sources, rooted)
 
 
 @pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])

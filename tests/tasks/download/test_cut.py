@@ -1,13 +1,13 @@
-"""Files that are known: a record spares the fetching, and none that could be wrong is believed."""
+"""Files that are cut and brought here: each once, and none that is another one than it was."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,11 +17,14 @@ import pytest
 
 import tasks.download.cut
 import tasks.download.fetch
+import tasks.download.small
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import Range
 from tasks.config import HubDataset, Source
-from tasks.download.cut import CutFile, at_hand, cut_file, fetched_ahead, look_into, recorded
+from tasks.download.cut import at_hand, cut_files, fetched_ahead, look_into
 from tasks.download.hub import resolve_hub
+from tasks.download.slices import slices_of
+from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.paths import FILES
 from tasks.output.staging import Place
@@ -35,6 +38,31 @@ SLICE_BYTES = 250
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(Store.at(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+
+
+@pytest.fixture(autouse=True)
+def all_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files go another way, which has tests of its own."""
+    monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 0)
+
+
+def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+    """Cut a file, and let the output know it."""
+    (cut,) = cut_files((found,), sources, slice_bytes, place)
+    remember_files(place.root, sources, slice_bytes, [cut], time.time_ns())
+    return cut
+
+
+def recorded(
+    found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
+) -> dict[FoundFile, CutFile]:
+    """The files that are known."""
+    known = known_files(found, sources, slice_bytes, roots)
+    return {file: cut for file, cut in zip(found, known, strict=True) if cut is not None}
+
+
+def sliced(cut: CutFile) -> list[Slice]:
+    return list(slices_of([cut], SLICE_BYTES))
 
 
 @pytest.fixture
@@ -69,62 +97,18 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert cut.slices == [range_of_slice(cut.file, i, i + 1, cut.cuts[i].text_bytes) for i in range(4)]
+    assert sliced(cut) == [range_of_slice(cut.file, i, i + 1, cut.cuts[i].text_bytes) for i in range(4)]
 
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
     assert known.cuts == cut.cuts
-    assert known.file == cut.file.model_copy(update={"location": "", "stamp": ()})
+    assert known.file == cut.file._replace(location="", stamp=(), found=found)
     assert fetched == ["a.parquet"]
-
-
-def test_a_record_holds_for_the_same_file_of_another_source_or_split(tmp_path: Path, place: Place) -> None:
-    found, sources = write_file(tmp_path)
-    cut_file(found, sources, SLICE_BYTES, place)
-    other = found.model_copy(update={"source": 1, "split": "validation", "name": "b.parquet"})
-    both = (Source(path="elsewhere", text_column="content"), *sources)
-    (known,) = recorded([other], both, SLICE_BYTES, [Store.at(tmp_path / "nothing"), place.root]).values()
-    assert (known.file.source, known.file.split, known.file.name, known.file.found) == (1, "validation", "b.parquet", other)
-
-
-def test_a_record_of_something_else_is_not_taken(tmp_path: Path, place: Place) -> None:
-    found, sources = write_file(tmp_path)
-    cut_file(found, sources, SLICE_BYTES, place)
-    for other in ({"immutable": "ETag:2"}, {"size": 1}, {"uri": "s3://b/a.parquet"}, {"immutable": None}):
-        assert not recorded([found.model_copy(update=other)], sources, SLICE_BYTES, [place.root])
-    for reading in ({"text_column": "body"}, {"id_column": "id"}, {"format": "parquet"}):
-        assert not recorded([found], (sources[0].model_copy(update=reading),), SLICE_BYTES, [place.root])
-    assert not recorded([found], sources, SLICE_BYTES + 1, [place.root])
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[: len(data) // 2],
-        lambda data: data.replace(b'"slice_bytes": 250', b'"slice_bytes": 2500'),
-        lambda data: data.replace(b"[[0, 1,", b"[[0, 2,"),
-        lambda data: json.dumps(json.loads(data)["cuts"]).encode(),
-        lambda data: b"[" * 100_000,
-    ],
-)
-def test_a_damaged_record_is_none(tmp_path: Path, place: Place, damage: Callable[[bytes], bytes]) -> None:
-    found, sources = write_file(tmp_path)
-    cut_file(found, sources, SLICE_BYTES, place)
-    (record,) = records(place)
-    assert damage(record.read_bytes()) != record.read_bytes()
-    record.write_bytes(damage(record.read_bytes()))
-    assert not recorded([found], sources, SLICE_BYTES, [place.root])
-
-
-def test_no_record_is_kept_of_a_file_whose_store_would_not_tell_of_a_change(tmp_path: Path, place: Place) -> None:
-    found, sources = write_file(tmp_path)
-    cut_file(found.model_copy(update={"immutable": None}), sources, SLICE_BYTES, place)
-    assert records(place) == []
 
 
 def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Place, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
-    assert [at_hand(part, sources, place) for part in cut.slices] == cut.slices
+    assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)
     assert fetched == ["a.parquet"]
 
 
@@ -139,21 +123,21 @@ def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path,
         return at_hand(part, sources, place)
 
     with ThreadPoolExecutor(4) as threads:
-        here = list(threads.map(at_once, known.slices))
+        here = list(threads.map(at_once, sliced(known)))
     assert fetched == ["a.parquet"] * 2
     assert {part.ranges[0].file.location for part in here} == {found.uri}
-    assert [part.ranges[0].file.identity() for part in here] == [part.ranges[0].file.identity() for part in known.slices]
+    assert [part.ranges[0].file.identity() for part in here] == [part.ranges[0].file.identity() for part in sliced(known)]
 
 
 def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
-    cut = cut_file(found.model_copy(update={"uri": f"file://{found.uri}", "immutable": None}), sources, SLICE_BYTES, place)
+    cut = cut_file(found._replace(uri=f"file://{found.uri}", immutable=None), sources, SLICE_BYTES, place)
     copy = Path(cut.file.location)
     assert copy.is_relative_to(place.scratch)
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(cut.slices[0], sources, place).ranges[0].file.location).read_bytes() == Path(found.uri).read_bytes()
+    assert Path(at_hand(sliced(cut)[0], sources, place).ranges[0].file.location).read_bytes() == Path(found.uri).read_bytes()
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(cut.slices[0], sources, place).ranges[0].file.location).exists()
+    assert Path(at_hand(sliced(cut)[0], sources, place).ranges[0].file.location).exists()
     assert fetched == ["a.parquet"] * 3
 
 
@@ -165,7 +149,7 @@ def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
     write_file(tmp_path, "another")  # and its store does not tell
     with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
-        at_hand(known.slices[0], sources, place)
+        at_hand(sliced(known)[0], sources, place)
     assert not recorded([found], sources, SLICE_BYTES, [place.root])
 
 
@@ -174,17 +158,17 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) 
     cut = cut_file(found, sources, SLICE_BYTES, place)
     Path(found.uri).unlink()
     with pytest.raises(ValueError, match=re.escape("a.parquet was removed while the build ran. Put it back")):
-        at_hand(cut.slices[0], sources, place)
+        at_hand(sliced(cut)[0], sources, place)
     Path(found.uri).parent.rmdir()
     with pytest.raises(ValueError, match=re.escape("a.parquet. Put sources where every worker sees them")):
-        at_hand(cut.slices[0], sources, place)
+        at_hand(sliced(cut)[0], sources, place)
 
 
 def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) -> None:
     found, sources = write_file(tmp_path)
     file = source_file(Path(found.uri), "parquet")
     assert file.stamp == ()
-    part = CutFile(file=file, cuts=(Range(0, 1, None, 10),)).slices[0]
+    part = sliced(CutFile(file, (Range(0, 1, None, 10),)))[0]
     assert at_hand(part, sources, place) is part
 
 
@@ -209,15 +193,15 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     assert stand_in_hub.count("/resolve/", "GET") == 1
     assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
 
-    whole = look_into(found.model_copy(update={"content": None}), sources, SLICE_BYTES, place)
+    whole = look_into(found._replace(content=None), sources, SLICE_BYTES, place)
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
     assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
-    here = at_hand(cut.slices[0], sources, place).ranges[0]
+    here = at_hand(sliced(cut)[0], sources, place).ranges[0]
     assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
     own = place._replace(scratch=str(tmp_path / "own"), staging=str(tmp_path / "own"))
-    assert Path(at_hand(cut.slices[0], sources, own).ranges[0].file.location).is_relative_to(tmp_path / "own")
+    assert Path(at_hand(sliced(cut)[0], sources, own).ranges[0].file.location).is_relative_to(tmp_path / "own")
 
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
@@ -247,10 +231,10 @@ def test_what_is_no_parquet_file_is_an_error_that_names_it(
 
 def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
-    lie = found.model_copy(update={"content": f"sha256:{'0' * 64}"})
+    lie = found._replace(content=f"sha256:{'0' * 64}")
     cut = cut_file(lie, sources, SLICE_BYTES, place)
     with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
-        at_hand(cut.slices[0], sources, place)
+        at_hand(sliced(cut)[0], sources, place)
 
 
 def test_a_file_of_the_same_content_is_known_at_another_revision(
@@ -280,8 +264,8 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
         shutil.copy(found.uri, tmp_path / f"{name}.parquet")
         there = {"name": name, "uri": f"file://{tmp_path}/{name}.parquet", "immutable": None}
         mine = place._replace(scratch=str(tmp_path / name))
-        cut = look_into(found.model_copy(update=there), sources, SLICE_BYTES, mine)
-        parts += cut.slices
+        cut = look_into(found._replace(**there), sources, SLICE_BYTES, mine)
+        parts += sliced(cut)
         if name != "here":
             shutil.rmtree(tmp_path / name)
     (tmp_path / "gone.parquet").unlink()

@@ -289,7 +289,7 @@ def test_a_file_that_changes_within_the_answer_is_an_error(server: Server, tmp_p
 def test_a_file_of_another_size_than_was_found_is_an_error(server: Server, tmp_path: Path, size: int) -> None:
     (found,) = resolve(server.url())
     with pytest.raises(OSError, match=r"changed while it was fetched|ended after \d+ of \d+ bytes"):
-        fetch(found.model_copy(update={"size": size, "immutable": None}), tmp_path)
+        fetch(found._replace(size=size, immutable=None), tmp_path)
 
 
 def test_a_server_that_does_not_know_head_or_sizes_is_enough(server: Server, tmp_path: Path) -> None:
@@ -542,10 +542,10 @@ def test_splits_are_told_by_names_that_stand_alone(
 def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
     found = FoundFile(source=0, name="a.parquet", uri="hf://datasets/o/n@c/a.parquet", size=5 << 20, content="sha256:" + "0" * 64)
     assert bytes_to_cut(found) == 1 << 20
-    assert bytes_to_cut(found.model_copy(update={"size": 9})) == 9
+    assert bytes_to_cut(found._replace(size=9)) == 9
     for other in ({"content": "blob:0"}, {"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
-        assert bytes_to_cut(found.model_copy(update=other)) == 5 << 20
-    assert bytes_to_cut(found.model_copy(update={"size": None})) == 1_000_000_000
+        assert bytes_to_cut(found._replace(**other)) == 5 << 20
+    assert bytes_to_cut(found._replace(size=None)) == 1_000_000_000
 
 
 def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -360,9 +360,9 @@ def test_text_that_is_not_unicode_is_left_to_the_policy(stand_in_hub: StandInHub
 def test_files_named_by_path_are_fetched_too(stand_in_hub: StandInHub, tmp_path: Path) -> None:
     stand_in_hub.commit("org/name", TWO_SPLITS)
     file = resolve().files[0]
-    moving = file.model_copy(update={"uri": f"hf://datasets/org/name/{file.name}", "immutable": None})
+    moving = file._replace(uri=f"hf://datasets/org/name/{file.name}", immutable=None)
     assert fetch_hub(moving, tmp_path).read_bytes() == TWO_SPLITS[file.name]
-    gone = file.model_copy(update={"uri": f"{file.uri}.gone"})
+    gone = file._replace(uri=f"{file.uri}.gone")
     with pytest.raises(ValueError, match="dataset org/name has no such file"):
         fetch_hub(gone, tmp_path)
 

@@ -34,7 +34,7 @@ RECIPE = Recipe(
 
 
 def with_file(**changes: Any) -> Slice:
-    return changed(PART, file=FILE.model_copy(update=changes))
+    return changed(PART, file=FILE._replace(**changes))
 
 
 def with_source(**changes: Any) -> Recipe:

@@ -23,7 +23,8 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.parquet import Room
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.documents import Tally, read_documents, stamp
+from tasks.text.documents import Tally, read_documents
+from tasks.text.files import stamp
 from tests.examples import first_fast
 from tests.slices import changed, range_of_slice, slices_of
 
@@ -597,6 +598,6 @@ def test_a_file_shorter_than_its_slice_is_an_error_not_a_wait(tmp_path: Path, le
     path.write_bytes(b"x" * 60)
     part = slice_of(path, "jsonl")
     os.truncate(path, length)
-    part = changed(part, file=part.ranges[0].file.model_copy(update={"stamp": ()}))
+    part = changed(part, file=part.ranges[0].file._replace(stamp=()))
     with pytest.raises(ValueError, match=r"a.jsonl\[0:60\] cannot be read to its end: it ends \d+ bytes before its length"):
         read(part, Source(path="x"), DocumentPolicy(on_bad="skip", max_bytes=max_bytes))

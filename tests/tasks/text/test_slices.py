@@ -23,7 +23,8 @@ from flat_tokens.text.formats import FileFormat, detect_format
 from flat_tokens.text.parquet import MAX_CUTS_OF_A_ROW_GROUP
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.text.documents import Tally, plan_ranges, read_documents
+from tasks.text.documents import Tally, read_documents
+from tasks.text.files import plan_ranges
 from tests.examples import examples
 from tests.slices import slices_of
 

@@ -1,0 +1,55 @@
+"""Slices of files: the ranges of each large one, and runs of small ones, whose ends follow from the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tasks.download.table import CutFile
+from tasks.models import FileRange, Slice
+
+SMALL_PART = 8
+"""A file with no more text than this part of a slice joins a run."""
+MEAN_PART = 4
+"""The part of a slice that a run has on average. A changed file costs the reading of its run, but each run is stored apart."""
+MOST_FILES = 1 << 17
+"""Files of a slice, at most."""
+
+
+def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:
+    """The slices of files, in order. A file that is small and in one piece joins its neighbours, if they are of the same source,
+    format and split.
+
+    Each file may be the last of its run, by its digest and with a chance that grows with its size. So a file that is added,
+    removed or changed leaves the runs before and after it as they are.
+    """
+    entry_bytes = slice_bytes // MOST_FILES
+    run, size, ended = list[FileRange](), 0, set[str]()
+    for file, ranges in cuts:
+        parts = [FileRange(file, *one) for one in ranges]
+        is_small = len(parts) == 1 and SMALL_PART * parts[0].text_bytes <= slice_bytes
+        own = parts[0].text_bytes + entry_bytes if is_small else 0
+        if run and (not is_small or size + own > slice_bytes or not _alike(run[0], parts[0])):
+            yield Slice(tuple(run))
+            run, size = [], 0
+        if not is_small:
+            yield from (Slice((part,)) for part in parts)
+            continue
+        run.append(parts[0])
+        size += own
+        # Of equal files only the first one ends a run, or there might be as many slices as files.
+        if file.sha256 not in ended and _draw(file.sha256) * slice_bytes < MEAN_PART * own:
+            ended.add(file.sha256)
+            yield Slice(tuple(run))
+            run, size = [], 0
+    if run:
+        yield Slice(tuple(run))
+
+
+def _alike(one: FileRange, other: FileRange) -> bool:
+    """Whether two files may be in one run."""
+    return (one.file.source, one.file.format, one.file.split) == (other.file.source, other.file.format, other.file.split)
+
+
+def _draw(digest: str) -> float:
+    """A number from 0 to 1 that a digest decides."""
+    return int(digest[:13].ljust(13, "0"), 16) / (1 << 52)

@@ -1,0 +1,226 @@
+"""Small files, many at a time: each is read or fetched once, into memory, where its digest is taken and its text is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from flat_tokens.stores.local import real_path
+from flat_tokens.stores.store import Store
+from flat_tokens.text import limits
+from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
+from tasks.config import Source, available_memory
+from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
+from tasks.download.hub import fetch_hub
+from tasks.download.sources import naming
+from tasks.locations import readable_directory
+from tasks.models import FoundFile, SourceFile, Stamp, stamp_of
+from tasks.text.runs import PLAIN_FILE
+
+SMALL_BYTES = 1 << 20
+"""Bytes of a small file, at most."""
+PACK_FILES, PACK_BYTES = 1000, 32 << 20
+MOST_UNPACKED = 16 << 20
+"""A small file that becomes larger than this when it is unpacked is treated as a large one."""
+FETCHERS = 16
+"""Requests at a time, of servers that are asked for one file at a time."""
+
+
+def packs_of(found: Iterable[FoundFile]) -> Iterator[tuple[FoundFile, ...]]:
+    """Files as they are handed out: small neighbours of a source together, others alone."""
+    pack, size = list[FoundFile](), 0
+    for file in found:
+        fits = is_small(file) and len(pack) < PACK_FILES and size + (file.size or 0) <= PACK_BYTES
+        if pack and not (fits and is_small(pack[0]) and file.source == pack[0].source):
+            yield tuple(pack)
+            pack, size = [], 0
+        pack.append(file)
+        size += file.size or 0
+    if pack:
+        yield tuple(pack)
+
+
+def is_small(found: FoundFile) -> bool:
+    return found.size is not None and found.size <= SMALL_BYTES
+
+
+class Raw(NamedTuple):
+    """A file as its store has it: its bytes, and where they are on this machine. ``location``: empty where they are only here."""
+
+    data: bytes
+    location: str = ""
+    stamp: Stamp = ()
+
+
+def read_small(
+    pack: Sequence[FoundFile],
+    sources: tuple[Source, ...],
+    scratch: Path,
+    *,
+    hub_cache: Path | None = None,
+    digests: Sequence[str] = (),
+) -> Iterator[tuple[SourceFile, bytes | None]]:
+    """Small files of one source, in order, each with the bytes of its text; None where they are not in memory. *digests*: theirs,
+    where they are known. As ``fetch_file`` otherwise.
+    """
+    source, files = sources[pack[0].source], scratch / "files"
+    alone = partial(fetch_file, sources=sources, scratch=scratch, hub_cache=hub_cache)
+    with contextlib.ExitStack() as stack, naming(sources, pack[0].source):
+        keep = _Keeper(files, stack)
+        is_local = "://" not in pack[0].uri
+        raws = _from_disk(pack) if is_local else _from_store(pack, files, hub_cache, digests)
+        for found, raw in zip(pack, raws, strict=True):
+            if raw is None:  # it is not what it was, or cannot be had so: the long way says what is wrong
+                yield alone(found), None
+                continue
+            data, location, stamp = raw
+            sha256 = hashlib.sha256(data).hexdigest()
+            if not location:
+                location, stamp = keep(f"{sha256}.raw", data)
+            text = data
+            if ending := compression_of(data[:HEAD_BYTES], found.name):
+                parts = _unpacked(data, ending, found.name, source.max_expansion or limits.MAX_EXPANSION)
+                if parts is None:
+                    yield alone(found), None
+                    continue
+                text = parts
+                location, stamp = keep(sha256, text)
+            kind = detect_format(text[:HEAD_BYTES], found.name, source.format)
+            file = SourceFile(found.source, found.name, len(text), sha256, kind, location, found.split, stamp, found)
+            yield file._replace(line_ends="crlf") if may_be_crlf(source, kind) and b"\r\n" in text else file, text
+
+
+class _Keeper:
+    """Keeps bytes as files of a directory, each under the name of its content."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._directory, self._stack = directory, stack
+        self._halves: Path | None = None
+
+    def __call__(self, name: str, data: bytes) -> tuple[str, Stamp]:
+        """Path and stamp of the file *name*, which has *data*. One that has it stays: somebody may be reading it."""
+        path = self._directory.absolute() / name
+        with contextlib.suppress(OSError):
+            kept, stamp = _whole(os.fspath(path), len(data))
+            if kept == data:
+                return os.fspath(path), stamp
+        if self._halves is None:
+            self._halves = self._stack.enter_context(halves_in(self._directory))
+        half = self._halves / name
+        half.write_bytes(data)
+        os.replace(half, path)
+        return os.fspath(path), stamp_of(os.stat(path))
+
+
+def _whole(path: str, size: int) -> tuple[bytes, Stamp]:
+    """The first *size* bytes of a plain file and one more, and its stamp when they had been read."""
+    opened = os.open(path, PLAIN_FILE)
+    try:
+        data = os.read(opened, size + 1)
+        while len(data) < size and (more := os.read(opened, size + 1 - len(data))):
+            data += more
+        return data, stamp_of(os.fstat(opened))
+    finally:
+        os.close(opened)
+
+
+def _from_disk(pack: Sequence[FoundFile]) -> Iterator[Raw | None]:
+    """Files of this machine. None for one that is not what it was when it was listed."""
+    checked = set[str]()
+    for found in pack:
+        parent = found.uri.rpartition("/")[0]
+        try:
+            if parent not in checked and readable_directory(parent) == f"{parent}/":
+                checked.add(parent)
+            data, stamp = _whole(found.uri, found.size or 0)
+        except (OSError, ValueError):
+            yield None
+            continue
+        is_it = parent in checked and len(data) == found.size and stamp == found.stamp
+        yield Raw(data, found.uri, stamp) if is_it else None
+
+
+def _from_store(pack: Sequence[FoundFile], files: Path, hub_cache: Path | None, digests: Sequence[str]) -> Iterator[Raw | None]:
+    """Files from elsewhere, each fetched by one request unless a copy is here. None for one that has to be fetched alone."""
+    for found in pack:
+        check_remote(found)
+    kept = [_kept(files, digest) for digest in digests] or [None] * len(pack)
+    left = [found for found, raw in zip(pack, kept, strict=True) if raw is None]
+    protocol = pack[0].uri.partition("://")[0]
+    if protocol in ("hf", "datasets"):
+        fetched = _one_by_one(partial(_from_hub, files=files, hub_cache=hub_cache), left)
+    elif protocol in ("http", "https"):
+        fetched = _one_by_one(_from_server, left)
+    else:
+        fetched = _at_once(left)
+    for raw in kept:
+        yield raw or next(fetched)
+
+
+def _kept(files: Path, digest: str) -> Raw | None:
+    """A copy that was fetched before, with this digest."""
+    path = os.fspath(files.absolute() / f"{digest}.raw")
+    with contextlib.suppress(OSError):
+        data, stamp = _whole(path, os.stat(path).st_size)
+        if hashlib.sha256(data).hexdigest() == digest:
+            return Raw(data, path, stamp)
+    return None
+
+
+def _one_by_one(fetch: Callable[[FoundFile], Raw | None], left: Sequence[FoundFile]) -> Iterator[Raw | None]:
+    with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
+        yield from fetchers.map(fetch, left)
+
+
+def _from_hub(found: FoundFile, files: Path, hub_cache: Path | None) -> Raw | None:
+    path = real_path(fetch_hub(found, files, hub_cache))
+    data, stamp = _whole(path, os.stat(path).st_size)
+    return Raw(data, path, stamp)
+
+
+def _from_server(found: FoundFile) -> Raw:
+    content = io.BytesIO()
+    fetch_into(found, content)
+    return Raw(content.getvalue())
+
+
+def _at_once(left: Sequence[FoundFile]) -> Iterator[Raw | None]:
+    """Objects of one store, all asked for at a time."""
+    if not left:
+        return
+    store = replace(Store.at(left[0].uri), root="")
+    keys = [store.fs._strip_protocol(found.uri) for found in left]
+    # A byte more, so that an object that has grown shows. The empty ones have no bytes to ask for.
+    stops = [(found.size or 0) + 1 for found in left]
+    some = [k for k, found in enumerate(left) if found.size]
+    answers = dict(zip(some, store.read_ranges([keys[k] for k in some], [0] * len(some), [stops[k] for k in some]), strict=True))
+    for k, found in enumerate(left):
+        data = answers.get(k, b"")
+        is_it = isinstance(data, bytes) and len(data) == found.size and _is_of(data, found.immutable)
+        yield Raw(data) if is_it and isinstance(data, bytes) else None
+
+
+def _is_of(data: bytes, immutable: str | None) -> bool:
+    """Whether bytes are of the version that a store named: its name is their MD5, as an object's that was written at once."""
+    if immutable is None:
+        return True
+    return immutable.partition(":")[2].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _unpacked(data: bytes, ending: str, name: str, max_expansion: int) -> bytes | None:
+    """The unpacked bytes of a compressed file; None where there are many."""
+    parts, size = list[bytes](), 0
+    for part in unpacked(io.BytesIO(data), ending, name, max_expansion, available_memory() // 4):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_UNPACKED:
+            return None
+    return b"".join(parts)

@@ -1,0 +1,98 @@
+"""Source files and ranges of them, as the readers of their formats take them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pyarrow as pa
+
+from flat_tokens.stores.local import named_errors
+from flat_tokens.text import limits
+from flat_tokens.text.formats import FORMATS
+from flat_tokens.text.rows import Range, Rows, TextFile
+from tasks.config import DocumentPolicy, Source
+from tasks.models import FileRange, SourceFile, Stamp, stamp_of
+
+
+def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[FileRange]:
+    """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, where it
+    cannot be read or has no such column.
+    """
+    return [FileRange(file, *cut) for cut in cuts_of(file, source, range_bytes)]
+
+
+def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None) -> tuple[Range, ...]:
+    """The same without the file. *content*: its bytes, where they are known."""
+    for setting in ("delimiter", "quotes"):
+        if getattr(source, setting) is not None and file.format != "csv":
+            raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
+    try:
+        with named_errors(file.location):
+            read = text_file(file, source, DocumentPolicy())._replace(content=content)
+            return tuple(FORMATS[file.format].ranges(read, range_bytes))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
+        raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
+
+
+def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextFile:
+    """A source file as its format's reader takes it."""
+    return TextFile(
+        path=file.location,
+        name=file.name,
+        size=file.size,
+        text_column=source.messages_column or source.prompt_column or source.text_column,
+        id_column=source.id_column,
+        separator=(source.document_separator or "").encode(),
+        max_bytes=policy.max_bytes,
+        max_expansion=source.max_expansion or limits.MAX_EXPANSION,
+        completion_column=source.completion_column,
+        has_messages=source.messages_column is not None,
+        kept_columns=source.keep_columns or (),
+        crlf=file.line_ends is not None,
+        delimiter=source.delimiter,
+        quotes=source.quotes,
+    )
+
+
+def range_of(part: FileRange) -> Range:
+    return Range(part.start, part.stop, part.rows, part.text_bytes)
+
+
+def rows_of(part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None) -> Iterator[Rows]:
+    """The rows of a range. ValueError where its file is damaged, or changes meanwhile."""
+    check_unchanged(part.file)
+    file = text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes)
+    try:
+        with named_errors(part.file.location):
+            yield from FORMATS[part.file.format].read(file, range_of(part))
+    except (pa.ArrowException, OSError) as error:
+        raise_unread(part, error)
+    check_unchanged(part.file)
+
+
+def raise_unread(part: FileRange, error: Exception) -> NoReturn:
+    """Raise the ValueError for a range that could not be read: its file has changed, or is damaged."""
+    check_unchanged(part.file)
+    raise ValueError(f"{part.label} cannot be read to its end: {error}") from error
+
+
+def stamp(path: str) -> Stamp:
+    """The stamp of the file at a path, links followed."""
+    return stamp_of(os.stat(path))
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """ValueError where a file is not what it was when its digest was taken."""
+    try:
+        changed = bool(file.stamp) and stamp(file.location) != file.stamp
+    except FileNotFoundError:
+        changed = True
+    if changed:
+        raise ValueError(changed_meanwhile(file.name))
+
+
+def changed_meanwhile(name: str) -> str:
+    """The message for a file that is another one than it was."""
+    return f"{name} changed while the build read it. Run the build again when the file is complete."
