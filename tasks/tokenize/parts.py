@@ -100,12 +100,12 @@ class PartEncoder:
         if tokens is not None and not by_reference and not faults:
             return Masked(tokens, faults)
         faults |= {i: found for i, found in by_reference.items() if isinstance(found, Fault)}
-        none = Tokens(np.empty(0, np.uint32), np.zeros(2, np.int64), np.empty(0, np.uint8))
+        none = _nothing(1)
         parts: list[Tokens] = []
         for i in range(len(texts.counts)):
             own = by_reference.get(i)
             parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
-        return Masked(joined(parts) if parts else none, faults)
+        return Masked(joined(parts) if parts else _nothing(0), faults)
 
     def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, npt.NDArray[np.bool_]]:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
@@ -196,6 +196,11 @@ class PartEncoder:
             else:
                 found[i] = Tokens(ids, np.array([0, len(ids)]), _mask(one.spans, places))
         return found
+
+
+def _nothing(count: int) -> Tokens:
+    """The tokens of texts that have none."""
+    return Tokens(np.empty(0, np.uint32), np.zeros(count + 1, np.int64), np.empty(0, np.uint8))
 
 
 def one_of(tokens: Tokens | None, i: int) -> Tokens:

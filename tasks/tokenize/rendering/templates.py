@@ -132,7 +132,9 @@ class Renderer:
         try:
             rendered = self._marked(messages)
         except RefusedError as error:
-            raise RefusedError(f"{error}; {fault}" if fault else str(error), error.reason) from error
+            if fault is None:
+                raise
+            raise RefusedError(f"{error}; {fault}", "no_content") from error
         if fault:
             raise RefusedError(fault, "no_content")
         most = max(LEAST_RENDERED, MAX_EXPANSION * len(text))
@@ -145,7 +147,10 @@ class Renderer:
             raise RefusedError(
                 f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
             )
-        return self._parts(rendered, aside, seal)
+        try:
+            return self._parts(rendered, aside, seal)
+        except UnicodeEncodeError as error:
+            raise RefusedError("it holds half of a surrogate pair, which is not valid Unicode", "invalid_unicode") from error
 
     def _marked(self, messages: list[Message]) -> str:
         """The conversation as the template writes it, with marks around what counts."""
