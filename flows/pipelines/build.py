@@ -115,7 +115,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
             if is_much(files_of(pinned)):
-                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
+                loading.result()  # a wrong tokenizer is an error before so much is fetched
             text = Text.of(config, pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
