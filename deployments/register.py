@@ -37,17 +37,17 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter, ValidationError
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+
+from deployments.arguments import arguments
+from flows.commands.build import read_config
+from flows.watch.words import tags_of
+from tasks.config import size_for_people, with_absolute_paths
+from tasks.locations import CREDENTIALS
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
-sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
-
-from serve import arguments  # noqa: E402
-
-from flows.commands.build import read_config  # noqa: E402
-from flows.watch.words import tags_of  # noqa: E402
-from tasks.config import size_for_people, with_absolute_paths  # noqa: E402
-from tasks.locations import CREDENTIALS  # noqa: E402
-
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
 PROCESS = "process"
@@ -220,10 +220,9 @@ def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[Deployment
         unnamed = (each for each in others if not each.slug and _times(each.schedule) == _times(when))
         former = next((each for each in there if each.slug == slug), None) or next(unnamed, None)
         others = [each for each in others if each is not former]
-        if former and _times(former.schedule) == _times(when):
-            when = former.schedule
+        is_same = former is not None and _times(former.schedule) == _times(when)
         active = former.active if former else one.get("active", True)
-        made.append(DeploymentScheduleCreate(slug=slug, schedule=when, active=active))
+        made.append(DeploymentScheduleCreate(slug=slug, schedule=former.schedule if former and is_same else when, active=active))
     return made + [
         DeploymentScheduleCreate(slug=one.slug, schedule=one.schedule, active=one.active, parameters=one.parameters)
         for one in others

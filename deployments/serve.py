@@ -4,7 +4,6 @@ stops it. Each dataset gets a deployment that refreshes it, on the schedule if o
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import secrets
@@ -18,12 +17,16 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+
+from deployments.arguments import POOLS, arguments
+from deployments.server import listen
+
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 WORKER_SECONDS = 30.0
 STOP_SECONDS = 30.0
-POOLS = {"builds": "flat-tokens", "groups": "flat-tokens-groups"}
-"""Worker -> its pool."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SETTINGS = {
@@ -50,27 +53,6 @@ _LIBC = ctypes.CDLL(None)
 Process = subprocess.Popen[bytes]
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments of this program and of register.py: the deployments to register."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
-    when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
-    parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
-    parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
-    parser.add_argument("--credentials", metavar="secret/NAME", help="a block with credentials of stores (flows/credentials.py)")
-    told = "a notification block, such as slack-webhook/alerts: told of failures"
-    parser.add_argument("--notify", metavar="TYPE/NAME", help=told)
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def main() -> int:
     """Start all processes, wait for Ctrl-C or until one of them ends, and stop the others. Return the exit status."""
     parser = arguments(str(__doc__))
@@ -86,17 +68,15 @@ def main() -> int:
         os.environ["PREFECT_SERVER_UI_API_URL"] = "/api"  # of whichever name of this machine the browser shows
         os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = secret_in(secret_file)
         # Prefect reads its settings when it is imported.
-        from register import register_all, wanted
-        from server import listen
-
+        from deployments.register import register_all, wanted
         from flows.watch.outages import Outages
         from tasks.locations import unbound
 
-        passed = [one.detach() for one in listen(options.port)]
+        passed = [listening.detach() for listening in listen(options.port)]
         deployments = wanted(options)
         running["server"] = _start(*map(str, (options.port, *passed)), program=("deployments/server.py",), passed=passed)
-        for one in passed:  # the server has them now: if it ends, requests fail at once
-            os.close(one)
+        for descriptor in passed:  # the server has them now: if it ends, requests fail at once
+            os.close(descriptor)
         _wait_for(f"{address}/api/health")
         outages = Outages(f"{address}/api")
         _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
