@@ -65,7 +65,7 @@ def some_text(count: int = 40) -> Text:
     return {f"{i}": ("web" if i % 3 else "notes", f"{i} " + "salt wind " * (i % 5)) for i in range(count)}
 
 
-def counts(found: DocumentCounts) -> tuple[int, int, int | None, int]:
+def counts(found: DocumentChangeCounts) -> tuple[int, int, int | None, int]:
     return found.added, found.removed, found.changed, found.moved
 
 
