@@ -172,14 +172,14 @@ def download(
     meter.add("download", known_bytes, stored=known_bytes)
     fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
     place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    cuts = list(known)
-    left = (number for number, cut in enumerate(known) if cut is None)
-    step = DOWNLOAD.given(config.sources, config.slice_bytes, place)  # files -> their digests, and where they are cut
-    with settled() as under_way, remembering(config, root, cuts, begun) as remember:
-        for pack in started_in_order(runner, under_way, packs_of(fresh), step):
-            for cut in pack:
-                cuts[next(left)] = cut
-            remember()
+    cuts, step = list(known), DOWNLOAD.given(config.sources, config.slice_bytes, place)  # files -> digests, where they are cut
+    if fresh:
+        left = (number for number, cut in enumerate(known) if cut is None)
+        with settled() as under_way, remembering(config, root, cuts, begun) as remember:
+            for pack in started_in_order(runner, under_way, packs_of(fresh), step):
+                for cut in pack:
+                    cuts[next(left)] = cut
+                remember()
     whole = [cut for cut in cuts if cut is not None]
     assert len(whole) == len(found)
     check_files(config, [cut.file for cut in whole])

@@ -123,8 +123,10 @@ def check_names(source: Source, files: Sequence[FoundFile]) -> None:
 
 def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]]) -> None:
     """Refuse files, by name, format and size, of several formats: notes among data are hardly meant as text to train on."""
-    of_format: dict[FileFormat, dict[str, int]] = {}
-    for name, kind, size in files:
+    listed, of_format = list(files), dict[FileFormat, dict[str, int]]()
+    if len({kind for _, kind, _ in listed}) < 2:
+        return
+    for name, kind, size in listed:
         of_format.setdefault(kind, {})[name] = 0 if _is_note(name) else size
     if len(of_format) > 1:
         found = ", ".join(f"{kind} ({list(names)[-1]})" for kind, names in sorted(of_format.items()))
