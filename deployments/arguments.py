@@ -18,9 +18,10 @@ def arguments(description: str) -> argparse.ArgumentParser:
     when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
     parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
     parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
-    parser.add_argument("--credentials", metavar="secret/NAME", help="a block with credentials of stores (flows/credentials.py)")
+    about = "a block with credentials of stores (flows/credentials.py)"
+    parser.add_argument("--credentials", type=_block, metavar="secret/NAME", help=about)
     about = "a notification block that hears of failures, such as slack-webhook/alerts"
-    parser.add_argument("--notify", metavar="TYPE/NAME", help=about)
+    parser.add_argument("--notify", type=_block, metavar="TYPE/NAME", help=about)
     return parser
 
 
@@ -28,3 +29,9 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def _block(text: str) -> str:
+    if not all(text.partition("/")):
+        raise argparse.ArgumentTypeError(f"{text!r} names no block: write TYPE/NAME, such as slack-webhook/alerts")
+    return text
