@@ -82,7 +82,6 @@ BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
 """Bytes that are in no UTF-8."""
 
-
 LONGEST = 256
 """Characters of an added token, at most."""
 POST_PROCESSORS = {"ByteLevel", "RobertaProcessing", "BertProcessing", "TemplateProcessing"}
