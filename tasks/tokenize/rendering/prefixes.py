@@ -42,7 +42,7 @@ class _Loop:
 
     depth, depth0 = 1, 0
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Rendition) -> None:
         self._run = run
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class _Loop:
         return args[self._run.at % len(args)]
 
 
-class Run:
+class Rendition:
     """One rendering of a divided template. ``chunks``: its text so far, which the caller appends to. *wanted*: the beginnings to
     make, by their numbers of messages. ``tails``: the text of the tail by whether it has the prompt, if it is known.
     """
@@ -164,7 +164,7 @@ class Run:
     def _beginnings(
         self, count: int, item: Any, loop: _Loop, start: int, spaces: list[Namespace], state: list[dict[str, Any]]
     ) -> Iterator[Step]:
-        """Run the tail as if no message followed, and before it the message once more, if it was written for one that is
+        """Rendition the tail as if no message followed, and before it the message once more, if it was written for one that is
         followed.
         """
         seen, has_asked, end = self._seen, self._has_asked, len(self.chunks)

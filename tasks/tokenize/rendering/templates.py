@@ -24,7 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from tasks.tokenize.rendering.divided import LAZY, NotDividedError, divided
 from tasks.tokenize.rendering.messages import USUAL, Message, Names, RefusedError, lost_message, read_messages, with_reasoning
-from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Run
+from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Rendition
 from tasks.tokenize.rendering.request import Settings
 
 SPECIAL, ASIDE, OPEN, CLOSE = "\U0001ffff", "\U0001fffe", "\U0010fffe", "\U0010ffff"
@@ -188,7 +188,7 @@ class Renderer:
     def prefixes(self, messages: list[Message], wanted: frozenset[int]) -> Prefixes:
         """The conversation with its *wanted* beginnings, as far as one rendering shows them."""
         if self._divided is not None:
-            run = Run(self._environment, messages, wanted, self._tails)
+            run = Rendition(self._environment, messages, wanted, self._tails)
             functions = {name: _Function(function) for name, function in run.names().items()}
             context = self._divided.new_context(
                 {**self._given, "messages": messages, "add_generation_prompt": False, **functions}
