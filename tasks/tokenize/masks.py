@@ -77,7 +77,7 @@ def chats_by_reference(
     engine: Engine,
 ) -> tuple[int, ...]:
     """The numbers of the sources whose conversations the reference has to tokenize: the engine gives other tokens or masks on
-    *samples* and on awkward texts, or tells no places. Warnings say so, and which templates are slow.
+    *samples* and on awkward texts, or does not show their places. Warnings say so, and which templates are slow.
     """
     found = []
     for i, (source, chat) in enumerate(zip(sources, chats, strict=True)):
@@ -108,7 +108,7 @@ def _difference(encoder: Conversations, reference: Conversations, texts: list[st
         if not is_same:
             return f"does not give the tokens and masks of {config.name} on {text[:57]!r}..."
     if encoder.parts.by_reference - before > len(texts) // 2:
-        return f"does not tell where the tokens of {config.name} are"
+        return f"does not show where the tokens of {config.name} are"
     return None
 
 

@@ -8,6 +8,7 @@ many texts together: the places of its tokens follow from the bytes that they st
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, watched
-from tasks.tokenize.rendering.processes import Fault, Parted
+from tasks.tokenize.rendering.processes import BadText, Parted
 from tasks.tokenize.rendering.request import ORDINARY
 
 SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
@@ -29,6 +30,8 @@ LONE_SPACE = "▁"
 """What some tokenizers write for a space. They put one before a text."""
 NO_WIDTH = 1 << 40
 """For a token that does not tell which bytes it stands for: more than a text has."""
+PRINTABLE = re.compile(r"[!-~]+")
+"""Text that a model spells as it is."""
 MAY_COMBINE = 0xCC
 """The first byte of the first character that may change in NFC, which is U+0300. Lower ones do not."""
 
@@ -56,7 +59,7 @@ class Masked(NamedTuple):
     """Tokens of texts: none of those that are refused, whose ``faults`` are there by their numbers."""
 
     tokens: Tokens
-    faults: dict[int, Fault]
+    faults: dict[int, BadText]
 
 
 Speak = Callable[[Sequence[OneText]], Iterable[Encoded]]
@@ -94,12 +97,12 @@ class PartEncoder:
         empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
         return self._together(texts, tokens, np.union1d(others, empty).tolist(), faults)
 
-    def _together(self, texts: Parted, tokens: Tokens | None, others: Iterable[int], faults: dict[int, Fault]) -> Masked:
+    def _together(self, texts: Parted, tokens: Tokens | None, others: Iterable[int], faults: dict[int, BadText]) -> Masked:
         """The tokens that there are already, with those of *others* by the reference."""
         by_reference = self._by_reference(texts, [i for i in others if i not in faults])
         if tokens is not None and not by_reference and not faults:
             return Masked(tokens, faults)
-        faults |= {i: found for i, found in by_reference.items() if isinstance(found, Fault)}
+        faults |= {i: found for i, found in by_reference.items() if isinstance(found, BadText)}
         none = _nothing(1)
         parts: list[Tokens] = []
         for i in range(len(texts.counts)):
@@ -111,7 +114,7 @@ class PartEncoder:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
         is_text = texts.kinds == ORDINARY
         found = engine(texts.texts)
-        # (text, part of it) -> part; (part, token of it) -> token: each is behind all earlier ones
+        # (text, part of it) -> part; (part, token of it) -> token: each follows all earlier ones
         lengths = np.ones(len(is_text), np.int64)
         lengths[is_text] = np.diff(found.offsets)
         ends = np.append(0, np.cumsum(lengths))
@@ -148,21 +151,23 @@ class PartEncoder:
             # The first token that ends after the place, and the first that begins at it or after it.
             first = np.where(inner[:, 0], np.searchsorted(begin[1:], at[:, 0], "right"), first)
             last = np.where(inner[:, 1], np.searchsorted(begin[:-1], at[:, 1], "left"), last)
+            known = ~(inner & np.append(unknown, False)[part]).any(axis=1)  # the others would be somewhere in other texts
+            first, last = first[known], last[known]
         edges = np.zeros(len(ids) + 1, np.int64)
         np.add.at(edges, first, 1)
         np.add.at(edges, last, -1)
         return (np.cumsum(edges[:-1]) > 0).astype(np.uint8), unknown
 
-    def _by_reference(self, texts: Parted, numbers: list[int]) -> dict[int, Tokens | Fault]:
+    def _by_reference(self, texts: Parted, numbers: list[int]) -> dict[int, Tokens | BadText]:
         """The tokens of some texts, or why there are none."""
         if not numbers:
             return {}
         self.by_reference += len(numbers)
-        found: dict[int, Tokens | Fault] = {}
+        found: dict[int, Tokens | BadText] = {}
         some = dict(zip(numbers, texts_of(texts, numbers), strict=True))
         for i in numbers:
             if any(SPECIAL in part for part in some[i].parts if isinstance(part, str)):
-                found[i] = Fault("unencodable", "it holds U+1FFFF, which is no character")
+                found[i] = BadText("unencodable", "it holds U+1FFFF, which is no character")
                 del some[i]
         try:
             return found | self._spoken(some, texts.texts)
@@ -171,10 +176,10 @@ class PartEncoder:
                 try:
                     found |= self._spoken({i: one}, texts.texts)
                 except UnencodableError as error:
-                    found[i] = Fault("unencodable", str(error))
+                    found[i] = BadText("unencodable", str(error))
         return found
 
-    def _spoken(self, some: Mapping[int, OneText], texts: pa.LargeStringArray) -> dict[int, Tokens | Fault]:
+    def _spoken(self, some: Mapping[int, OneText], texts: pa.LargeStringArray) -> dict[int, Tokens | BadText]:
         """The tokens of some of the *texts*, whose length says how long they may take."""
         spoken: list[Encoded] = []
 
@@ -189,10 +194,10 @@ class PartEncoder:
             return Tokens(np.empty(0, np.uint32), np.zeros(len(texts) + 1, np.int64))
 
         watched(encode, self._config.model_copy(update={"lossy": True}))(texts)
-        found: dict[int, Tokens | Fault] = {}
+        found: dict[int, Tokens | BadText] = {}
         for (i, one), (ids, places) in zip(some.items(), spoken, strict=True):
             if not self._config.lossy and not len(ids) and any(map(is_visible, "".join(map(str, one.parts)))):
-                found[i] = Fault("unencodable", "it has no tokens for any of it; tokenizer.lossy allows that")
+                found[i] = BadText("unencodable", "it has no tokens for any of it; tokenizer.lossy allows that")
             else:
                 found[i] = Tokens(ids, np.array([0, len(ids)]), _mask(one.spans, places))
         return found
@@ -218,7 +223,7 @@ def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
     widths[is_text] = np.diff(text_buffers(texts.texts)[1])
     parts, ordinary = np.append(0, np.cumsum(texts.counts)), np.append(0, np.cumsum(is_text))
     places = np.append(0, np.cumsum(widths))[parts]
-    spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text are behind those of all earlier ones
+    spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text follow those of all earlier ones
     spans[-1] = len(texts.spans)
     for i in numbers:
         kinds = texts.kinds[parts[i] : parts[i + 1]].tolist()
@@ -264,10 +269,16 @@ class Widths:
         )
         model = of.definition.get("model") or {}
         vocabulary: dict[str, int] = of.tokenizer.get_vocab(with_added_tokens=False)
+        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            return  # a word's tokens have more characters than the word
         if any(one.get("type") == "ByteLevel" for one in splits) and kinds <= {"NFC"}:
             widths = {i: len(token) for token, i in vocabulary.items()}
             self._adds_space = any(one.get("add_prefix_space", True) for one in splits if one.get("type") == "ByteLevel")
-        elif is_space and all(_is_lone_space(one) for one in before) and {one.get("type") for one in splits} <= {"Metaspace"}:
+        elif (
+            is_space
+            and all(_is_lone_space(one) for one in before)
+            and {one.get("type") for one in splits} <= {"Metaspace", "Split"}
+        ):
             widths = {i: len(token.replace(LONE_SPACE, " ").encode()) for token, i in vocabulary.items()}
             if model.get("byte_fallback"):
                 bytes_of = {f"<0x{value:02X}>" for value in range(256)}
@@ -276,7 +287,10 @@ class Widths:
         else:
             return
         self._is_nfc = kinds == {"NFC"}
-        widths |= {int(i): len(text.encode()) for text, i in of.tokenizer.get_vocab().items() if text not in vocabulary}
+        for token in of.definition.get("added_tokens") or []:
+            # A space may be added after each of them.
+            is_unsure = self._adds_space or (bool(before) and token.get("normalized", True))
+            widths[int(token["id"])] = NO_WIDTH if is_unsure else _width_of_added(token, token["content"] in vocabulary)
         if (unknown := model.get("unk_token")) in vocabulary:
             widths[vocabulary[unknown]] = NO_WIDTH
         self._table = _table(widths)
@@ -307,6 +321,12 @@ class Widths:
         return changed
 
 
+def _width_of_added(token: Mapping[str, Any], in_model: bool) -> int:
+    """The width of an added token, unless it has the space around it. *in_model*: other text may become the same token."""
+    text, has_space = str(token["content"]), token.get("lstrip") or token.get("rstrip")
+    return NO_WIDTH if has_space or (in_model and not PRINTABLE.fullmatch(text)) else len(text.encode())
+
+
 def _table(widths: Mapping[int, int]) -> Counts:
     """Widths by the ids, and one more for all that have none."""
     table = np.full(max(widths, default=0) + 2, NO_WIDTH, np.int64)
@@ -335,6 +355,10 @@ def has_independent_parts(definition: Definition) -> bool:
     """Whether the parts of a text have the same tokens alone as between special tokens."""
     if not isinstance(definition, TokenizerJson):
         return True
+    added = definition.definition.get("added_tokens") or []
+    special, others = ([token["content"] for token in added if bool(token.get("special")) is kind] for kind in (True, False))
+    if any(other in text for other in others for text in special):
+        return False  # the engine passes over a special token's text, and what is in it
     splits = _flat(definition.definition.get("pre_tokenizer"))
     return not any(one.get("prepend_scheme") == "first" for one in splits)
 

@@ -1,4 +1,4 @@
-"""Chat templates with a watched loop: a head, one loop over the messages, and a tail that `prefixes.Run` runs after any message.
+"""Chat templates with a watched loop: a head, one loop over the messages, and a tail that a `Rendering` runs after any message.
 
 Names that begin with ``flat_tokens_`` are this module's, within a template.
 """
@@ -29,8 +29,8 @@ class NotDividedError(ValueError):
 
 
 class Divided(NamedTuple):
-    """A template with a watched loop, which `Run` gives its messages. ``has_same_tail``: whether all conversations have the same
-    text of its tail, but for the prompt.
+    """A template with a watched loop, to which a `Rendering` gives messages. ``has_same_tail``: whether the text of its tail is
+    the same for all conversations, but for the prompt.
     """
 
     template: nodes.Template
@@ -88,7 +88,7 @@ def _check(template: nodes.Template) -> None:
     for node in template.find_all(nodes.Assign):
         eager = {id(of.node) for of in node.find_all(nodes.Filter) if of.name in READS_ALL}
         if any(one.name in LAZY and id(one) not in eager for one in node.find_all(nodes.Filter)):
-            raise NotDividedError(f"line {node.lineno} keeps items that can be read once; put '| list' behind them")
+            raise NotDividedError(f"line {node.lineno} keeps items that can be read once; put '| list' after them")
 
 
 def _check_main(loop: nodes.For, tail: list[nodes.Node]) -> None:
@@ -99,9 +99,9 @@ def _check_main(loop: nodes.For, tail: list[nodes.Node]) -> None:
     if any(isinstance(node, nodes.Break) for node in _of_this_loop(loop.body)):
         raise NotDividedError(f"its loop over the messages in line {line} has a break")
     if any(name.name == loop.target.name for name in _in(tail, nodes.Name)):
-        raise NotDividedError(f"it uses the name {loop.target.name!r} again behind its loop over the messages")
+        raise NotDividedError(f"it uses the name {loop.target.name!r} again after its loop over the messages")
     if any(_is_name(name, "loop") for name in _in(tail, nodes.Name)):
-        raise NotDividedError("it uses loop behind its loop over the messages")
+        raise NotDividedError("it uses loop after its loop over the messages")
     parts = loop.body
     own = {id(made.node): made.target.name for made in _in(parts, nodes.Assign) if isinstance(made.target, nodes.Name)}
     made_here = [call for call in _in(parts, nodes.Call) if _is_name(call.node, "namespace")]
@@ -326,8 +326,8 @@ def _with_own_loop(loop: nodes.For) -> list[nodes.Node]:
     return [_LoopNames().visit(part) for part in loop.body]
 
 
-def _scanned(node: nodes.Node, lists: frozenset[str], behind: list[nodes.Node]) -> nodes.Node:
-    """A loop over the messages before the main one, as a watched loop. Other nodes are returned unchanged. *behind*: all nodes
+def _scanned(node: nodes.Node, lists: frozenset[str], after: list[nodes.Node]) -> nodes.Node:
+    """A loop over the messages before the main one, as a watched loop. Other nodes are returned unchanged. *after*: all nodes
     after it, which tell the attributes of namespaces that are of any use.
     """
     if not isinstance(node, nodes.For) or not _is_list(node.iter, lists):
@@ -335,12 +335,12 @@ def _scanned(node: nodes.Node, lists: frozenset[str], behind: list[nodes.Node]) 
     if node.recursive or node.else_ or not isinstance(node.target, nodes.Name):
         raise NotDividedError(f"its loop over the messages in line {node.lineno} is recursive, has an else, or several targets")
     loop = _unfiltered(node)
-    by_name = [of for of in _in(behind, nodes.Getitem) if isinstance(of.arg, nodes.Const)]
-    used = {*(of.attr for of in _in(behind, nodes.Getattr)), *(of.arg.value for of in by_name)}
-    looked_into = {id(of.node) for of in (*_in(behind, nodes.Getattr), *by_name)}
+    by_name = [of for of in _in(after, nodes.Getitem) if isinstance(of.arg, nodes.Const)]
+    used = {*(of.attr for of in _in(after, nodes.Getattr)), *(of.arg.value for of in by_name)}
+    looked_into = {id(of.node) for of in (*_in(after, nodes.Getattr), *by_name)}
     assigned = {of.attr for of in _in(loop.body, nodes.NSRef)}
     spaces = {of.name for of in _in(loop.body, nodes.NSRef)}
-    if any(_is_name(name, *spaces) and id(name) not in looked_into for name in _in(behind, nodes.Name)):
+    if any(_is_name(name, *spaces) and id(name) not in looked_into for name in _in(after, nodes.Name)):
         used |= assigned
     unused = nodes.Tuple([nodes.Const(name) for name in sorted(assigned - used)], "load")
     target = nodes.Tuple([loop.target, nodes.Name(LOOP, "store")], "store")

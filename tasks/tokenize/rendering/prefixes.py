@@ -42,57 +42,59 @@ class _Loop:
 
     depth, depth0 = 1, 0
 
-    def __init__(self, run: Rendition) -> None:
-        self._run = run
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
 
     def __repr__(self) -> str:
         return "<loop>"
 
     @property
     def index0(self) -> int:
-        return self._run.at
+        return self._rendering.at
 
     @property
     def index(self) -> int:
-        return self._run.at + 1
+        return self._rendering.at + 1
 
     @property
     def first(self) -> bool:
-        return self._run.at == 0
+        return self._rendering.at == 0
 
     @property
     def last(self) -> bool:
-        return not self._run.is_followed()
+        return not self._rendering.is_followed()
 
     @property
     def length(self) -> int:
-        return self._run.full_length()
+        return self._rendering.full_length()
 
     @property
     def revindex(self) -> int:
-        return self._run.full_length() - self._run.at
+        return self._rendering.full_length() - self._rendering.at
 
     @property
     def revindex0(self) -> int:
-        return self._run.full_length() - self._run.at - 1
+        return self._rendering.full_length() - self._rendering.at - 1
 
     @property
     def previtem(self) -> Any:
-        at = self._run.at
-        return self._run.items[at - 1] if at else self._run.undefined("there is no previous item")
+        at = self._rendering.at
+        return self._rendering.items[at - 1] if at else self._rendering.undefined("there is no previous item")
 
     @property
     def nextitem(self) -> Any:
-        at = self._run.at
-        return self._run.items[at + 1] if self._run.is_followed() else self._run.undefined("there is no next item")
+        at = self._rendering.at
+        return (
+            self._rendering.items[at + 1] if self._rendering.is_followed() else self._rendering.undefined("there is no next item")
+        )
 
     def cycle(self, *args: Any) -> Any:
         if not args:
             raise TypeError("no items for cycling given")
-        return args[self._run.at % len(args)]
+        return args[self._rendering.at % len(args)]
 
 
-class Rendition:
+class Rendering:
     """One rendering of a divided template. ``chunks``: its text so far, which the caller appends to. *wanted*: the beginnings to
     make, by their numbers of messages. ``tails``: the text of the tail by whether it has the prompt, if it is known.
     """
@@ -256,7 +258,7 @@ class Rendition:
         return len(self._messages) - len(items)
 
     def _look(self) -> None:
-        """Begin to watch anew."""
+        """Begin to watch the next iteration."""
         self._seen_before, self._seen = max(self._seen_before, self._seen), 0
         self._had_asked, self._has_asked = self._had_asked or self._has_asked, False
 

@@ -28,7 +28,7 @@ MOST_IDLE = 64
 """Processes that wait for the next batch."""
 
 
-class Fault(NamedTuple):
+class BadText(NamedTuple):
     """Why a conversation is refused. ``reason``: the name under which it is counted."""
 
     reason: str
@@ -45,7 +45,7 @@ class Parted(NamedTuple):
     kinds: npt.NDArray[np.int64]
     texts: pa.LargeStringArray
     spans: npt.NDArray[np.int64]
-    faults: dict[int, Fault]
+    faults: dict[int, BadText]
 
 
 class _EndedError(Exception):
@@ -100,7 +100,7 @@ class RenderProcess:
             *lengths, text_bytes, fault_bytes = ANSWER.unpack(self._read(ANSWER.size))
             counts, kinds, ends, spans = (np.frombuffer(self._read(8 * length), np.int64) for length in lengths)
             text = self._read(text_bytes)
-            faults = {i: Fault(*of) for i, *of in json.loads(self._read(fault_bytes) or b"[]")}
+            faults = {i: BadText(*of) for i, *of in json.loads(self._read(fault_bytes) or b"[]")}
             borders = pa.py_buffer(np.append(0, ends))
             left -= len(counts)
             parts = pa.LargeStringArray.from_buffers(len(ends), borders, pa.py_buffer(text))
@@ -241,7 +241,7 @@ def _refused(detail: str) -> Parted:
     """The answer for one text that is refused."""
     nothing = np.empty(0, np.int64)
     texts = pa.LargeStringArray.from_buffers(0, pa.py_buffer(np.zeros(1, np.int64)), pa.py_buffer(b""))
-    return Parted(np.zeros(1, np.int64), nothing, texts, nothing.reshape(0, 2), {0: Fault("limits", detail)})
+    return Parted(np.zeros(1, np.int64), nothing, texts, nothing.reshape(0, 2), {0: BadText("limits", detail)})
 
 
 atexit.register(_end_all)

@@ -24,7 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from tasks.tokenize.rendering.divided import LAZY, NotDividedError, divided
 from tasks.tokenize.rendering.messages import USUAL, Message, Names, RefusedError, lost_message, read_messages, with_reasoning
-from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Rendition
+from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Rendering
 from tasks.tokenize.rendering.request import Settings
 
 SPECIAL, ASIDE, OPEN, CLOSE = "\U0001ffff", "\U0001fffe", "\U0010fffe", "\U0010ffff"
@@ -188,16 +188,16 @@ class Renderer:
     def prefixes(self, messages: list[Message], wanted: frozenset[int]) -> Prefixes:
         """The conversation with its *wanted* beginnings, as far as one rendering shows them."""
         if self._divided is not None:
-            run = Rendition(self._environment, messages, wanted, self._tails)
-            functions = {name: _Function(function) for name, function in run.names().items()}
+            rendering = Rendering(self._environment, messages, wanted, self._tails)
+            functions = {name: _Function(function) for name, function in rendering.names().items()}
             context = self._divided.new_context(
                 {**self._given, "messages": messages, "add_generation_prompt": False, **functions}
             )
             try:
                 for chunk in self._divided.root_render_func(context):
-                    run.chunks.append(chunk)
-                self._tails = run.tails if self._has_same_tail else None
-                return run.prefixes()
+                    rendering.chunks.append(chunk)
+                self._tails = rendering.tails if self._has_same_tail else None
+                return rendering.prefixes()
             except MemoryError:
                 raise
             except Exception:  # noqa: BLE001, S110  of a beginning, which may not be needed; else it is raised again below
@@ -386,7 +386,7 @@ class _Items:
         return next(self._items)
 
     def __repr__(self) -> str:
-        raise TemplateError("it writes items where text is wanted; put '| list' or '| join' behind them")
+        raise TemplateError("it writes items where text is wanted; put '| list' or '| join' after them")
 
 
 class _Cycler(Cycler):
@@ -458,7 +458,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` puts marks around what stands up to ``{% endgeneration %}``."""
+    """``{% generation %}`` puts marks around the text up to ``{% endgeneration %}``."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja has it
     environment: _Sandbox

@@ -169,6 +169,19 @@ def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name: str, tmp_pa
         assert fast.by_reference == 0
 
 
+def test_a_text_of_unknown_places_changes_no_other(tmp_path: Path) -> None:
+    """Its neighbours keep their masks."""
+    tokenizer = MAKE["spaces, unknown characters"]()
+    config = saved(tokenizer, tmp_path)
+    fast, reference = PartEncoder(config, Plain(tokenizer)), PartEncoder(config, None)
+    texts: list[Text] = [([0, 1], []), (["a中e b"], [(1, 2), (3, 4)]), ([0, 1], []), (["e e"], [(1, 2)])]
+    one, other = fast(parted(texts)), reference(parted(texts))
+    assert one.tokens.mask is not None
+    assert other.tokens.mask is not None
+    assert one.tokens.mask.tolist() == other.tokens.mask.tolist()
+    assert fast.by_reference == 1
+
+
 @pytest.mark.parametrize("option", ["lstrip", "rstrip", "single_word"])
 def test_special_tokens_that_take_space_are_left_to_the_reference(option: str, tmp_path: Path) -> None:
     """They have the space around them, which their neighbours then do not have."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.tokenize.rendering.messages import RefusedError
-from tasks.tokenize.rendering.prefixes import Rendition
+from tasks.tokenize.rendering.prefixes import Rendering
 from tasks.tokenize.rendering.request import Settings
 from tasks.tokenize.rendering.templates import Rendered, Renderer
 from tests.examples import examples
@@ -182,10 +182,10 @@ def test_a_template_whose_messages_depend_on_later_ones_says_so_when_it_is_used(
 def test_the_work_grows_with_the_number_of_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message is rendered at most three times, and its tail twice; no more than two beginnings are rendered alone."""
     steps, alone = [0], [0]
-    drive, render = Rendition.drive, Renderer.render
+    drive, render = Rendering.drive, Renderer.render
 
     @functools.wraps(drive)
-    def counted(self: Rendition, items: Any) -> Any:
+    def counted(self: Rendering, items: Any) -> Any:
         for step in drive(self, items):
             steps[0] += 1
             yield step
@@ -194,7 +194,7 @@ def test_the_work_grows_with_the_number_of_messages(name: str, monkeypatch: pyte
         alone[0] += 1
         return render(self, messages, prompt)
 
-    monkeypatch.setattr(Rendition, "drive", counted)
+    monkeypatch.setattr(Rendering, "drive", counted)
     monkeypatch.setattr(Renderer, "render", count_alone)
     divided = renderer(DIVIDED[name])
     for count in (50, 100):

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering import processes
-from tasks.tokenize.rendering.processes import Fault, Parted, Renderers
+from tasks.tokenize.rendering.processes import BadText, Parted, Renderers
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 from tests.examples import first_fast
 
@@ -101,9 +101,9 @@ def talks(*contents: str) -> pa.LargeStringArray:
     return large_string_array(*(json.dumps([{"role": "user", "content": text}]) for text in contents))
 
 
-def outcomes(found: Iterator[Parted]) -> list[str | Fault]:
+def outcomes(found: Iterator[Parted]) -> list[str | BadText]:
     """Of each conversation its text, or why it is refused."""
-    told: list[str | Fault] = []
+    told: list[str | BadText] = []
     for one in found:
         parts = iter(one.texts.to_pylist())
         kinds = iter(one.kinds.tolist())
@@ -125,7 +125,7 @@ def test_a_template_has_limits(template: str, place: str) -> None:
         render = renderers("{% if messages[0].content == 'now' %}" + template + "{% endif %}" + ALL)
         first, refused, last = outcomes(render(talks("a", "now", "b")))
         assert (first, last) == ("a", "b")
-        assert isinstance(refused, Fault)
+        assert isinstance(refused, BadText)
         assert refused.reason == "limits"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
