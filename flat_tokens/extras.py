@@ -26,10 +26,13 @@ class Later:
 
     def __init__(self, name: str, purpose: str) -> None:
         self._name, self._purpose = name, purpose
+        self._package: Any = None
 
     def __getattr__(self, attribute: str) -> Any:
-        package = extra(self._name, self._purpose)
-        return getattr(package, attribute) if hasattr(package, attribute) else extra(f"{self._name}.{attribute}", self._purpose)
+        if self._package is None:
+            self._package = extra(self._name, self._purpose)
+        found = getattr(self._package, attribute, None)
+        return extra(f"{self._name}.{attribute}", self._purpose) if found is None else found
 
 
 if TYPE_CHECKING:

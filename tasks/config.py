@@ -166,7 +166,7 @@ class Source(Model):
     )
     delimiter: Delimiter | None = Field(
         None,
-        description="CSV files: what stands between fields, such as ; or \\t; without it a comma, a tab where the name says .tsv",
+        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
     )
     quotes: Literal["csv", "none"] | None = Field(
         None,
@@ -491,20 +491,20 @@ class BuildConfig(Model):
 
 def with_absolute_paths(config: BuildConfig) -> BuildConfig:
     """The same settings with local paths that mean the same from any directory: those that are relative now begin here."""
-    told = config.model_dump(mode="json", exclude_unset=True)
+    settings = config.model_dump(mode="json", exclude_unset=True)
     for setting in ("output", "scratch"):
-        if told.get(setting) is not None:
-            told[setting] = absolute(told[setting])
-    for source in told["sources"]:
+        if settings.get(setting) is not None:
+            settings[setting] = absolute(settings[setting])
+    for source in settings["sources"]:
         for setting in ("path", "chat_template"):
             if source.get(setting) is not None:
                 source[setting] = absolute(source[setting])
-    if is_path(told["tokenizer"]["name"]):
-        told["tokenizer"]["name"] = absolute(told["tokenizer"]["name"])
-    for step in (told.get("documents") or {}).get("steps", ()):
+    if is_path(settings["tokenizer"]["name"]):
+        settings["tokenizer"]["name"] = absolute(settings["tokenizer"]["name"])
+    for step in (settings.get("documents") or {}).get("steps", ()):
         paths = {name: absolute(value) for name, value in step.items() if name.endswith(PATHS) and isinstance(value, str)}
         step.update(paths)
-    return BuildConfig.model_validate(told)
+    return BuildConfig.model_validate(settings)
 
 
 def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

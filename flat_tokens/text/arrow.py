@@ -30,6 +30,8 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Record batches of these columns, or of all where there are none; the offsets of *columns* are checked."""
     source = pa.OSFile(file.path) if file.is_local else pa.PythonFile(file.open(), "r")
+    if file.content is not None:
+        source = pa.BufferReader(file.content)
     is_file = source.read(len(FILE)) == FILE
     source.seek(0)
     opened = pa.ipc.open_file if is_file else pa.ipc.open_stream

@@ -162,17 +162,21 @@ POINTERS: dict[str, tuple[bytes, str]] = {
 POINTER_BYTES = 1024
 """A pointer is shorter."""
 
+PACKED = frozenset((*COMPRESSIONS, *FOREIGN))
+# One pattern for all: a source may have many small files.
+_COMPRESSED = re.compile(b"|".join(begins for begins, _ in COMPRESSIONS.values()))
+_NOT_CONTENT = re.compile(b"|".join(begins for begins, _ in (*POINTERS.values(), *FOREIGN.values())))
+
 
 def compression_of(head: bytes, name: str = "") -> str | None:
     """The ending of the compression whose files begin like *head*; None where the file is not compressed. ValueError where *name*
     says that it is, and it begins neither so nor as text or a known format.
     """
-    if found := next((ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head)), None):
-        return found
+    if _COMPRESSED.match(head):
+        return next(ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head))
     _refuse_foreign(head, name)
-    ending = PurePath(name).suffix.lower()
-    is_known = not head or head.startswith(MAGICS) or _is_text(head)
-    if ending in (*COMPRESSIONS, *FOREIGN) and not is_known:
+    ending = _suffix(name).lower()
+    if ending in PACKED and head and not head.startswith(MAGICS) and not _is_text(head):
         remedy = f"Unpack it first: {FOREIGN[ending][1]} {PurePath(name).name}" if ending in FOREIGN else "Fetch it again"
         raise ValueError(f"{name} begins with {head[:8]!r}, as no {ending} file does that is read here. {remedy}, or rename it.")
     return None
@@ -180,6 +184,8 @@ def compression_of(head: bytes, name: str = "") -> str | None:
 
 def _refuse_foreign(head: bytes, name: str) -> None:
     """ValueError where a file is packed in a way that is not read, or is a pointer to a file that was not fetched."""
+    if not _NOT_CONTENT.match(head):
+        return
     for program, (begins, remedy) in POINTERS.items():
         if len(head) < POINTER_BYTES and re.match(begins, head):
             raise ValueError(f"{name} is a pointer of {program}, not the file itself. Fetch the file: {remedy}")
@@ -236,7 +242,6 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     if not head:
         raise ValueError(f"{name} is empty (0 bytes). Remove it, or write it again.")
     _refuse_foreign(head, name)
-    bare = PurePath(name)
     if (twice := compression_of(head)) is not None:
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
     if head.startswith(ENCRYPTED):
@@ -250,12 +255,16 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     if claimed and FORMATS[claimed].begins:
         raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or mend it.")
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise ValueError(f"{name} is UTF-16, not UTF-8. Convert it first: iconv -f UTF-16 -t UTF-8 {bare.name}")
+        raise ValueError(f"{name} is UTF-16, not UTF-8. Convert it first: iconv -f UTF-16 -t UTF-8 {PurePath(name).name}")
     text = head.removeprefix(BOM).lstrip()
     if claimed == "jsonl" and text[:1] == b"[":
-        raise ValueError(f"{name} is one JSON array, not one JSON object a line. Convert it first: jq -c '.[]' {bare.name}")
+        raise ValueError(
+            f"{name} is one JSON array, not one JSON object a line. Convert it first: jq -c '.[]' {PurePath(name).name}"
+        )
     if claimed == "jsonl" and text.split(b"\n")[0].rstrip() == b"{":
-        raise ValueError(f"{name} has JSON objects of several lines, not one a line. Convert it first: jq -c . {bare.name}")
+        raise ValueError(
+            f"{name} has JSON objects of several lines, not one a line. Convert it first: jq -c . {PurePath(name).name}"
+        )
     if claimed:
         return claimed
     if text[:1] == b"{":
@@ -269,9 +278,20 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
 
 def named_format(name: str) -> FileFormat | None:
     """The format that a file's name says, whatever it is compressed by."""
-    bare = PurePath(name)
-    ending = (bare.with_suffix("") if bare.suffix.lower() in (*COMPRESSIONS, *FOREIGN) else bare).suffix.lower()
-    return next((kind for kind, row in FORMATS.items() if ending in row.endings), None)
+    ending = _suffix(name)
+    if ending.lower() in PACKED:
+        ending = _suffix(name[: -len(ending)])
+    return _FORMATS_BY_ENDING.get(ending.lower())
+
+
+_FORMATS_BY_ENDING = {ending: kind for kind, row in FORMATS.items() for ending in row.endings}
+
+
+def _suffix(name: str) -> str:
+    """The suffix of a file's name, as ``PurePath`` has it."""
+    base = name[name.rfind("/") + 1 :]
+    at = base.rfind(".")
+    return base[at:] if 0 < at < len(base) - 1 else ""
 
 
 def holding(kind: FileFormat, file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:

@@ -34,7 +34,9 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
     """A file read in small pieces, its page checksums checked where it has them."""
     with contextlib.ExitStack() as stack:
-        opened = file.path if file.is_local else stack.enter_context(file.open())
+        opened = stack.enter_context(file.open()) if not file.is_local else file.path
+        if file.content is not None:
+            opened = pa.BufferReader(file.content)
         settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
         yield stack.enter_context(pa.parquet.ParquetFile(opened, **settings))
 
@@ -158,22 +160,18 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Footer:
-    """An open file that cannot be read any more once it is ``sealed``: further reads raise _Unread."""
+    """An open file that seems to have ended once it is ``sealed``. ``was_asked``: something tried to read it then."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sealed = file, False
+        self._file, self.sealed, self.was_asked = file, False, False
 
     def read(self, size: int = -1) -> bytes:
-        if self.sealed:
-            raise _Unread
-        return self._file.read(size)
+        # No exception: the library would write its traceback first, which takes longer than all else.
+        self.was_asked = self.was_asked or self.sealed
+        return b"" if self.sealed else self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
-
-
-class _Unread(Exception):  # noqa: N818  nothing is wrong
-    pass
 
 
 @contextlib.contextmanager
@@ -201,8 +199,11 @@ def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Seq
     asked for: the library raises an error when it is about to read all chunks, but ends the process when it is asked for one.
     """
     footer.sealed = True
-    with contextlib.suppress(_Unread):
+    try:
         next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
+    except (OSError, pa.ArrowException):
+        if not footer.was_asked:
+            raise
     return parquet.metadata
 
 

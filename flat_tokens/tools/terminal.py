@@ -71,7 +71,9 @@ def markdown(value: Any) -> Any:
         return {markdown(key): markdown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(markdown, value))
-    return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN)) if isinstance(value, str) else value
+    if not isinstance(value, str) or value.isalnum():  # a digest, mostly
+        return value
+    return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN))
 
 
 def show(options: argparse.Namespace, found: Any, lines: Iterable[str]) -> None:

@@ -60,16 +60,22 @@ def range_of(part: FileRange) -> Range:
     return Range(part.start, part.stop, part.rows, part.text_bytes)
 
 
-def rows_of(part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None) -> Iterator[Rows]:
-    """The rows of a range. ValueError where its file is damaged, or changes meanwhile."""
-    check_unchanged(part.file)
-    file = text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes)
+def rows_of(
+    part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None, content: bytes | None = None
+) -> Iterator[Rows]:
+    """The rows of a range. *content*: the bytes of its file, where they have been read. ValueError where the file is damaged, or
+    changes meanwhile.
+    """
+    if content is None:
+        check_unchanged(part.file)
+    file = text_file(part.file, source, policy)._replace(batch_bytes=batch_bytes, content=content)
     try:
         with named_errors(part.file.location):
             yield from FORMATS[part.file.format].read(file, range_of(part))
     except (pa.ArrowException, OSError) as error:
         raise_unread(part, error)
-    check_unchanged(part.file)
+    if content is None:
+        check_unchanged(part.file)
 
 
 def raise_unread(part: FileRange, error: Exception) -> NoReturn:

@@ -38,7 +38,7 @@ Check = Callable[[Rows, FileRange], object]
 """Called with the rows of a file before they are joined with those of others."""
 
 
-class Run(NamedTuple):
+class RunOfFiles(NamedTuple):
     """A run of files, and how they are read."""
 
     ranges: Sequence[FileRange]
@@ -64,7 +64,9 @@ class Run(NamedTuple):
     def _alone(self, part: FileRange) -> Iterator[RunRows]:
         """The rows of one file."""
         held = None
-        for rows in rows_of(part, self.source, self.policy, self.batch_bytes):
+        in_memory = part.file.format not in ("text", "jsonl") and part.file.size <= limits.BATCH_BYTES
+        content = _content(part) if in_memory else None
+        for rows in rows_of(part, self.source, self.policy, self.batch_bytes, content):
             self.check(rows, part)
             if held is not None:
                 yield RunRows(held, ())
@@ -153,6 +155,12 @@ def load(group: Sequence[FileRange], ending: bytes = b"") -> tuple[npt.NDArray[n
         ends.append(end)
         at = end
     return data[:at], np.array(ends, np.int64)
+
+
+def _content(part: FileRange) -> bytes:
+    """The bytes of a whole file."""
+    data = np.empty(part.file.size + 1, np.uint8)
+    return data[: _read_into(data.data, part)].tobytes()
 
 
 def _read_into(view: memoryview, part: FileRange) -> int:

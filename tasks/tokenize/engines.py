@@ -24,7 +24,7 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
-from tasks.text.documents import Documents, Tally, bad_document, row_name
+from tasks.text.documents import Tally, TextBatch, bad_document, row_name
 from tasks.tokenize.probes import awkward_texts
 
 logger = logging.getLogger(__name__)
@@ -456,8 +456,8 @@ SAID_OF_A_TOPIC = 1000
 
 
 def tokens_of(
-    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
-) -> tuple[TokenBatch, Documents]:
+    batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[TokenBatch, TextBatch]:
     """The tokens of some documents of a slice, with those that the engine takes; *tally* counts along. A document that it does
     not take is a bad document: ValueError, or left out and counted. EnginesDifferError where a sample shows that the fast engine
     does not give the reference's tokens.
@@ -509,8 +509,8 @@ def _difference(text: pa.LargeStringArray, ids: npt.NDArray[np.uint32], encoder:
 
 
 def _encodable(
-    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
-) -> tuple[Documents, Tokens]:
+    batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[TextBatch, Tokens]:
     """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
     keep, taken = np.ones(len(batch.texts), bool), list[Tokens]()
     for i, tokens in enumerate(engine.one_by_one(batch.texts)):

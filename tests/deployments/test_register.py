@@ -26,6 +26,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.utilities.schema_tools.validation import validate
 
+from deployments.arguments import arguments as command_line
 from deployments.register import (
     SLUG,
     create_pools,
@@ -40,7 +41,6 @@ from deployments.register import (
     schedules_of,
     wanted,
 )
-from deployments.serve import arguments as command_line
 from flows.build import build_dataset
 from flows.commands.build import read_config
 from tasks.config import BuildConfig, with_absolute_paths

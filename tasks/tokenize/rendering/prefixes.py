@@ -166,7 +166,7 @@ class Rendering:
     def _beginnings(
         self, count: int, item: Any, loop: _Loop, start: int, spaces: list[Namespace], state: list[dict[str, Any]]
     ) -> Iterator[Step]:
-        """Run the tail as if no message followed, and before it the message once more, if it was written for one that is
+        """Rendition the tail as if no message followed, and before it the message once more, if it was written for one that is
         followed.
         """
         seen, has_asked, end = self._seen, self._has_asked, len(self.chunks)

@@ -196,7 +196,7 @@ def test_texts_are_cut_at_separators_whose_line_feeds_are_crlf(
         expected.pop()
     blocks_of(block)
     source, file = Source(path="x", document_separator=separator), source_file(path, "text")
-    found = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, slice_bytes)
+    found = slices_of(file._replace(line_ends="crlf"), source, slice_bytes)
     assert read_slices(found, source) == documents(expected)
 
 
@@ -209,7 +209,7 @@ def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
     source, file = Source(path="x", document_separator=separator), source_file(path, "text")
     for block in range(1, 8):
         blocks_of(block)
-        slices = slices_of(file.model_copy(update={"line_ends": "crlf"}), source, 1000)
+        slices = slices_of(file._replace(line_ends="crlf"), source, 1000)
         found = read_slices(slices, source, DocumentPolicy(max_bytes=20, on_bad="skip"))
         assert [(document.text, document.row) for document in found] == [("a", 0), ("b", 2), ("c" * 9, 3)]
 

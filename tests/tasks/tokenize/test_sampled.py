@@ -22,7 +22,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
 from tasks.models import Slice, SourceFile
 from tasks.output.paths import CACHE, RECEIPT
-from tasks.text.documents import Documents, Tally
+from tasks.text.documents import Tally, TextBatch
 from tasks.tokenize.engines import (
     Encode,
     Encoder,
@@ -74,7 +74,7 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     path.write_text("unused")
     file = SourceFile(source=0, name="part.txt", location=str(path), format="text", size=6, sha256="0" * 64)
     array = large_string_array(*texts)
-    documents = Documents(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64) + np.uint64(10))
+    documents = TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64) + np.uint64(10))
     slice_, source = Slice(file=file, start=0, stop=6, text_bytes=6), Source(name="s", path=str(path))
     batch, _ = tokens_of(documents, slice_, source, DocumentPolicy(), encoder, Tally())
     return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)
