@@ -260,7 +260,11 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
     if isinstance(identity, str) and SURROGATE.search(identity):
         return _Line(fault=("invalid_unicode", f"{file.id_column!r} is not valid UTF-8"))
     kept = tuple(value.get(name) for name in file.kept_columns)
-    return _Line(_joined(texts, file), None if identity is None else str(identity).encode(), kept)
+    try:
+        text_bytes = _joined(texts, file)
+    except RecursionError:  # writing JSON goes a little less deep than reading it
+        return _Line(fault=("malformed", "the line is JSON nested too deep"))
+    return _Line(text_bytes, None if identity is None else str(identity).encode(), kept)
 
 
 def _joined(texts: list[Any], file: TextFile) -> bytes | None:

@@ -347,3 +347,14 @@ def test_a_conversation_of_many_messages(build: Callable[..., flat_tokens.Datase
     """Long ones are like others."""
     talk: Talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
     Reader(tokenizer).check(build([line(GOOD), line(talk), line(GOOD)]), [GOOD, talk, GOOD])
+
+
+@pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
+def test_conversations_of_any_depth(build: Callable[..., flat_tokens.Dataset], brackets: tuple[str, str]) -> None:
+    """Up to 100 levels are rendered. Deeper ones are bad documents, whoever gives up on them."""
+    depths = [1, 99, 100, 101, 102, *range(900, 1010), 5000]
+    lines = [f'{{"talk": [{{"role": "user", "content": {nested(depth, brackets)}}}]}}' for depth in depths]
+    lines += [line([{"role": "user", "content": "x", "text": nested(700, brackets)}])]
+    opened = build(lines, "{% for m in messages %}{{ m.content|tojson }};{% endfor %}", "skip")
+    assert opened.train.seq_count == 4
+    assert sum(opened.manifest["totals"]["documents"]["skipped"].values()) == len(depths) - 3

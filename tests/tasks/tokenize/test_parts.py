@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from flat_tokens.vocabulary import TokenizerJson
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Tokens, UnencodableError, concatenate, large_string_array
+from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, large_string_array
 from tasks.tokenize.parts import PartEncoder
 from tasks.tokenize.rendering.processes import Parted
 from tasks.tokenize.rendering.request import ORDINARY
+from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
 from tests.examples import examples
+from tests.tasks.tokenize.family import Member, family
+from tests.tasks.tokenize.family import texts as texts_of_member
 
 SPECIALS = ("<s>", "</s>")
 TEXTS = ["What is the answer? It is 4, é 😀 中.", "user assistant\nsystem  thanks, a b c 12"] * 4
@@ -224,9 +229,6 @@ def test_tokenizers_without_a_definition(name: str, request: pytest.FixtureReque
     """The bytes' and tiktoken's."""
     if name == "gpt2":
         request.getfixturevalue("vocabularies")
-    from tasks.tokenize.engines import Engine
-    from tasks.tokenize.tokenizers import load_tokenizer
-
     config = TokenizerConfig(name=name)
     fast, reference = PartEncoder(config, Engine(load_tokenizer(config), name == "gpt2")), PartEncoder(config, None)
     special = len(fast.specials)
@@ -244,3 +246,47 @@ def test_tokenizers_without_a_definition(name: str, request: pytest.FixtureReque
 
     same()
     assert fast.by_reference == 0
+
+
+def check_member(member: Member, path: Path) -> None:
+    """Compare both ways on texts of a member of the family, with special tokens between parts of them."""
+    tokenizer = Tokenizer.from_str(json.dumps(member.definition))
+    config = saved(tokenizer, path).model_copy(update={"lossy": True})
+    expected = Tokenizer.from_file(config.name)
+    expected.encode_special_tokens = True
+    loaded = json_tokenizer(TokenizerJson(member.name, member.name, json.loads(Path(config.name).read_text()), expected))
+    fast, reference = PartEncoder(config, Engine(loaded, loaded.why_slow is None)), PartEncoder(config, None)
+    numbers = [number for number, text in enumerate(fast.specials) if text in SPECIALS]
+    drawn, made = random.Random(member.name), list[Text]()
+    for text in texts_of_member(member, 2_000):
+        parts: list[Part] = []
+        for start in sorted(drawn.randrange(len(text) + 1) for _ in range(3)):
+            parts += [drawn.choice(numbers), *filter(None, [text[start : start + drawn.randrange(60)]])]
+        places = [0]
+        for part in parts:
+            at = places[-1]
+            places += [at + 2] if isinstance(part, int) else range(at + 1, at + len(part) + 1)
+        borders = sorted(drawn.choices(places, k=4))
+        made.append((parts, list(zip(borders[::2], borders[1::2], strict=True))))
+    one, other = fast(parted(made)), reference(parted(made))
+    assert one.faults == other.faults
+    assert one.tokens.ids.tolist() == other.tokens.ids.tolist()
+    assert one.tokens.mask is not None
+    assert other.tokens.mask is not None
+    assert one.tokens.mask.tolist() == other.tokens.mask.tolist()
+
+
+KNOWN_MEMBERS = [member for member in family() if member.is_known]
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_members_of_the_family_have_the_same_tokens_and_masks(first: int, tmp_path: Path) -> None:
+    """Those that the fast engine knows: a sample of them."""
+    for member in KNOWN_MEMBERS[first::67]:
+        check_member(member, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", KNOWN_MEMBERS, ids=lambda member: member.name)
+def test_a_member_of_the_family_has_the_same_tokens_and_masks(member: Member, tmp_path: Path) -> None:
+    check_member(member, tmp_path)
