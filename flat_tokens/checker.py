@@ -6,10 +6,12 @@ import contextlib
 import itertools
 import os
 import posixpath
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,16 +20,30 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import ENTRY_BYTES, LINK, MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, check_pointer, manifest_of
+from flat_tokens.manifest import (
+    ENTRY_BYTES,
+    LINK,
+    MANIFEST,
+    POINTER,
+    RUNS,
+    SPLITS,
+    TOKEN_BYTES,
+    VERSIONS,
+    check_pointer,
+    history_digest,
+    implausible,
+    manifest_of,
+)
 from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.records import read_json
+from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10
+RUN_RECORD = re.compile(r"\d{8}T\d{12}-.+\.json")
 LINK_WAITS = (0.05, 0.2, 0.5)  # seconds in which a build may move the link behind the pointer
 COPIED = {"shape", "chunks", "dtype", "data_type", "chunk_grid"}  # of arrays, in either version of zarr
 
@@ -137,7 +153,7 @@ def check_published(
     """Every fault of a published version, as a sentence. *seen* is called with the counts of bytes read."""
     described = manifest_of(store)
     if root.exists(POINTER):
-        yield from _check_pointer(root, store)
+        yield from _check_pointer(root, store, level)
     if described:
         expected = [stored_object(item) for item in described["objects"]]
         marker = group_metadata(zarr_format, {})
@@ -156,7 +172,7 @@ def check_published(
             yield str(error)
 
 
-def _check_pointer(root: Store, store: Store) -> Iterator[str]:
+def _check_pointer(root: Store, store: Store, level: Level) -> Iterator[str]:
     """Faults of an output's pointer, which stop builds, and of the link, which lead other readers to another version."""
     value = read_json(root, POINTER)
     digest = store.digest(MANIFEST, "sha256").digest if store.exists(MANIFEST) else "missing"
@@ -166,6 +182,8 @@ def _check_pointer(root: Store, store: Store) -> Iterator[str]:
         check_pointer(value, root.path(POINTER))
     except ValueError as error:
         yield str(error)
+    else:
+        yield from _check_former(root, level)
     for wait in LINK_WAITS:
         target, version = real_path(root.path(LINK)), read_json(root, POINTER).get("version")
         if (
@@ -176,6 +194,45 @@ def _check_pointer(root: Store, store: Store) -> Iterator[str]:
             return
         time.sleep(wait)
     yield f"{LINK} leads to {target}, but {POINTER} names {version}. A build mends a link; move away anything else."
+
+
+def _check_former(root: Store, level: Level) -> Iterator[str]:
+    """Faults of a pointer's number, and of the versions that it says were the latest: builds go by these alone."""
+    fault, seen = None, b""
+    for _ in range(len(LINK_WAITS)):  # a build may move it between two looks
+        before, seen = seen, read_record(root, POINTER)
+        if seen == before:
+            break
+        value = json_object(seen, root.path(POINTER))
+        fault = implausible(value) or (_differs_from_record(root, value) if level == "full" else None)
+        if fault is None:
+            return
+    yield f"{POINTER} {fault}. Restore it from a copy, or remove it and build again."
+
+
+def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
+    """What is wrong with a pointer by the newest record of a run, as a sentence. None without a record, and for a pointer that
+    was moved since.
+    """
+    try:
+        names = sorted(filter(RUN_RECORD.fullmatch, (posixpath.basename(path) for path in root.ask("ls", RUNS, detail=False))))
+        record = read_json(root, f"{RUNS}/{names[-1]}") if names else {}
+        at, number = datetime.fromisoformat(record["at"]), int(record["sequence"])
+    except (*NO_OBJECT, ValueError, KeyError, TypeError):
+        return None  # none, or one of another release
+    if record.get("history_sha256") == history_digest(pointer):
+        return None
+    entries = (*pointer.get("former", ()), *pointer.get("withdrawn", ()))
+    was_moved = pointer["version"] != record.get("version") or any(datetime.fromisoformat(one["until"]) > at for one in entries)
+    if pointer["sequence"] < number or (was_moved and pointer["sequence"] == number):
+        return f"is number {pointer['sequence']}, but the run of {record['at']} knew of number {number}"
+    if not was_moved and pointer["sequence"] > number:
+        return (
+            f"is number {pointer['sequence']}, but it was number {number} at {record['at']}, and no version was the latest since"
+        )
+    if not was_moved and "history_sha256" in record:
+        return f"does not name the versions before as it did at {record['at']}, and no version was the latest since"
+    return None
 
 
 def _check_copies(store: Store) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -124,7 +126,7 @@ def check(value: Any, shape: Any, where: str) -> None:
     if shape is STORED and type(value) is dict and "sha256" in value:
         shape = PART
     is_exact = shape in (STORED, PART)
-    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and len(value) != len(shape)):
+    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and {*value} != {*shape}):
         raise ValueError(f"{where} is {reprlib.repr(value)}")
     if is_exact and not is_below(value["key"]):
         raise ValueError(f"{reprlib.repr(value['key'])} is no name of an object below it")
@@ -163,6 +165,38 @@ def check_pointer(value: dict[str, Any], path: str) -> None:
         check_name(value["version"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: is not a pointer to a version. Restore it or remove it, and run again.") from error
+
+
+POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn"}
+CLOCKS = timedelta(days=1)
+"""Clocks of machines that share an output differ by less."""
+
+
+def implausible(value: dict[str, Any]) -> str | None:
+    """What a pointer says that builds and rollbacks never write, as a sentence; None for one that may be theirs."""
+    if unknown := sorted(value.keys() - POINTER_NAMES):
+        return f"has {reprlib.repr(unknown[0])}, which no pointer has"
+    former, withdrawn = (value.get(name, []) for name in ("former", "withdrawn"))
+    names = [value["version"], *(one["version"] for one in (*former, *withdrawn))]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"names version {reprlib.repr(twice)} twice"
+    if value["sequence"] < len(names):
+        return f"is number {value['sequence']}, but names {len(names)} versions that were the latest one after the other"
+    for several in (former, withdrawn):
+        times = [datetime.fromisoformat(one["until"]) for one in several]
+        for one, time, before in zip(several, times, [datetime.min.replace(tzinfo=UTC), *times], strict=False):
+            if time.isoformat() != one["until"] or time.utcoffset():
+                return f"says {reprlib.repr(one['until'])}, which is not a time as builds write it"
+            if before > time and before - time > CLOCKS:
+                return f"says that version {one['version']} was the latest until {one['until']}, which cannot be"
+    return None
+
+
+def history_digest(pointer: Mapping[str, Any]) -> str:
+    """SHA-256 of what nothing else tells of a pointer: its number, and the versions before."""
+    told = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def check_name(version: object, where: str = "") -> str:

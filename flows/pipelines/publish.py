@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.manifest import POINTER, SPLITS, history_digest, read_manifest
 from flat_tokens.stores.local import kind_of, make_directory
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
@@ -125,6 +126,8 @@ class Publication:
         record = {"at": now.isoformat(), "host": platform.node(), "config": told, **result.model_dump()}
         name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{result.version}.json"
         with pointer_lock(self.output.root):
+            if self.output.root.is_local:  # what `verify --full` compares the pointer with
+                record["history_sha256"] = history_digest(read_json(self.output.root, POINTER))
             self.output.root.put(name, (json.dumps(record, indent=2) + "\n").encode())
         meter.begin("done")
         return result

@@ -9,6 +9,7 @@ import json
 import operator
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ import flat_tokens.checker
 import flat_tokens.manifest
 from flat_tokens import LAYOUTS, Checked, DamagedError, Layout, LayoutName, TokenBatch, verify
 from flat_tokens.arrays.layouts import group_metadata
-from flat_tokens.manifest import manifest_bytes, read_manifest
+from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
 from tests.examples import examples
@@ -379,6 +380,125 @@ def test_a_pointer_that_stops_builds_is_named(tmp_path: Path, wrong: dict[str, A
     root = pointed_at(tmp_path, **wrong)
     assert "latest.json: is not a pointer to a version. Restore it or remove it" in refused(root, "quick")
     assert flat_tokens.open(root).train.token_count == 8
+
+
+FORMER = [
+    {"version": "v1", "until": "2026-01-01T00:00:00+00:00"},
+    {"version": "v2", "until": "2026-01-05T07:08:09.123456+00:00"},
+]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"sequence": 2}, "is number 2, but names 3 versions that were the latest one after the other"),
+        ({"former": [*FORMER, FORMER[0]]}, "names version 'v1' twice"),
+        ({"former": [{**FORMER[0], "version": "a"}]}, "names version 'a' twice"),
+        ({"withdrawn": [FORMER[1]]}, "names version 'v2' twice"),
+        ({"former": FORMER[::-1]}, "says that version v1 was the latest until 2026-01-01T00:00:00+00:00, which cannot be"),
+        (
+            {"former": [{**FORMER[0], "until": "2026-01-01T00:00:00+01:00"}]},
+            "says '2026-01-01T00:00:00+01:00', which is not a time as builds write it",
+        ),
+        (
+            {"former": [{**FORMER[0], "until": "2026-01-01 00:00:00+00:00"}]},
+            "says '2026-01-01 00:00:00+00:00', which is not a time as builds write it",
+        ),
+        ({"gormer": FORMER}, "has 'gormer', which no pointer has"),
+    ],
+)
+def test_a_pointer_that_no_build_writes_is_named(tmp_path: Path, wrong: dict[str, Any], complaint: str, level: str) -> None:
+    verify(pointed_at(tmp_path / "right", sequence=3, former=FORMER), "full")
+    assert f"latest.json {complaint}" in refused(
+        pointed_at(tmp_path / "wrong", **{"sequence": 9, "former": FORMER, **wrong}), level
+    )
+
+
+def recorded(root: Path, at: str = "2026-01-06T00:00:00+00:00", **facts: Any) -> Path:
+    """The record that a run leaves of the pointer as it is."""
+    pointer = json.loads((root / "latest.json").read_bytes())
+    known = {"at": at, "version": pointer["version"], "sequence": pointer["sequence"], "history_sha256": history_digest(pointer)}
+    (root / "runs").mkdir(exist_ok=True)
+    path = root / f"runs/{at[:10].replace('-', '')}T000000000000-{pointer['version']}.json"
+    path.write_text(json.dumps({name: value for name, value in {**known, **facts}.items() if value is not None}))
+    return path
+
+
+@pytest.mark.parametrize("digest", ["blake3", "sha256"])
+def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path: Path, digest: str) -> None:
+    """Wherever it is."""
+    publish(tmp_path, in_small_objects("mmap"))
+    manifest = (tmp_path / "manifest.json").read_text().replace('"blake3"', f'"{digest}"')
+    for name in ("key", "size", digest, "objects", "layout", "totals", "train", "token_count", "provenance", "format"):
+        (tmp_path / "manifest.json").write_text(manifest.replace(f'"{name}"', f'"{name[:-1]}~"', 1))
+        with pytest.raises(ValueError, match=f"{tmp_path}/manifest.json: is not a manifest that is understood here"):
+            verify(tmp_path, "full")
+
+
+def test_no_changed_byte_of_a_pointer_passes(tmp_path: Path) -> None:
+    """Not one of its number or of its former versions, with the record of the run that moved it."""
+    root = pointed_at(tmp_path, sequence=3, former=FORMER)
+    recorded(root)
+    verify(root, "full")
+    stored = (root / "latest.json").read_bytes()
+    for at in range(len(stored)):
+        changed = bytearray(stored)
+        changed[at] ^= 1 << at % 7
+        (root / "latest.json").write_bytes(changed)
+        with pytest.raises((ValueError, OSError)):
+            verify(root, "full")
+
+
+@pytest.mark.parametrize("kept", [None, "0" * 64])
+def test_a_number_that_no_run_has_seen_is_named(tmp_path: Path, kept: str | None) -> None:
+    """By the record of an earlier release, too, which has no digest."""
+    root = pointed_at(tmp_path, sequence=5, former=FORMER)
+    recorded(root, sequence=5, history_sha256=kept)
+    if kept is None:
+        verify(root, "full")
+    for number, complaint in ((4, "but the run of .* knew of number 5"), (7, "but it was number 5 at .*, and no version was")):
+        value = json.loads((root / "latest.json").read_bytes())
+        (root / "latest.json").write_text(json.dumps({**value, "sequence": number}))
+        assert re.search(f"latest.json is number {number}, {complaint}", refused(root, "full"))
+        verify(root, "quick")
+
+
+def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path: Path) -> None:
+    """By a rollback, say, or by a run that died before its record; and one without any record, or with others."""
+    since = {"version": "v3", "until": "2026-01-06T00:00:01+00:00"}
+    root = pointed_at(tmp_path, sequence=3, former=FORMER)
+    path = recorded(root)
+    value = json.loads((root / "latest.json").read_bytes())
+    for moved in ({"sequence": 4, "former": [*FORMER, since]}, {"sequence": 4, "withdrawn": [since]}):
+        (root / "latest.json").write_text(json.dumps({**value, **moved}))
+        verify(root, "full")
+    path.write_text(path.read_text().replace('"version": "a"', '"version": "v3"'))
+    (root / "latest.json").write_text(json.dumps({**value, "sequence": 4}))
+    verify(root, "full")
+    for content in (b"{", b"{}", b'{"at": 3, "sequence": 1}', b'{"at": "yesterday", "sequence": 1}'):
+        path.write_bytes(content)
+        verify(root, "full")
+    (root / "runs/refreshes.jsonl").write_text("{}\n")
+    path.unlink()
+    verify(root, "full")
+
+
+def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = pointed_at(tmp_path, sequence=3, former=FORMER)
+    recorded(root)
+    value = json.loads((root / "latest.json").read_bytes())
+    value |= {"sequence": 4, "former": [*FORMER, {"version": "v3", "until": "2026-01-07T00:00:00+00:00"}]}
+    recorded(root, "2026-01-07T00:00:01+00:00", sequence=4, history_sha256=history_digest(value))
+    real = flat_tokens.checker._differs_from_record
+
+    def moved(*arguments: Any) -> str | None:
+        found = real(*arguments)
+        (root / "latest.json").write_text(json.dumps(value))
+        return found
+
+    monkeypatch.setattr(flat_tokens.checker, "_differs_from_record", moved)
+    verify(root, "full")
 
 
 def test_a_pointer_without_a_sequence_is_named(tmp_path: Path) -> None:
