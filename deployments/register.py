@@ -9,8 +9,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
@@ -30,20 +37,21 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter, ValidationError
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+
+from deployments.arguments import arguments
+from flows.commands.build import read_config
+from flows.watch.words import tags_of
+from tasks.config import size_for_people, with_absolute_paths
+from tasks.locations import CREDENTIALS
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
-sys.path[:0] = [str(HERE), str(CHECKOUT)]  # a checkout is not installed
-
-from serve import arguments  # noqa: E402
-
-from flows.commands.build import read_config  # noqa: E402
-from flows.watch.words import tags_of  # noqa: E402
-from tasks.config import size_for_people  # noqa: E402
-from tasks.locations import CREDENTIALS  # noqa: E402
-
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
 PROCESS = "process"
+SORT, RUNS_AT_ONCE = FlowRunSort.EXPECTED_START_TIME_ASC, 200
 
 
 def read_deployments() -> list[dict[str, Any]]:
@@ -86,8 +94,10 @@ def schedule(listed: Mapping[str, Any]) -> CronSchedule | IntervalSchedule:
 
 
 def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None) -> dict[str, Any]:
-    """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file."""
-    config = read_config(path, [])
+    """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file. A worker runs
+    it in the checkout's directory: relative paths become absolute, as a build in this directory understands them.
+    """
+    config = with_absolute_paths(read_config(path, []))
     (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
     kept = {"keep_versions": keep} if keep else {}
     return {
@@ -158,6 +168,31 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     return name + "".join(f" ({remark})" for remark in remarks(there, parameters, schedules))
 
 
+def replace_waiting(client: SyncPrefectClient, name: str) -> int:
+    """Replace the runs that schedules have made and no worker has begun, if their deployment has other parameters by now. Prefect
+    itself replaces only those that are not due yet. One run is made for all that were due. Return how many were replaced.
+    """
+    deployment = client.read_deployment_by_name(name)
+    right = [{**deployment.parameters, **(one.parameters or {})} for one in deployment.schedules] or [deployment.parameters]
+    waiting = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+    )
+    replaced, was_due, seen = 0, False, 0
+    while runs := client.read_flow_runs(flow_run_filter=waiting, sort=SORT, limit=RUNS_AT_ONCE, offset=seen):
+        for run in runs:
+            if not run.auto_scheduled or run.run_count or run.parameters in right:
+                seen += 1
+                continue
+            with suppress(ObjectNotFound):
+                client.delete_flow_run(run.id)
+            replaced += 1
+            was_due |= run.expected_start_time is not None and run.expected_start_time <= datetime.now(UTC)
+    if was_due and not deployment.paused:
+        client.create_flow_run_from_deployment(deployment.id)
+    return replaced
+
+
 def remarks(
     there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
 ) -> Iterator[str]:
@@ -185,10 +220,9 @@ def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[Deployment
         unnamed = (each for each in others if not each.slug and _times(each.schedule) == _times(when))
         former = next((each for each in there if each.slug == slug), None) or next(unnamed, None)
         others = [each for each in others if each is not former]
-        if former and _times(former.schedule) == _times(when):
-            when = former.schedule
+        is_same = former is not None and _times(former.schedule) == _times(when)
         active = former.active if former else one.get("active", True)
-        made.append(DeploymentScheduleCreate(slug=slug, schedule=when, active=active))
+        made.append(DeploymentScheduleCreate(slug=slug, schedule=former.schedule if former and is_same else when, active=active))
     return made + [
         DeploymentScheduleCreate(slug=one.slug, schedule=one.schedule, active=one.active, parameters=one.parameters)
         for one in others
@@ -238,17 +272,24 @@ def read_automations(client: SyncPrefectClient, notify: str | None) -> Iterator[
     for listed in yaml.safe_load((HERE / "automations.yaml").read_text("utf-8"))["automations"]:
         for action in listed["actions"]:
             if action["type"] == "send-notification" and notify:
-                action["block_document_id"] = _block_id(client, notify)
+                action["block_document_id"] = block_id(client, notify)
         if notify or all(action["type"] != "send-notification" for action in listed["actions"]):
             yield AutomationCore.model_validate(listed)
 
 
-def _block_id(client: SyncPrefectClient, named: str) -> str:
+def block_id(client: SyncPrefectClient, named: str) -> str:
+    """The id of the block TYPE/NAME. LookupError, with the page that makes it, if there is none. ValueError if none could be."""
     kind, _, name = named.partition("/")
+    try:
+        client.read_block_type_by_slug(kind)
+    except ObjectNotFound as error:
+        types = ", ".join(sorted(one.slug for one in client.read_block_types()))
+        raise ValueError(f"{named} names no block, which is TYPE/NAME. There is no type {kind!r}; there are {types}.") from error
     try:
         return str(client.read_block_document_by_name(name, kind, include_secrets=False).id)
     except ObjectNotFound as error:
-        raise ValueError(f"There is no block {named}. Create it in the UI under Blocks; it is named TYPE/NAME here.") from error
+        page = f"{get_current_settings().ui_url}/blocks/catalog/{kind}/create"
+        raise LookupError(f"There is no block {named}. Create one named {name} at {page}") from error
 
 
 def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
@@ -280,30 +321,53 @@ def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [*listed, *of_datasets]
 
 
-def register_all(deployments: list[dict[str, Any]], options: argparse.Namespace) -> list[str]:
-    """Register deployments, their pools and the automations. Return a line for each deployment, its next run in it."""
+@contextmanager
+def connected() -> Iterator[SyncPrefectClient]:
+    """A client of the server at PREFECT_API_URL. ValueError if there is none."""
     url = get_current_settings().api.url
     if url is None:  # Prefect would start a temporary server of its own
         raise ValueError("Which server? Set PREFECT_API_URL, such as http://127.0.0.1:4200/api.")
     with get_client(sync_client=True) as client:
         if error := client.api_healthcheck():
             raise ValueError(f"The Prefect server at PREFECT_API_URL={url} does not answer ({error}). Start it, or set another.")
-        if options.credentials:
-            _block_id(client, options.credentials)
-        automations = list(read_automations(client, options.notify))
-        create_pools(client, deployments)
-        registered = []
-        for deployment in deployments:
-            registered.append(register(client, deployment))
-            print(f"registered {registered[-1]}", flush=True)
-        for automation in automations:
-            automate(client, automation)
+        yield client
+
+
+def missing_blocks(client: SyncPrefectClient, options: argparse.Namespace) -> dict[str, str]:
+    """The blocks that the options name and the server does not have, each with what to do about it."""
+    missing = {}
+    for named in filter(None, (options.credentials, options.notify)):
+        try:
+            block_id(client, named)
+        except LookupError as error:
+            missing[named] = str(error)
+    return missing
+
+
+def register_all(client: SyncPrefectClient, deployments: list[dict[str, Any]], notify: str | None) -> list[str]:
+    """Register deployments, their pools and the automations. Return a line for each deployment, its next run in it."""
+    automations = list(read_automations(client, notify))
+    create_pools(client, deployments)
+    registered = []
+    for deployment in deployments:
+        registered.append(register(client, deployment))
+        print(f"registered {registered[-1]}", flush=True)
+    for automation in automations:
+        automate(client, automation)
+    for one in registered:
+        name = one.partition(" ")[0]
+        if replaced := replace_waiting(client, name):
+            print(f"{name}: {replaced} waiting runs had former settings and are replaced", flush=True)
     return registered
 
 
 if __name__ == "__main__":
     options = arguments(str(__doc__)).parse_args()
     try:
-        register_all(wanted(options), options)
+        deployments = wanted(options)
+        with connected() as client:
+            if missing := missing_blocks(client, options):
+                raise ValueError("; ".join(missing.values()))
+            register_all(client, deployments, options.notify)
     except (ValueError, httpx.HTTPError) as error:
         sys.exit(str(error))

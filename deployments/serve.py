@@ -1,11 +1,12 @@
 """Start the whole service on this machine: a Prefect server with its UI on loopback, workers, deployments, automations. Ctrl-C
 stops it. Each dataset gets a deployment that refreshes it, on the schedule if one is given. The others are those of prefect.yaml.
+A server or worker that ends is started again.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import functools
 import os
 import secrets
 import shlex
@@ -17,13 +18,27 @@ import urllib.request
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import httpx
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
+
+from deployments.arguments import POOLS, arguments
+from deployments.server import listen
+from deployments.supervised import Process, Supervised, adopt_orphans, orphans, stop, stop_with_parent
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+
+    from flows.watch.outages import Outages
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
 WORKER_SECONDS = 30.0
-STOP_SECONDS = 30.0
-POOLS = {"builds": "flat-tokens", "groups": "flat-tokens-groups"}
-"""Worker -> its pool."""
+BLOCK_SECONDS = 5.0
+"""The server is asked this often for blocks that it did not have at the start."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SETTINGS = {
@@ -41,44 +56,20 @@ SETTINGS = {
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
 }
 
+AGAIN = "Run it again to resume after the last stored shard."
 TOLD_HERE = "FLAT_TOKENS_OUTAGES_TOLD"
 """Environment variable of the workers and their runs: this process tells of outages of its server (flows/watch/outages.py)."""
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-
-Process = subprocess.Popen[bytes]
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments of this program and of register.py: the deployments to register."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
-    when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
-    parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
-    parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
-    parser.add_argument("--credentials", metavar="secret/NAME", help="a block with credentials of stores (flows/credentials.py)")
-    told = "a notification block, such as slack-webhook/alerts: told of failures"
-    parser.add_argument("--notify", metavar="TYPE/NAME", help=told)
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
 
 def main() -> int:
-    """Start all processes, wait for Ctrl-C or until one of them ends, and stop the others. Return the exit status."""
+    """Start all processes, and keep them running until Ctrl-C or until one ends again and again. Return the exit status."""
     parser = arguments(str(__doc__))
     parser.add_argument("--port", type=int, default=4200, help="of the server and its UI (4200)")
     options = parser.parse_args()
     for one in STOPS:
         signal.signal(one, signal.default_int_handler)
-    running: dict[str, Process] = {}
+    adopt_orphans()
+    running: dict[str, Supervised] = {}
     try:
         address = f"http://127.0.0.1:{options.port}"
         secret_file = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / "flat-tokens-secret"
@@ -86,44 +77,22 @@ def main() -> int:
         os.environ["PREFECT_SERVER_UI_API_URL"] = "/api"  # of whichever name of this machine the browser shows
         os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = secret_in(secret_file)
         # Prefect reads its settings when it is imported.
-        from register import register_all, wanted
-        from server import listen
-
+        from deployments.register import connected, missing_blocks, register_all, wanted
         from flows.watch.outages import Outages
-        from tasks.locations import unbound
 
-        passed = [one.detach() for one in listen(options.port)]
         deployments = wanted(options)
-        running["server"] = _start(*map(str, (options.port, *passed)), program=("deployments/server.py",), passed=passed)
-        for one in passed:  # the server has them now: if it ends, requests fail at once
-            os.close(one)
+        running["server"] = Supervised("server", functools.partial(_start_server, options.port))
         _wait_for(f"{address}/api/health")
-        outages = Outages(f"{address}/api")
-        _tell_of_ended_runs("The machine or its server went away. Run it again to go on behind the last stored shard.")
-        registered = register_all(deployments, options)
+        _mark_as_crashed(f"The machine or its server went away. {AGAIN}")
+        with connected() as client:
+            missing = missing_blocks(client, options)
+            registered = register_all(client, deployments, None if options.notify in missing else options.notify)
         # Builds wait for their groups, so the groups have a worker of their own.
-        for name, pool in POOLS.items():
-            started = ("worker", "start", "--pool", pool, "--name", name, "--limit", "8" if name == "builds" else "1")
-            running[name] = _start(*started, program=("deployments/worker.py",))
+        for name in POOLS:
+            running[name] = Supervised(f"worker {name!r}", functools.partial(_start_worker, name))
         _wait_for_workers(running)
-        known = f'PREFECT_API_URL={address}/api PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(secret_file))})"'
-        of_datasets = registered[len(registered) - len(options.datasets) :] or ["none (make serve SERVE=DATASET.yaml)"]
-        told = "of failed and crashed runs go to" if options.notify else "off: a failing run shows in the UI alone. Turn them on:"
-        print(
-            f"\nRun builds at {address}/deployments; Ctrl-C stops everything.\n"
-            f"  secret         the page asks for it: {secret_file}\n"
-            f"  datasets       {f'{chr(10)}                 '.join(of_datasets)}\n"
-            f"  notifications  {told} {options.notify or '--notify TYPE/NAME'}\n"
-            f"  access         {unbound() or 'reads and writes of runs are bound to roots'}\n"
-            f"  from a shell   {known} {sys.executable} -m flows build ...\n",
-            flush=True,
-        )
-        while not (over := [name for name, process in running.items() if process.poll() is not None]):
-            time.sleep(0.5)
-            if running["server"].poll() is None:
-                outages.is_on()  # tells when it goes, and when it is back
-        print(f"The {over[0]} has ended (status {running[over[0]].returncode}): everything is stopped.", file=sys.stderr)
-        return 1
+        print(_how_to_use_it(address, secret_file, registered, missing, options), flush=True)
+        _keep_running(running, Outages(f"{address}/api"), missing, options)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -132,6 +101,75 @@ def main() -> int:
         return 0
     finally:
         _stop(running)
+
+
+def _how_to_use_it(
+    address: str, secret_file: Path, registered: list[str], missing: dict[str, str], options: argparse.Namespace
+) -> str:
+    """The block of lines that the service prints when it has started."""
+    from tasks.locations import unbound
+
+    if options.notify is None:
+        notifications = "off: a failing run shows in the UI alone. Turn them on: --notify TYPE/NAME"
+    elif options.notify in missing:
+        notifications = f"off until there is a block. {missing[options.notify]}"
+    else:
+        notifications = f"of failed and crashed runs go to {options.notify}"
+    of_datasets = registered[len(registered) - len(options.datasets) :] or ["none (make serve SERVE=DATASET.yaml)"]
+    lines = {
+        "secret": f"the page asks for it: {secret_file}",
+        "datasets": f"\n{' ' * 17}".join(of_datasets),
+        "notifications": notifications,
+        "credentials": f"runs fail until there is a block. {missing[options.credentials]}"
+        if options.credentials in missing
+        else "",
+        "access": unbound() or "reads and writes of runs are bound to roots",
+        "from a shell": f'PREFECT_API_URL={address}/api PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(secret_file))})" '
+        f"{sys.executable} -m flows build ...",
+    }
+    shown = "".join(f"  {name:14} {text}\n" for name, text in lines.items() if text)
+    return f"\nRun builds at {address}/deployments; Ctrl-C stops everything.\n{shown}"
+
+
+def _keep_running(
+    running: dict[str, Supervised], outages: Outages, missing: dict[str, str], options: argparse.Namespace
+) -> NoReturn:
+    """Start each process again when it ends, and use missing blocks once people have made them. ValueError if a process ends
+    again and again.
+    """
+    asked = time.monotonic()
+    while True:
+        if ended := [pid for pid, runs in orphans(running.values()).items() if not runs]:
+            _mark_as_crashed(f"Its worker had ended before it did. {AGAIN}", pids=ended)
+        for name, one in running.items():
+            if (how := one.end()) is None:
+                continue
+            if name in POOLS:  # before the next worker takes runs
+                _mark_as_crashed(f"The {one.name} {how}, and this run ended with it. {AGAIN}", pool=POOLS[name])
+            one.start_again()
+            print(f"The {one.name} {how}. It was started again.", file=sys.stderr, flush=True)
+        if running["server"].end() is None:
+            outages.is_on()  # tells when it goes, and when it is back
+        if missing and time.monotonic() > asked + BLOCK_SECONDS:
+            missing, asked = _use_made_blocks(missing, options), time.monotonic()
+        time.sleep(0.5)
+
+
+def _use_made_blocks(missing: dict[str, str], options: argparse.Namespace) -> dict[str, str]:
+    """Notify by the block of --notify if people have made it by now. Return the blocks that are still missing."""
+    from deployments.register import automate, connected, missing_blocks, read_automations
+
+    try:
+        with connected() as client:
+            still = missing_blocks(client, options)
+            if options.notify in missing.keys() - still.keys():
+                for automation in read_automations(client, options.notify):
+                    automate(client, automation)
+    except (ValueError, httpx.HTTPError):  # the server is away for a moment
+        return missing
+    for named in missing.keys() - still.keys():
+        print(f"The block {named} is used from now on.", flush=True)
+    return still
 
 
 def secret_in(path: Path) -> str:
@@ -145,18 +183,26 @@ def secret_in(path: Path) -> str:
     return secret
 
 
-def _start(*command: str, program: tuple[str, ...] = ("-m", "prefect"), passed: Collection[int] = ()) -> Process:
+def _start_server(port: int) -> Process:
+    passed = [listening.detach() for listening in listen(port)]
+    try:
+        return _start("deployments/server.py", *map(str, (port, *passed)), passed=passed)
+    finally:
+        for descriptor in passed:  # the server has them now: if it ends, requests fail at once
+            os.close(descriptor)
+
+
+def _start_worker(name: str) -> Process:
+    limit = "8" if name == "builds" else "1"
+    return _start("deployments/worker.py", "worker", "start", "--pool", POOLS[name], "--name", name, "--limit", limit)
+
+
+def _start(*command: str, passed: Collection[int] = ()) -> Process:
     # A session of its own: Ctrl-C reaches this process alone, which stops the others one after the other.
-    whole, environment = [sys.executable, *program, *command], {**os.environ, TOLD_HERE: "1"}
+    whole, environment = [sys.executable, *command], {**os.environ, TOLD_HERE: "1"}
     return subprocess.Popen(  # noqa: S603
-        whole, cwd=CHECKOUT, env=environment, start_new_session=True, pass_fds=passed, preexec_fn=_stop_with_parent
+        whole, cwd=CHECKOUT, env=environment, start_new_session=True, pass_fds=passed, preexec_fn=stop_with_parent
     )
-
-
-def _stop_with_parent() -> None:
-    """Let Linux stop this process if its parent is killed."""
-    if sys.platform == "linux":
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _wait_for(url: str) -> None:
@@ -166,45 +212,35 @@ def _wait_for(url: str) -> None:
         raise ValueError(f"The server does not answer at {url} ({error}). What it printed above says why.") from error
 
 
-def _wait_for_workers(running: dict[str, Process]) -> None:
+def _wait_for_workers(running: dict[str, Supervised]) -> None:
     """Wait until the workers have begun and said so, or one has ended, for half a minute at most."""
     from prefect.client.orchestration import get_client
 
     until = time.monotonic() + WORKER_SECONDS
     with get_client(sync_client=True) as client:
-        while time.monotonic() < until and all(process.poll() is None for process in running.values()):
+        while time.monotonic() < until and all(one.end() is None for one in running.values()):
             if all(client.read_work_pool(name).status == "READY" for name in POOLS.values()):
                 return
             time.sleep(0.5)
 
 
-def _stop(running: dict[str, Process]) -> None:
+def _stop(running: dict[str, Supervised]) -> None:
     """Stop the workers, and with them their runs. Then tell the server of the ended runs, and stop it."""
     for one in STOPS:
         signal.signal(one, signal.SIG_IGN)
     server = running.pop("server", None)
-    _end(running.values())
+    stop(running.values(), keep=[server] if server else ())
     if server is not None:
-        if running and server.poll() is None:
-            _tell_of_ended_runs("make serve was stopped. Run it again to go on behind the last stored shard.")
-        _end([server])
+        if running and server.end() is None:
+            _mark_as_crashed(f"make serve was stopped. {AGAIN}")
+        stop([server])
 
 
-def _end(processes: Collection[Process]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-    until = time.monotonic() + STOP_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _mark_as_crashed(message: str, *, pool: str | None = None, pids: Collection[int] | None = None) -> None:
+    """Mark runs as crashed whose process has ended, or is one of *pids*. The server would take minutes to find out.
 
-
-def _tell_of_ended_runs(message: str) -> None:
-    """Mark runs whose worker has ended as crashed. The server would take minutes to find out."""
+    *pool*: only runs of this one.
+    """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
@@ -213,16 +249,29 @@ def _tell_of_ended_runs(message: str) -> None:
     ours = {"tags": {"all_": ["flat-tokens"]}, "state": {"type": {"any_": ["PENDING", "RUNNING"]}}}
     # A run from the command line has no worker; it goes on.
     of_workers = FlowRunFilter.model_validate({**ours, "deployment_id": {"is_null_": False}})
-    with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=of_workers, sort=FlowRunSort.START_TIME_DESC, limit=200):
-            if not _is_alive(run.infrastructure_pid):
-                client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-
-
-def _is_alive(pid: str | None) -> bool:
     try:
-        os.kill(int(pid or ""), 0)
-    except (ValueError, ProcessLookupError):
+        with get_client(sync_client=True) as client:
+            for run in client.read_flow_runs(flow_run_filter=of_workers, sort=FlowRunSort.START_TIME_DESC, limit=200):
+                pid = _pid(run)
+                is_over = not _is_alive(pid) if pids is None else pid in pids
+                if is_over and pool in (None, run.work_pool_name):
+                    client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    except httpx.HTTPError as error:
+        print(f"Runs that have ended could not be marked ({error}). The server marks them within five minutes.", file=sys.stderr)
+
+
+def _pid(run: FlowRun) -> int | None:
+    """The process of a run; None before it has one."""
+    text = run.infrastructure_pid or ""
+    return int(text) if text.isdecimal() else None
+
+
+def _is_alive(pid: int | None) -> bool:
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
     except PermissionError:
         pass

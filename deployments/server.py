@@ -80,7 +80,7 @@ def own_address_only(app: Any, port: int) -> Any:
         allowed = {b"host": own, b"origin": [b"http://" + host for host in hosts]}
         others = [name for name, value in given if value not in allowed.get(name, [value])]
         is_own = len(hosts) == 1 and not others and frames.isdisjoint(given)
-        refusals = {} if is_own else {"http": refusal, "websocket": WebSocketClose(1008)}
+        refusals: dict[str, Any] = {} if is_own else {"http": refusal, "websocket": WebSocketClose(1008)}
         await refusals.get(scope["type"], app)(scope, receive, send)
 
     return answer

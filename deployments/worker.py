@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
-sys.path.insert(0, str(Path(__file__).parent))
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
 
 from prefect.cli import app
 from prefect.utilities import processutils
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
-from serve import POOLS
-from spare import ENGINE, Spares
 
+from deployments.arguments import POOLS
+from deployments.spare import ENGINE, Spares
 from flows.__main__ import ARROW_MEMORY, C_MEMORY, NO_MORE_THREADS, TUNABLES
 from flows.watch.outages import outages
 
@@ -84,10 +84,10 @@ if __name__ == "__main__":
     if sys.platform == "linux":  # its runs have memory and threads as builds on the command line do
         for name, value in {TUNABLES: C_MEMORY, **ARROW_MEMORY, **NO_MORE_THREADS}.items():
             os.environ.setdefault(name, value)
-    ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign]
+    ProcessWorker.run = asking_behind(ProcessWorker.run)  # type: ignore[method-assign, assignment]
     ProcessWorker.job_configuration = BegunAtOnce
     spares = Spares(processutils.open_process)
     processutils.open_process = spares.open
-    ProcessWorker.__aexit__ = closing(ProcessWorker.__aexit__, spares)  # type: ignore[method-assign]
+    ProcessWorker.__aexit__ = closing(ProcessWorker.__aexit__, spares)  # type: ignore[method-assign, assignment]
     outages()
     app()

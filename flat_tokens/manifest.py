@@ -175,22 +175,22 @@ def check_name(version: object, where: str = "") -> str:
 class FileChanges(NamedTuple):
     """Names of a source's files that differ between two versions; *renamed* are pairs of the old and the new name."""
 
-    came: list[str]
-    went: list[str]
+    added: list[str]
+    removed: list[str]
     changed: list[str]
     renamed: list[tuple[str, str]]
 
 
 def compare_files(before: Mapping[str, str], after: Mapping[str, str]) -> FileChanges:
-    """Compare the files of a source, each a name with the digest of its content. A file with the content of one that went is
+    """Compare the files of a source, each a name with the digest of its content. A file with the content of a removed one is
     that one, renamed.
     """
     by_digest = {digest: name for name, digest in before.items() if name not in after}
     renamed = [(by_digest.pop(digest), name) for name, digest in after.items() if name not in before and digest in by_digest]
     old_names, new_names = {old for old, _ in renamed}, {new for _, new in renamed}
     return FileChanges(
-        came=[name for name in after if name not in before and name not in new_names],
-        went=[name for name in before if name not in after and name not in old_names],
+        added=[name for name in after if name not in before and name not in new_names],
+        removed=[name for name in before if name not in after and name not in old_names],
         changed=[name for name in after if name in before and before[name] != after[name]],
         renamed=renamed,
     )

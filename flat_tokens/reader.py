@@ -286,6 +286,10 @@ def open(
             raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it anew.")
         objects = [stored_object(stored) for stored in manifest["objects"]]
         store = CachedStore.over(store, objects, DiskCache(cache, checked_bytes), read_ahead)
+    elif not store.reads_last_bytes:  # its sizes are those of the manifest, where there is one
+        manifest = manifest_of(store)
+        objects = [stored_object(stored) for stored in manifest.get("objects", ())]
+        store = replace(store, sizes={store.path(stored.key): stored.size for stored in objects})
     in_order = bool(manifest_of(store) if signing.keys() else store.exists(MANIFEST)) and not store.is_local
     with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together
         splits = pool.map(lambda split: open_split(store / split, in_order=in_order), SPLITS)

@@ -26,7 +26,7 @@ from tasks.output.history import Refreshed, read_history
 
 SHOWN = 100
 """Refreshes in the table of the history."""
-COLUMNS = "date (UTC) | version | #documents | #tokens | #came | #went | #changed | #moved | #text tokenized | #seconds"
+COLUMNS = "date (UTC) | version | #documents | #tokens | #added | #removed | #changed | #moved | #text tokenized | #seconds"
 
 logger = logging.getLogger("flows.refresh")  # a deployment loads this file under another name
 
@@ -42,7 +42,7 @@ def refresh_dataset(
     keep_versions: Annotated[int, Field(ge=1)] | None = None,
     grace_days: Annotated[float, Field(ge=0)] = 7.0,
 ) -> RefreshResult:
-    """Look the sources up again; where something came, went or changed, publish a new version that tokenizes only that.
+    """Look the sources up again; where something was added, removed or changed, publish a new version that tokenizes only that.
 
     Args:
         config: The configuration that the dataset is built with.
@@ -89,7 +89,7 @@ def history(config: BuildConfig, refreshes: tuple[Refreshed, ...]) -> str:
             code(one.version),
             one.documents,
             one.tokens,
-            *("unknown" if count is None else count for count in (one.came, one.went, one.changed, one.moved)),
+            *("unknown" if count is None else count for count in (one.added, one.removed, one.changed, one.moved)),
             size(one.text_bytes_tokenized),
             f"{one.seconds:,.1f}",
         )

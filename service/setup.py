@@ -15,23 +15,11 @@ FOLDERS = ("tasks", "flows", "deployments")
 KINDS = {".py", ".yaml", ".json", ".jsonl", ".parquet"}
 
 INTO_PACKAGE = (
-    (re.compile(r"^(\s*(?:from|import) )(?=(?:tasks|flows)[. ])", re.MULTILINE), rf"\1{PACKAGE}."),
+    (re.compile(r"^(\s*(?:from|import) )(?=(?:tasks|flows|deployments)[. ])", re.MULTILINE), rf"\1{PACKAGE}."),
     # Paths of functions that are imported late, and names of loggers.
     (re.compile(r"""(?<=["'])(?=(?:tasks|flows)(?:\.[\w{]|["']))"""), f"{PACKAGE}."),
     (re.compile(r"(?:python|\{sys\.executable\}) -m flows"), "flat-tokens-service"),
 )
-SERVE = '''"""The command flat-tokens-serve: a Prefect server, workers and deployments on this machine."""
-
-import runpy
-import sys
-from pathlib import Path
-
-
-def main() -> None:
-    program = Path(__file__).parent / "deployments" / "serve.py"
-    sys.path.insert(0, str(program.parent))
-    runpy.run_path(str(program), run_name="__main__")
-'''
 
 
 class BelowOnePackage(build_py):
@@ -43,7 +31,6 @@ class BelowOnePackage(build_py):
         (made / "__init__.py").write_text(
             '"""The service that builds flat-tokens datasets: it has no interface for imports."""\n'
         )
-        (made / "serve.py").write_text(SERVE)
         for path in (path for folder in FOLDERS for path in sorted((CHECKOUT / folder).rglob("*")) if path.suffix in KINDS):
             target = made / path.relative_to(CHECKOUT)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from flat_tokens.columns import RESERVED
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
-from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, local_path, place_of, plain_location, readable
+from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import Model
 
 
@@ -106,6 +106,22 @@ class HubDataset(Model):
         return name if info.field_name == "revision" or readable(location) else ""
 
 
+class MessageNames(Model):
+    """The keys of messages, and their roles as templates know them."""
+
+    model_config = ConfigDict(title="with other names")
+
+    role: str = Field("role", min_length=1, description="The key of a message's role, such as from")
+    content: str = Field("content", min_length=1, description="The key of its content, such as value")
+    roles: dict[str, str] = Field({}, description="Roles by their names here, such as human: user; others stay as they are")
+
+    @model_validator(mode="after")
+    def two_keys(self) -> Self:
+        if self.role == self.content:
+            raise ValueError(f"role and content are both {self.role!r}; give the key of each")
+        return self
+
+
 class Source(Model):
     """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
 
@@ -137,6 +153,9 @@ class Source(Model):
     prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
     completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text behind it, which counts")
     messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
+    messages: MessageNames | None = Field(
+        None, description="With messages: their keys and roles, where these are not role and content, user and assistant"
+    )
     chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
     roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
     chat_date: str | None = Field(
@@ -147,7 +166,7 @@ class Source(Model):
     )
     delimiter: Delimiter | None = Field(
         None,
-        description="CSV files: what stands between fields, such as ; or \\t; without it a comma, a tab where the name says .tsv",
+        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
     )
     quotes: Literal["csv", "none"] | None = Field(
         None,
@@ -190,7 +209,7 @@ class Source(Model):
         if len(kinds) > 1:
             raise ValueError(f"source {self.name!r} has {' and '.join(kinds)}; give one of them")
         if self.messages_column is None:
-            for setting in ("chat_template", "roles", "chat_date"):
+            for setting in ("messages", "chat_template", "roles", "chat_date"):
                 if getattr(self, setting) is not None:
                     raise ValueError(f"source {self.name!r} has {setting}, which is for messages; give its messages_column, too")
         if self.prompt_column is not None and self.prompt_column == self.completion_column:
@@ -230,6 +249,15 @@ def or_none(schema: dict[str, Any]) -> None:
     schema["default"] = None
 
 
+PATHS = ("_url", "_path", "_file")
+"""How the options of steps end that name a place."""
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a tokenizer is that of a file or a directory."""
+    return name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory"
+
+
 class TokenizerConfig(Model):
     """A tokenizer by name, or by the file that defines it."""
 
@@ -253,7 +281,7 @@ class TokenizerConfig(Model):
     @field_validator("name")
     @classmethod
     def within_roots(cls, name: str) -> str:
-        if name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory":
+        if is_path(name):
             return readable(plain_location(name))
         if "/" in name:  # a repository
             readable(plain_location(f"hf://{name}"))
@@ -271,7 +299,7 @@ class DocumentStep(Model):
     @model_validator(mode="after")
     def within_roots(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            if name.endswith(("_url", "_path", "_file")) and isinstance(value, str):
+            if name.endswith(PATHS) and isinstance(value, str):
                 readable(plain_location(value))
         return self
 
@@ -459,6 +487,24 @@ class BuildConfig(Model):
         """The share of documents drawn for validation: none where a source brings its own validation split."""
         fraction = self.validation_fraction + 0.0  # -0.0 is 0
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
+
+
+def with_absolute_paths(config: BuildConfig) -> BuildConfig:
+    """The same settings with local paths that mean the same from any directory: those that are relative now begin here."""
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    for setting in ("output", "scratch"):
+        if settings.get(setting) is not None:
+            settings[setting] = absolute(settings[setting])
+    for source in settings["sources"]:
+        for setting in ("path", "chat_template"):
+            if source.get(setting) is not None:
+                source[setting] = absolute(source[setting])
+    if is_path(settings["tokenizer"]["name"]):
+        settings["tokenizer"]["name"] = absolute(settings["tokenizer"]["name"])
+    for step in (settings.get("documents") or {}).get("steps", ()):
+        paths = {name: absolute(value) for name, value in step.items() if name.endswith(PATHS) and isinstance(value, str)}
+        step.update(paths)
+    return BuildConfig.model_validate(settings)
 
 
 def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

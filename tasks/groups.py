@@ -21,7 +21,7 @@ from tasks.locations import Output
 from tasks.models import FORMAT_SEMANTICS, Model, digest_of
 from tasks.output.paths import GROUPS
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.progress import Done, meter, repeating
 
 READERS = 16
@@ -60,7 +60,7 @@ class Group(Model):
         """The name of the first stage."""
         return self.steps[0].stage
 
-    def place(self, attempt: Place) -> Place:
+    def place(self, attempt: Workspace) -> Workspace:
         """The place that an attempt at the group writes to."""
         return attempt if self.keep_files else attempt._replace(scratch=attempt.staging)
 
@@ -70,7 +70,7 @@ class Group(Model):
         return first if len(self.labels) == 1 else f"{first} to {last} ({len(self.labels)})"
 
 
-class Fault(Model):
+class GroupFault(Model):
     """Why a group failed. ``may_pass``: another try may do better."""
 
     kind: str
@@ -86,7 +86,7 @@ class Report(Model):
     number: int = Field(description="Counts up: a report that stays the same is that of a dead process")
     done: Done
     under_way: tuple[str, ...]
-    fault: Fault | None = None
+    fault: GroupFault | None = None
     results: tuple[JsonValue, ...] | None = None
 
 
@@ -165,7 +165,7 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
     results: list[JsonValue] = []
     digest, numbers = group.digest, itertools.count(1)
 
-    def report(fault: Fault | None = None, *, is_done: bool = False) -> None:
+    def report(fault: GroupFault | None = None, *, is_done: bool = False) -> None:
         done = len(results)
         progress = Report(
             host=platform.node(),
@@ -188,6 +188,6 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
         with repeating(group.report_seconds, report_again, "report"):
             yield results
     except Exception as error:
-        report(Fault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
+        report(GroupFault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
         raise
     report(is_done=True)

@@ -124,10 +124,43 @@ def readable_directory(path: str) -> str:
 
 
 def writable(location: str) -> str:
-    """Refuse a location that cannot be written, or lies outside of the roots for output, where the operator has set any."""
+    """Refuse a location that cannot be written, that would become a directory of a name which nobody meant, or that is outside
+    of the roots for output, where the operator has set any.
+    """
     if location.startswith(("http://", "https://")):
         raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
+    if meant := other_meaning(location):
+        raise ValueError(f"{location} {meant}")
     return _check_within(location, "written", OUTPUT_ROOTS)
+
+
+_VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\}?)|%[A-Za-z_]\w*%")
+_WINDOWS = re.compile(r"[A-Za-z]:(?:[\\/]|$)|.*\\")
+
+
+def other_meaning(location: str) -> str:
+    """What a local path was probably meant to be, where it would not lead there, as the end of a sentence, with the remedy; empty
+    for other locations.
+    """
+    if (path := local_path(location)) is None:
+        return ""
+    if variable := _VARIABLE.search(path):
+        return f"has a variable, {variable[0]}, which only a shell replaces. Write what it stands for; ~ is the home directory."
+    if _WINDOWS.match(path):
+        return "is a path of Windows. Write it as it is called here, with slashes, such as /mnt/c/data."
+    if path.startswith("~"):
+        return (
+            f"begins in the home directory of {path.partition('/')[0][1:]!r}, whom this machine does not know. Write where it is."
+        )
+    return ""
+
+
+def absolute(location: str) -> str:
+    """A local path as it is called from any directory and by any user; other locations as they are."""
+    if (path := local_path(location)) is None:
+        return location
+    scheme, separator, _ = location.rpartition("://")
+    return f"{scheme}{separator}{os.path.abspath(path)}"
 
 
 def _check_within(location: str, verb: str, *variables: str) -> str:

@@ -15,4 +15,4 @@ print(f"\n{dataset.path}: {checked.object_count} objects and {checked.token_coun
 for name, split, i in (("train", dataset.train, 3), ("validation", dataset.validation, 0)):
     tokens = split.sequence(i)
     print(f"\n--- {name}, sequence {i} of {split.seq_count}: {len(tokens)} tokens {tokens[:8].tolist()}...\n")
-    print(tokenizer.decode(tokens, skip_special_tokens=False)[:600])
+    print(tokenizer.decode(tokens.tolist(), skip_special_tokens=False)[:600])

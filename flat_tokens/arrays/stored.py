@@ -12,8 +12,7 @@ import contextlib
 import itertools
 import mmap
 import operator
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -23,6 +22,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
+from flat_tokens.arrays.maps import Mapped, Maps, at_a_time, clock, map_file
 from flat_tokens.arrays.threads import Recent
 from flat_tokens.stores.cached import CachedStore, Unit
 from flat_tokens.stores.store import Store
@@ -30,14 +30,14 @@ from flat_tokens.stores.store import Store
 if TYPE_CHECKING:
     from flat_tokens.arrays.opening import ForeignSpec
 
-MAPPED_FILES = 256
-"""Files kept mapped, each with a descriptor. The usual limit is 1,024."""
 DECODED_BYTES = 16 << 20
 """Decoded chunks kept by an array: enough for the entries of two million sequences."""
 INDEXES = 1024
 """Indexes of shards kept, of 16 KiB each in the layouts written here."""
 READ_AHEAD_WORDS = 8 << 20
 """Words of a mapped file fetched ahead of a read of many chunks: the next read most likely begins where it ends."""
+FEW_RANGES = 16
+"""The places of more ranges are computed by operations on whole arrays, which take a while to begin."""
 READ_BYTES = 16 << 20
 """Larger reads are done in steps of this many bytes."""
 MERGED_GAP = 1 << 16
@@ -97,8 +97,10 @@ class StoredArray:
         self._block_length = (self._in_blocks and self._in_blocks.block_length) or spec.chunk_length
         self._waits = self._ask_first = 0
         """``_ask_first``: this many of the next reads tell the system what they want before they copy it."""
-        self._words: dict[int, npt.NDArray[np.uint32] | None] = {}
-        self._files = Recent(MAPPED_FILES)
+        self._words, self._files = Maps(), Maps()
+        """Mapped files: of raw shards in order their words, uint32[n]; of all others the file, or its bytes."""
+        self._in_order_shards, self._other_shards = set[int](), set[int]()
+        """Raw shards whose chunks are in order, as far as anybody looked, and those whose are not."""
         self._decoded = Recent(max(1, DECODED_BYTES // (self._block_length * self.numpy_dtype.itemsize)))
         self._fetched = Recent(max(1, DECODED_BYTES // self._chunk_bytes))
         """Compressed chunks of an object store: of one that is read in order, every block is asked for."""
@@ -116,9 +118,10 @@ class StoredArray:
         chunk = first // self._chunk_length
         if first + stop - start < (chunk + 1) * self._chunk_length:  # within one chunk, as nearly all random reads are
             part = None
-            if (words := self._words.get(i)) is not None:
+            if (mapped := self._words.get(i)) is not None:
                 # A read of all items of its chunk is checked below.
                 if stop < self.length or first > chunk * self._chunk_length:
+                    words, mapped.used = mapped.content, clock.now
                     part = words[first + chunk : first + chunk + stop - start]
                     if self._ask_first:
                         self._ask_first -= 1
@@ -175,31 +178,68 @@ class StoredArray:
         if self._in_blocks is not None:
             self._gather_blocks(starts, starts + lengths, out, at)
             return
+        if not self._is_mapped:
+            self._read_ranges([one for k in range(len(starts)) for one in self._range(starts, lengths, at, k)], out)
+            return
         rest: list[ItemRange] = []
         copies: list[tuple[npt.NDArray[np.uint32], int, int, int]] = []  # words, first, count, place
-        object_length, chunk_length = self._object_length, self._chunk_length
-        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
-            if self._is_mapped:
-                i = start // object_length
-                if (words := self._words.get(i)) is None and length and i not in self._words:
-                    words = self._map_words(i)
-                first = start - i * object_length
-                chunk = first // chunk_length
-                if words is not None and first + length <= (chunk + 1) * chunk_length:
-                    copies.append((words, first + chunk, length, place))
+        maps, opened, now = self._words, 0, clock.now
+        for k, (i, word, count, place, within) in enumerate(self._in_files(starts, lengths, at)):
+            if not within:
+                rest += self._range(starts, lengths, at, k)
+                continue
+            if (mapped := maps.get(i)) is None:
+                if not count:
                     continue
-            rest += self._by_object(start, start + length, place)
-        if copies:
-            if self._ask_first:
-                self._ask_first = max(self._ask_first - len(copies), 0)
-                for words, first, count, _ in copies:
-                    _ask_for(words, first, count)
-            begin = perf_counter()
-            for words, first, count, place in copies:
-                out[place : place + count] = words[first : first + count]
-            self._note(perf_counter() - begin, sum(count for _, _, count, _ in copies), len(copies))
+                if opened and opened >= at_a_time():  # no more descriptors than that: let go of the files that were read
+                    self._copy(copies, out)
+                    copies, opened = [], 0
+                if (mapped := self._map_words(i)) is None:
+                    rest += self._range(starts, lengths, at, k)
+                    continue
+                opened, now = opened + 1, clock.now
+            mapped.used = now
+            copies.append((mapped.content, word, count, place))
+        self._copy(copies, out)
         if rest:
             self._read_ranges(rest, out)
+
+    def _in_files(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
+    ) -> Iterable[tuple[int, int, int, int, bool]]:
+        """Object, word of its file, number of words and place of each range, and whether it is within one chunk."""
+        object_length, chunk_length = self._object_length, self._chunk_length
+        if len(starts) > FEW_RANGES:
+            objects, firsts = np.divmod(starts, object_length)
+            chunks = firsts // chunk_length
+            within = firsts + lengths <= (chunks + 1) * chunk_length
+            return zip(objects.tolist(), (firsts + chunks).tolist(), lengths.tolist(), at.tolist(), within.tolist(), strict=True)
+        found = []
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
+            i, first = divmod(start, object_length)
+            chunk = first // chunk_length
+            found.append((i, first + chunk, length, place, first + length <= (chunk + 1) * chunk_length))
+        return found
+
+    def _range(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64], k: int
+    ) -> list[ItemRange]:
+        """Range *k* of many as ranges of objects."""
+        start = int(starts[k])
+        return self._by_object(start, start + int(lengths[k]), int(at[k]))
+
+    def _copy(self, copies: list[tuple[npt.NDArray[np.uint32], int, int, int]], out: npt.NDArray[Any]) -> None:
+        """Copy words ``first:first + count`` of mapped files to ``out[place:]``, for (words, first, count, place)."""
+        if not copies:
+            return
+        if self._ask_first:
+            self._ask_first = max(self._ask_first - len(copies), 0)
+            for words, first, count, _ in copies:
+                _ask_for(words, first, count)
+        begin = perf_counter()
+        for words, first, count, place in copies:
+            out[place : place + count] = words[first : first + count]
+        self._note(perf_counter() - begin, sum(count for _, _, count, _ in copies), len(copies))
 
     def units_of(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[Unit]:
         """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
@@ -301,10 +341,9 @@ class StoredArray:
 
     def _read_mapped(self, one: ItemRange, out: npt.NDArray[Any]) -> bool:
         """Copy a range out of a mapped shard. False if the shard cannot be mapped."""
-        if (words := self._words.get(one.i)) is None and one.i not in self._words:
-            words = self._map_words(one.i)
-        if words is None:
+        if (mapped := self._words.get(one.i) or self._map_words(one.i)) is None:
             return False
+        words, mapped.used = mapped.content, clock.now
         # A read of many chunks is one of a whole file, most likely: the system fetches ahead, and need not keep it mapped.
         begin, count = self._word(one.first), one.last - one.first
         if count > self._chunk_length:
@@ -323,35 +362,29 @@ class StoredArray:
         if google_crc32c.value(items) != int(crc32c):
             raise self._damaged(i, f"inner chunk {c} does not match its crc32c")
 
-    def _map_words(self, i: int) -> npt.NDArray[np.uint32] | None:
+    def _map_words(self, i: int) -> Mapped | None:
         """A raw shard's chunks as words: uint32[chunks * (chunk_length + 1)]; None if they are not in order."""
-        words = None
-        index = self._fetch_indexes([i])[i]
-        assert index is not None
+        if i in self._other_shards:
+            return None
         stored = min(-(-(self.length - i * self._object_length) // self._chunk_length), self._spec.chunks_per_object)
         size = self._chunk_bytes + 4
-        if np.array_equal(index[:stored, 0], np.arange(0, stored * size, size)) and (index[:stored, 1] == size).all():
-            data = self._open_map(i)
-            if len(data) < stored * size:
-                raise self._damaged(i, f"has {len(data)} bytes, too few for its {stored} chunks")
-            words = np.frombuffer(data, "<u4", stored * size // 4)
-        while len(self._words) >= MAPPED_FILES:
-            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # other threads forget some too
-                del self._words[next(iter(self._words))]
-        self._words[i] = words
-        return words
+        if i not in self._in_order_shards:
+            index = self._fetch_indexes([i])[i]
+            assert index is not None
+            is_in_order = (
+                np.array_equal(index[:stored, 0], np.arange(0, stored * size, size)) and (index[:stored, 1] == size).all()
+            )
+            (self._in_order_shards if is_in_order else self._other_shards).add(i)
+            if not is_in_order:
+                return None
+        data = self._open_map(i)
+        if len(data) < stored * size:
+            raise self._damaged(i, f"has {len(data)} bytes, too few for its {stored} chunks")
+        return self._words.keep(i, np.frombuffer(data, "<u4", stored * size // 4))
 
     def _open_map(self, i: int) -> mmap.mmap:
-        """A local object's file, mapped. Reads are scattered, so the system reads nothing ahead."""
-        fd = os.open(self.store.path(self._spec.object_key(i)), os.O_RDONLY)
-        try:
-            data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        except (ValueError, OSError) as error:  # an empty file, or a directory
-            raise self._damaged(i, getattr(error, "strerror", None) or "is empty") from error
-        finally:
-            os.close(fd)
-        data.madvise(mmap.MADV_RANDOM)
-        return data
+        """A local object's file, mapped."""
+        return map_file(self.store.path(self._spec.object_key(i)), lambda what: self._damaged(i, what))
 
     def _read_raw(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
         """Read ranges of raw shards in an object store, whose chunks are in order: only their bytes, all at once."""
@@ -401,10 +434,9 @@ class StoredArray:
         # range of the array -> (block, range within the block, place)
         begins, ends = np.maximum(starts[k], blocks * length), np.minimum(stops[k], (blocks + 1) * length)
         parts = np.stack([blocks, begins - blocks * length, ends - blocks * length, at[k] + begins - starts[k]], axis=1)
-        # As many files at once as may be open.
-        numbers = np.cumsum(np.diff(blocks // (self._object_length // length), prepend=-1) != 0) - 1
-        for first in range(0, int(numbers[-1]) + 1 if len(numbers) else 0, MAPPED_FILES // 2):
-            self._decode_parts(parts[slice(*np.searchsorted(numbers, [first, first + MAPPED_FILES // 2]))], out)
+        numbers, most = np.cumsum(np.diff(blocks // (self._object_length // length), prepend=-1) != 0) - 1, at_a_time()
+        for first in range(0, int(numbers[-1]) + 1 if len(numbers) else 0, most):
+            self._decode_parts(parts[slice(*np.searchsorted(numbers, [first, first + most]))], out)
 
     def _decode_parts(self, parts: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Parts of blocks, in order: int64[n, 4] of block, first, last, place; items ``first:last`` go to ``out[place:]``."""
@@ -442,7 +474,8 @@ class StoredArray:
 
     def _mapped_chunks(self, i: int, chunks: Sequence[int]) -> Iterator[memoryview]:
         """The stored bytes of some chunks of a local file."""
-        data: memoryview = self._files.find(i) or self._files.keep(i, memoryview(self._open_map(i)))
+        mapped = self._files.get(i) or self._files.keep(i, memoryview(self._open_map(i)))
+        mapped.used, data = clock.now, cast(memoryview, mapped.content)
         ranges = [[0, len(data)]] * len(chunks)
         if self._spec.index is not None:
             if (index := self._indexes.find(i)) is None:
@@ -496,7 +529,7 @@ class StoredArray:
         """Objects that are one chunk each. No more than the largest possible chunk is read."""
         limit = 2 * self._chunk_bytes + 4096
         if self.store.is_local and self._in_parts is not None:
-            found: Sequence[Any] = [self._mapped_object(i) for i, _ in wanted]
+            found: Iterable[Any] = (self._mapped_object(i) for i, _ in wanted)  # one at a time: each holds a descriptor
         else:
             keys = [self._spec.object_key(i) for i, _ in wanted]
             found = self.store.read_ranges(keys, [0] * len(keys), [limit + 1] * len(keys))
@@ -508,9 +541,11 @@ class StoredArray:
     def _mapped_object(self, i: int) -> Any:
         """The object's file, mapped, or its FileNotFoundError."""
         try:
-            return self._files.find(i) or self._files.keep(i, self._open_map(i))
+            mapped = self._files.get(i) or self._files.keep(i, self._open_map(i))
         except FileNotFoundError as error:
             return error
+        mapped.used = clock.now
+        return mapped.content
 
     def _unless_absent(self, data: Any) -> Any:
         """The bytes that were read of an object; None if there is none, where that stands for the fill value."""

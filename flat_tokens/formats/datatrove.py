@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, narrow_dtype
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, narrow_dtype
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -49,7 +49,7 @@ def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
     dtype = narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
-    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
         for tokens in contract.ahead(documents.tokens(dtype)):
             tokens_writer.write(tokens)

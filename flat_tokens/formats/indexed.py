@@ -132,7 +132,7 @@ def narrow_dtype(splits: Splits, size: int | None, end_of_text: int | None) -> n
 
 
 @dataclass(frozen=True)
-class Documents:
+class IndexedDocuments:
     """Sequences ``start:stop`` of a split as an exporter writes them, each closed by *end_of_text* if that is set.
 
     ``unless_present``: not if a sequence ends with it already, as in Modalities. An import cannot tell such sequences from

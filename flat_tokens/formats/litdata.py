@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, token_ids
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.records import read_json
@@ -82,7 +82,7 @@ def _ranges_of_bytes(split: FlatTokens, options: Litdata) -> list[tuple[int, int
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> list[StoredObject]:
-    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     count = file.stop - file.start
     head = 4 * (count + 2)
     with store.create(file.key) as writer:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, compress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
-from flat_tokens.formats.indexed import Documents, IndexedFile
-from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Int64s, Layout, Shard, shape_bytes
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile
+from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Int64s, MdsLayout, Shard, shape_bytes
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
@@ -182,7 +182,7 @@ def _contents(
     """The lengths of a shard's samples, and their tokens."""
     split, (_, _, start, stop) = splits[file.split], file
     if options.length is None:
-        documents = Documents(split, start, stop, options.end_of_text)
+        documents = IndexedDocuments(split, start, stop, options.end_of_text)
         return documents.lengths, documents.tokens(INT32)
     first, last = start * options.length, min(stop * options.length, stream_length(split, options))
     return partial(_sample_lengths, last - first, options.length), stream(split, first, last, options, "after", INT32)
@@ -349,7 +349,7 @@ def _data(entry: Any) -> tuple[str, int]:
     return name, size
 
 
-def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> Layout:
+def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> MdsLayout:
     if not len(names) == len(encodings) == len(sizes) or not all(isinstance(text, str) for text in (*names, *encodings)):
         raise ValueError("does not list its columns' names, encodings and sizes")
     if any(size is not None and (type(size) is not int or not 0 < size < MAX_SHARD_BYTES) for size in sizes):
@@ -361,9 +361,9 @@ def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> Layout:
         raise ValueError(f"has no column {' or '.join(map(repr, wanted))}; it has {have}. Set column.")
     at = names.index(column)
     if encodings[at] == "bytes":
-        return Layout(tuple(sizes), at, np.dtype(options.bytes_type).newbyteorder("<"), False)
+        return MdsLayout(tuple(sizes), at, np.dtype(options.bytes_type).newbyteorder("<"), False)
     if encodings[at] == "ndarray" and sizes[at] is None:
-        return Layout(tuple(sizes), at, None, True)
+        return MdsLayout(tuple(sizes), at, None, True)
     kind, _, rest = encodings[at].partition(":")
     dtype, _, shape = rest.partition(":")
     if kind != "ndarray" or dtype not in TYPES or (shape and not re.fullmatch(r"[0-9]{1,10}", shape)):
@@ -373,7 +373,7 @@ def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> Layout:
         )
     if bool(shape) != (sizes[at] is not None) or (shape and sizes[at] != int(shape) * np.dtype(dtype).itemsize):
         raise ValueError(f"column {column!r} is of type {reprlib.repr(encodings[at])}, but of size {sizes[at]}")
-    return Layout(tuple(sizes), at, np.dtype(dtype).newbyteorder("<"), not shape)
+    return MdsLayout(tuple(sizes), at, np.dtype(dtype).newbyteorder("<"), not shape)
 
 
 MDS = Format(

@@ -34,7 +34,7 @@ def shape_bytes(lengths: Int64s) -> Int64s:
     return np.where(lengths < 1 << 8, 1, np.where(lengths < 1 << 16, 2, 4))
 
 
-class Layout(NamedTuple):
+class MdsLayout(NamedTuple):
     """The layout of a shard's samples: the place of the tokens among their columns, and their type."""
 
     sizes: tuple[int | None, ...]
@@ -65,7 +65,7 @@ class Samples(NamedTuple):
     types: npt.NDArray[np.uint8] | None
     """The byte of each sample's type, where it has one."""
 
-    def dtype(self, i: int, layout: Layout) -> np.dtype[Any]:
+    def dtype(self, i: int, layout: MdsLayout) -> np.dtype[Any]:
         """The type of sample *i*'s tokens."""
         if layout.dtype is not None:
             return layout.dtype
@@ -91,7 +91,7 @@ class Shard:
 
     store: Store
     key: str
-    layout: Layout
+    layout: MdsLayout
     sample_count: int
     size: int
     """In bytes, unpacked."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.reader import STARTS_AT_A_TIME
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -57,7 +57,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     """The tokens, then their index, which makes them a dataset."""
     code = token_type(splits, options)
     dtype = np.dtype(DTYPES[code])
-    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
         _check_lengths(documents)
     with store.create(file.key) as tokens_writer:
@@ -75,7 +75,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     return [tokens_writer.stored, writer.stored]
 
 
-def _check_lengths(documents: Documents) -> None:
+def _check_lengths(documents: IndexedDocuments) -> None:
     first = documents.start
     for lengths in documents.lengths():
         if len(lengths) and lengths.max() > MAX_LENGTH:

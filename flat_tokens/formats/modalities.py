@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import Closing, Documents, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from flat_tokens.options import one_of
 from flat_tokens.stores.store import Store, StoredObject, file_at
@@ -76,7 +76,7 @@ def plan(splits: Splits, options: Modalities) -> list[ExportFile]:
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -> list[StoredObject]:
     dtype = token_dtype(splits, options)
-    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text, options.closing)
+    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text, options.closing)
     order: Literal["big", "little"] = "big" if options.generation < 2 else "little"
     header = (documents.token_count * dtype.itemsize).to_bytes(8, order)
     if options.generation > 0:
@@ -91,7 +91,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -
     return [writer.stored]
 
 
-def _index_entries(documents: Documents, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
+def _index_entries(documents: IndexedDocuments, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
     """Offset and length in bytes of each document: int64[n, 2]."""
     for starts, ends in documents.bounds(base, width):
         for at in range(0, len(starts), 1 << 16):

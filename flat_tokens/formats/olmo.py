@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import Documents, IndexedFile, StoredItems, narrow_dtype
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, narrow_dtype
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -55,7 +55,7 @@ def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
-    documents = Documents(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
         for tokens in contract.ahead(documents.tokens(narrow_dtype(splits, options.vocabulary_size, options.end_of_text))):
             tokens_writer.write(tokens)

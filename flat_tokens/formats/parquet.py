@@ -164,7 +164,7 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
 
 
 @dataclass(frozen=True)
-class Rows:
+class ListRows:
     """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one."""
 
     store: Store
@@ -205,7 +205,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class ParquetRows(Rows):
+class ParquetRows(ListRows):
     """The rows of a Parquet file. ValueError when it is made, if the file is not Parquet or has no such column of token ids."""
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class ParquetRows(Rows):
 
 
 @dataclass(frozen=True)
-class ArrowRows(Rows):
+class ArrowRows(ListRows):
     """The rows of an Arrow file or stream. ValueError when it is made, if it is neither or has no such column of token ids."""
 
     def __post_init__(self) -> None:

@@ -40,9 +40,9 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
     for name, value in (("bos", bos), ("eos", eos)):
         if value is not None and not 0 <= whole_number(name, value) <= MAX_TOKEN_ID:
             raise ValueError(f"{name} is {value}, but token ids are 0 to {MAX_TOKEN_ID}")
-    starts = _Starts(tokens.seq_starts, (bos is not None) + (eos is not None))
+    starts = _EndMarkedStarts(tokens.seq_starts, (bos is not None) + (eos is not None))
     largest = max(tokens.max_token_id, *(end for end in (bos, eos) if end is not None))
-    encoded = _Tokens(tokens, starts, bos, eos)
+    encoded = _EndMarkedTokens(tokens, starts, bos, eos)
     made: Any = {"seq_starts": starts, "encoded_tokens": encoded, "max_token_id": largest}
     if tokens.loss_mask is not None:
         made["loss_mask"] = _Mask(encoded)
@@ -52,10 +52,10 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
 def ends_of(tokens: FlatTokens) -> dict[str, int]:
     """The ends that documents have beside what is stored: ``bos``, ``eos``, or none."""
     encoded: Any = tokens.encoded_tokens
-    return dict(encoded.ends) if isinstance(encoded, _Tokens) else {}
+    return dict(encoded.ends) if isinstance(encoded, _EndMarkedTokens) else {}
 
 
-class _Starts:
+class _EndMarkedStarts:
     """``seq_starts`` of documents with *extra* tokens more."""
 
     def __init__(self, stored: StoredArray, extra: int) -> None:
@@ -75,12 +75,12 @@ class _Starts:
         out[ranges(at, lengths)] += ranges(starts, lengths).astype(np.uint64) * np.uint64(self._extra)
 
 
-class _Tokens:
+class _EndMarkedTokens:
     """``encoded_tokens`` of documents with a first token, an end-of-text token, or both."""
 
     numpy_dtype: npt.DTypeLike = np.uint32
 
-    def __init__(self, tokens: FlatTokens, starts: _Starts, bos: int | None, eos: int | None) -> None:
+    def __init__(self, tokens: FlatTokens, starts: _EndMarkedStarts, bos: int | None, eos: int | None) -> None:
         self._tokens, self._starts, self._array = tokens, starts, tokens.encoded_tokens
         self.ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
         self.length, self.store = tokens.token_count + tokens.seq_count * len(self.ends), tokens.encoded_tokens.store
@@ -171,14 +171,14 @@ class _AllCount:
         out[ranges(at, lengths)] = 1
 
 
-class _Mask(_Tokens):
+class _Mask(_EndMarkedTokens):
     """``loss_mask`` of the same documents: no first token counts; an end-of-text token counts as the token before it does, and
     that of an empty document does not.
     """
 
     numpy_dtype = np.uint8
 
-    def __init__(self, tokens: _Tokens) -> None:
+    def __init__(self, tokens: _EndMarkedTokens) -> None:
         self.__dict__.update(tokens.__dict__)
         assert self._tokens.loss_mask is not None
         self._array, self.store = self._tokens.loss_mask, self._tokens.loss_mask.store

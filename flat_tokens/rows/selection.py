@@ -33,7 +33,8 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     TypeError for indices that are not whole numbers, IndexError for one that is not from 0 to ``seq_count - 1``.
     """
     numbers = _checked(tokens, np.asarray(indices))
-    if tokens.numbers is not None and isinstance(tokens.encoded_tokens, _Tokens):  # a selection of one is one of the split
+    # A selection of a selection is one of the split.
+    if tokens.numbers is not None and isinstance(tokens.encoded_tokens, _SelectedTokens):
         numbers, tokens = tokens.numbers[numbers], tokens.encoded_tokens.split
     numbers.flags.writeable = False
     starts, lengths = _bounds(tokens, numbers)
@@ -42,8 +43,8 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     begin, end = starts[some], (starts + lengths)[some]
     # document with tokens -> whether it does not begin where the one before it ends
     first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
-    encoded = _Tokens(tokens, tokens.encoded_tokens, begin[first], np.append(entries[some[first]], entries[-1]))
-    made: Any = {"encoded_tokens": encoded, "seq_starts": _Starts(entries.view(np.uint64), tokens.seq_starts.store)}
+    encoded = _SelectedTokens(tokens, tokens.encoded_tokens, begin[first], np.append(entries[some[first]], entries[-1]))
+    made: Any = {"encoded_tokens": encoded, "seq_starts": _SelectedStarts(entries.view(np.uint64), tokens.seq_starts.store)}
     if tokens.loss_mask is not None:
         made["loss_mask"] = encoded.beside(tokens.loss_mask)
     return replace(tokens, numbers=numbers, **made)
@@ -84,7 +85,7 @@ def _bounds(tokens: FlatTokens, numbers: Int64s) -> tuple[Int64s, Int64s]:
     return found[0], found[1]
 
 
-class _Starts:
+class _SelectedStarts:
     """``seq_starts`` of a selection, in memory."""
 
     def __init__(self, entries: npt.NDArray[np.uint64], store: Store) -> None:
@@ -100,16 +101,16 @@ class _Starts:
         out[ranges(at, lengths)] = self._entries[ranges(starts, lengths)]
 
 
-class _Tokens:
+class _SelectedTokens:
     """``encoded_tokens`` of a selection of *split*, or its ``loss_mask``."""
 
     def __init__(self, split: FlatTokens, array: StoredArray, sources: Int64s, begins: Int64s) -> None:
         self.split, self._array, self._sources, self._begins = split, array, sources, begins
         self.length, self.store, self.numpy_dtype = int(begins[-1]), array.store, array.numpy_dtype
 
-    def beside(self, array: StoredArray) -> _Tokens:
+    def beside(self, array: StoredArray) -> _SelectedTokens:
         """The same places of another array."""
-        return _Tokens(self.split, array, self._sources, self._begins)
+        return _SelectedTokens(self.split, array, self._sources, self._begins)
 
     def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         found = np.empty(stop - start, self.numpy_dtype) if out is None else out

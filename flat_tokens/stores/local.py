@@ -24,7 +24,16 @@ SMALL_BYTES = 1 << 16
 """A file of so many bytes takes none of the buffers, of which each stays in memory that was once filled."""
 DIRECT_ALIGNMENT = 4096
 
-REMEDIES = {errno.ENOSPC: "Make room", errno.EDQUOT: "Make room", errno.EIO: "Check the disk", errno.ESTALE: "Mount it again"}
+REMEDIES = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room",
+    errno.EIO: "Check the disk",
+    errno.ESTALE: "Mount it again",
+    errno.EMFILE: "Allow the process more open files (ulimit -n)",
+    errno.ENFILE: "Allow the machine more open files (fs.file-max)",
+    errno.ENOMEM: "Free memory, or allow the process more maps (vm.max_map_count)",
+}
+"""What helps where the system refuses an operation."""
 
 
 Buffer = npt.NDArray[np.uint8]

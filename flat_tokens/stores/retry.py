@@ -26,6 +26,7 @@ RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 PASSING = {
     "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
+    "azure": {"ServiceRequestError", "ServiceResponseError"},
     "botocore": {"HTTPClientError", "IncompleteReadError", "ResponseParserError"},
     "gcsfs": {"ChecksumError"},
     "httpx": {"TransportError"},

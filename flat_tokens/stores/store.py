@@ -13,6 +13,7 @@ import os
 import posixpath
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,10 @@ PARTS_AT_ONCE = 4
 UPLOADS = 6
 """Times that an upload in parts is begun, if it fails with errors that a repeated request does not cure."""
 CONNECTIONS = 64
+SIZES_AT_ONCE = 16
+"""Objects of a remote store whose sizes are asked for together."""
+LAST_BYTES = {"s3", "gs", "http", "https"}
+"""Protocols whose clients read the last bytes of an object without knowing its size. That of Azure does not."""
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 300.0
 """For the data of one request, which is mostly a part of an object."""
@@ -112,6 +117,7 @@ class Store:
     disk go past the page cache. *patience*: requests of a remote store are repeated for this many seconds. *top*: the store that
     ``/`` led down from; from there on, writes follow no link. *digests*: the kind of the digests of written objects. *durable*:
     a local object that is written survives a power loss; else ``local.make_durable`` sees to it for many objects together.
+    *sizes*: those of remote objects, as far as somebody knows them, by their whole path.
     """
 
     root: str
@@ -122,6 +128,7 @@ class Store:
     top: str | None = field(default=None, repr=False, compare=False)
     digests: DigestKind = field(default="blake3", repr=False)
     durable: bool = field(default=True, repr=False, compare=False)
+    sizes: Mapping[str, int] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
@@ -196,7 +203,10 @@ class Store:
             return [self._read_local(key, start, stop) for key, start, stop in zip(keys, starts, stops, strict=True)]
         fs, paths = self.connected(), [self.path(key) for key in keys]
         answers: list[bytes | FileNotFoundError] = [b""] * len(keys)
-        left = list(range(len(keys)))
+        starts, stops, answered = self._from_the_beginning(keys, starts, stops)
+        for k, answer in answered.items():
+            answers[k] = answer
+        left = [k for k in range(len(keys)) if k not in answered]
 
         def ask_for_the_rest() -> None:
             asked = [paths[k] for k in left], [starts[k] for k in left], [stops[k] for k in left]
@@ -212,6 +222,39 @@ class Store:
 
         persist(ask_for_the_rest, self._named(keys[0] if keys else ""), self.patience)
         return answers
+
+    @property
+    def reads_last_bytes(self) -> bool:
+        """Whether the last bytes of an object can be read without its size."""
+        return self.is_local or bool(LAST_BYTES & self.protocols)
+
+    def _from_the_beginning(
+        self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
+    ) -> tuple[list[int], list[int | None], dict[int, bytes | FileNotFoundError]]:
+        """Starts and stops with the sizes of objects in place of last bytes, where the store does not read these; and, by their
+        numbers, the answers that are known with the sizes: of missing and empty objects.
+        """
+        counted, ends, answered = list(starts), list(stops), dict[int, bytes | FileNotFoundError]()
+        if self.reads_last_bytes or not (last := [k for k, stop in enumerate(stops) if stop is None]):
+            return counted, ends, answered
+
+        def size_of(k: int) -> int | FileNotFoundError:
+            if (size := (self.sizes or {}).get(self.path(keys[k]))) is not None:
+                return size
+            try:
+                return self.size(keys[k])
+            except FileNotFoundError as error:
+                return error
+
+        with ThreadPoolExecutor(min(len(last), SIZES_AT_ONCE)) as pool:
+            for k, size in zip(last, pool.map(size_of, last), strict=True):
+                if isinstance(size, FileNotFoundError):
+                    answered[k] = size
+                elif not size:
+                    answered[k] = b""
+                else:
+                    counted[k], ends[k] = max(size + starts[k], 0), size
+        return counted, ends, answered
 
     def _read_local(self, key: str, start: int, stop: int | None) -> bytes | FileNotFoundError:
         try:

@@ -42,7 +42,7 @@ class TextFile(NamedTuple):
     crlf: bool = False
     """Whether a line feed of the separator may be CR LF in the file."""
     delimiter: str | None = None
-    """What stands between the fields of a CSV file: without it a tab where the name says .tsv, else a comma."""
+    """The character between the fields of a CSV file: without it a tab where the name says .tsv, else a comma."""
     quotes: Literal["csv", "none"] | None = None
     """Quotes in a CSV file: of a field that may hold delimiters and line ends, or text like any other. Without it as CSV, but
     rows that may well be several are refused.

@@ -68,7 +68,7 @@ class TokenizerName(NamedTuple):
     revision: str | None
 
 
-class Documents(NamedTuple):
+class DocumentRecords(NamedTuple):
     """Beside a split, for each sequence: its document's key, its file's number and its row in the file, uint64[seq_count]."""
 
     key: StoredArray
@@ -127,13 +127,13 @@ class Corpus:
         facts = map(found.get, TokenizerName._fields)
         return TokenizerName(*facts) if found.get("name") is not None else None
 
-    def documents(self, split: str) -> Documents | None:
+    def documents(self, split: str) -> DocumentRecords | None:
         """The documents of a split's sequences. None if there is no record of them."""
         store = self.store / "documents" / split
         if not self.manifest or not store.exists(""):
             return None
-        found = Documents(*(open_array(store / name, "uint64") for name in Documents._fields))
-        lengths = {name: array.length for name, array in zip(Documents._fields, found, strict=True)}
+        found = DocumentRecords(*(open_array(store / name, "uint64") for name in DocumentRecords._fields))
+        lengths = {name: array.length for name, array in zip(DocumentRecords._fields, found, strict=True)}
         if set(lengths.values()) != {self.splits[split].seq_count}:
             if self.made_of:  # one of its files, or it is read in another way
                 return None

@@ -41,8 +41,8 @@ DOCUMENTS_AT_ONCE = 1 << 21
 KEYS_AT_A_TIME = 1 << 20
 
 SETTINGS = ("format", "name", "layout", "stored", "tokenizer", "policy", "split_rule", "semantics")
-KINDS = {"came": "+", "went": "-", "changed": "~", "moved": ">"}
-FILE_CHANGES = {"files_came": "+", "files_went": "-", "files_changed": "~", "files_renamed": ">"}
+KINDS = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
+FILE_CHANGES = {"files_added": "+", "files_removed": "-", "files_changed": "~", "files_renamed": ">"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +100,8 @@ def settings_of(corpus: Corpus) -> dict[str, Any]:
 
 
 def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
-    """Sources, by their names, that differ: in their settings, or by files that came, went, changed their content or their
-    name.
+    """Sources, by their names, that differ: in their settings, or by files that were added, removed, changed their content or
+    their name.
     """
     in_a, in_b = ({source.name: source for source in corpus.sources} for corpus in (a, b))
     everything = {file.sha256 for source in in_a.values() for file in source.files}
@@ -114,12 +114,12 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
         settings = differences(*either) if old and new else []
         change: dict[str, Any] = {
             "source": name,
-            "change": "changed" if old and new else "came" if new else "went",
+            "change": "changed" if old and new else "added" if new else "removed",
             "settings": settings,
             **{f"files_{kind}": names for kind, names in files._asdict().items()},
             "files_same": sum(before.get(file) == digest for file, digest in after.items()),
             # The same content under another source's name: a renamed source is no new text.
-            "came_from_elsewhere": sum(after[file] in everything for file in files.came),
+            "added_from_elsewhere": sum(after[file] in everything for file in files.added),
         }
         if change["change"] != "changed" or settings or any(files):
             changes.append(change)
@@ -172,7 +172,7 @@ class Side(NamedTuple):
 
 
 def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
-    """Documents that came, went, changed their tokens, or moved to another split, with the first *limit* of each."""
+    """Documents that were added, removed, changed their tokens, or moved to another split, with the first *limit* of each."""
     by_key = all(corpus.documents(name) is not None for corpus in (a, b) for name in corpus.splits)
     digests = [corpus.tokenizer.digest if corpus.tokenizer else None for corpus in (a, b)]
     # Tokens of another tokenizer cannot be compared. Without keys, only the tokens can.
@@ -259,13 +259,13 @@ def compare_share(a: Side, b: Side, share: int, shares: int) -> Iterator[tuple[s
     distinct_a, first_a, count_a = np.unique(keys_a, return_index=True, return_counts=True)
     distinct_b, first_b, count_b = np.unique(keys_b, return_index=True, return_counts=True)
     _, in_a, in_b = np.intersect1d(distinct_a, distinct_b, assume_unique=True, return_indices=True)
-    # Of several documents with one key, as many came or went as one side has more of them.
+    # Of several documents with one key, as many were added or removed as one side has more of them.
     more, less = count_b.copy(), count_a.copy()
     more[in_b] -= np.minimum(count_a[in_a], count_b[in_b])
     less[in_a] -= np.minimum(count_a[in_a], count_b[in_b])
-    came, went = _spread(of_b, first_b + count_b - more, more), _spread(of_a, first_a + count_a - less, less)
-    yield "came", np.full(len(came), -1), np.sort(came)
-    yield "went", np.sort(went), np.full(len(went), -1)
+    added, removed = _spread(of_b, first_b + count_b - more, more), _spread(of_a, first_a + count_a - less, less)
+    yield "added", np.full(len(added), -1), np.sort(added)
+    yield "removed", np.sort(removed), np.full(len(removed), -1)
     # Where both have a key equally often, its documents are in the order of their digests on both sides.
     equal = count_a[in_a] == count_b[in_b]
     places_a = _spread(np.arange(len(keys_a)), first_a[in_a][equal], count_a[in_a][equal])
@@ -353,8 +353,10 @@ def _change(one: Mapping[str, Any]) -> str:
 def _source_lines(change: Mapping[str, Any]) -> Iterator[str]:
     counts = [f"{len(change[key]):,} {key.removeprefix('files_')}" for key in FILE_CHANGES if change[key]]
     counts.append(f"{change['files_same']:,} the same")
-    if change["came_from_elsewhere"]:
-        counts.append(f"{change['came_from_elsewhere']:,} of those that came with the content of another source's file in a")
+    if change["added_from_elsewhere"]:
+        counts.append(
+            f"{change['added_from_elsewhere']:,} of those that were added with the content of another source's file in a"
+        )
     yield f"  {KINDS[change['change']]} {change['source']}: files {', '.join(counts)}"
     for one in change["settings"]:
         yield f"      {one['what']} {_shown(one['a'])} → {_shown(one['b'])}"

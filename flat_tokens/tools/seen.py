@@ -14,7 +14,7 @@ from flat_tokens.ledger import Ledger
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.views import Int64s, SplitView
 from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import Documents, open_corpus
+from flat_tokens.tools.corpus import DocumentRecords, open_corpus
 
 SUMMARY = "tell which documents a run has seen, how often, at which steps, in which rows of the batch"
 EXAMPLES = """\
@@ -93,12 +93,12 @@ def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None
             yield {"document": number, "key": key, "visits": visits}
 
 
-def _records(ledger: Ledger, name: str) -> Documents | None:
+def _records(ledger: Ledger, name: str) -> DocumentRecords | None:
     path, split = ledger.dataset(name) or ("", "")
     return open_corpus(path).documents(split)
 
 
-def _asked(records: Documents | None, count: int, document: str | int | None) -> Iterator[Int64s]:
+def _asked(records: DocumentRecords | None, count: int, document: str | int | None) -> Iterator[Int64s]:
     """Numbers of the documents to look for, some at a time."""
     if isinstance(document, int):
         yield np.arange(document, min(document + 1, count))

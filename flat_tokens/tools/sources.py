@@ -36,7 +36,7 @@ SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
 UNRECORDED = "there is no record of where sequences come from"
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """A row of a source file: its text, and the key that a build gives to it."""
 
     text: str
@@ -185,7 +185,7 @@ def texts_of(corpus: Corpus, places: Mapping[int, Place], locator: Locator) -> I
     for i in sorted(places, key=lambda i: places[i].file is not None):
         by_file.setdefault(places[i].file, []).append(i)
     for file, sequences in by_file.items():
-        found, problem, rows = None, None, dict[int, Row]()
+        found, problem, rows = None, None, dict[int, SourceRow]()
         if file is None:
             problem = _nameless(corpus)
         elif (found := locator.find(file)) is None:
@@ -211,7 +211,7 @@ def _nameless(corpus: Corpus) -> str:
     return f"a token shard's rows count from the beginning of its part, {part}"
 
 
-def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int]) -> dict[int, Row]:
+def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int]) -> dict[int, SourceRow]:
     """Rows of a source file, counted from 0, read by the readers of builds. Rows that the file doesn't have, or that are no
     text, are left out.
 
@@ -256,7 +256,7 @@ def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, 
         return temporary.name, temporary.tell()
 
 
-def _rows(kind: FileFormat, file: TextFile, wanted: npt.NDArray[np.int64]) -> Iterator[tuple[int, Row]]:
+def _rows(kind: FileFormat, file: TextFile, wanted: npt.NDArray[np.int64]) -> Iterator[tuple[int, SourceRow]]:
     """Those of the *wanted* rows that are documents. What builds replace in texts is replaced here too."""
     for part, first in holding(kind, file, wanted.tolist()):
         for batch in FORMATS[kind].read(file, part):
@@ -268,7 +268,7 @@ def _rows(kind: FileFormat, file: TextFile, wanted: npt.NDArray[np.int64]) -> It
                 texts, _ = as_unicode(to_large(batch.texts).filter(chosen))
                 keys = keys_of(texts, None if batch.ids is None else ids_as_text(batch.ids).filter(chosen))
                 found = zip(batch.rows[chosen] + first, texts.to_pylist(), keys, strict=True)
-                yield from ((int(row), Row(text, int(key))) for row, text, key in found)
+                yield from ((int(row), SourceRow(text, int(key))) for row, text, key in found)
             if first + batch.end > wanted[-1]:
                 return
 

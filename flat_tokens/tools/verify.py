@@ -20,7 +20,7 @@ from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.stores import signing
-from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
@@ -238,7 +238,7 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
             if batch.max_token_id > split.max_token_id:
                 yield f"{name}: token id {batch.max_token_id} is above max_token_id {split.max_token_id}"
                 return
-    except (ValueError, OSError) as error:
+    except (ValueError, *NO_OBJECT) as error:  # other errors of the system are no fault of the files
         yield str(error)
 
 

@@ -47,7 +47,7 @@ from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.output.versions import remember_origin
 from tasks.parts.part import ShardPart
@@ -60,7 +60,8 @@ from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.doubts import is_doubted
-from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.engines import Tokenizer, engine_of, forget_what_was_learned, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.masks import chats_by_reference
 from tasks.tokenize.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def build(config: BuildConfig, runner: Runner) -> BuildResult:
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
             if is_much(files_of(pinned)):
-                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
+                loading.result()  # a wrong tokenizer is an error before so much is fetched
             text = Text.of(config, pinned, download(config, files_of(pinned), runner, output.root))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
@@ -170,8 +171,11 @@ def download(
     known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
     meter.add("download", known_bytes, stored=known_bytes)
     fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
-    place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    cuts, step = list(known), DOWNLOAD.given(config.sources, config.slice_bytes, place)  # files -> digests, where they are cut
+    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    cuts, step = (
+        list(known),
+        DOWNLOAD.given(config.sources, config.slice_bytes, workspace),
+    )  # files -> digests, where they are cut
     if fresh:
         left = (number for number, cut in enumerate(known) if cut is None)
         with settled() as under_way, remembering(config, root, cuts, begun) as remember:
@@ -346,12 +350,14 @@ def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
 
 
 def make_recipe(
-    config: BuildConfig, place: Place, tokenizer: Tokenizer, slices: list[Slice], chats: tuple[Chat | None, ...]
+    config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice], chats: tuple[Chat | None, ...]
 ) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
-    samples, text_bytes = sample_texts(config, place, slices), sum(slice_.text_bytes for slice_ in slices)
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, samples, text_bytes, processors_of(config))
-    may_differ = config.documents.on_bad != "error" or is_doubted(place.root, tokenizer.digest)
+    samples, text_bytes = sample_texts(config, workspace, slices), sum(slice_.text_bytes for slice_ in slices)
+    texts = [text for of in samples.values() for text in of]
+    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
+    by_reference = chats_by_reference(config.sources, chats, samples, config.tokenizer, engine_of(tokenizer, fast))
+    may_differ = config.documents.on_bad != "error" or is_doubted(workspace.root, tokenizer.digest)
     return Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,
@@ -360,16 +366,17 @@ def make_recipe(
         documents=config.documents,
         engine="reference" if tokenizer.make_fast is not None and not fast and may_differ else None,
         chats=chats if any(chats) else (),
+        by_reference=by_reference,
         steps=config.documents.opened().described,
     )
 
 
-def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list[str]:
+def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice]) -> dict[int, list[str]]:
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
-    texts: list[str] = []
+    texts: dict[int, list[str]] = {}
     first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
     with ThreadPoolExecutor(FETCHERS) as fetchers:
-        here = fetchers.map(lambda one: at_hand(one[1], config.sources, place), first_of)
+        here = fetchers.map(lambda one: at_hand(one[1], config.sources, workspace), first_of)
     for (index, _), slice_ in zip(first_of, here, strict=True):
         with naming(config.sources, index):
             documents = next(read_documents(slice_, config.sources[index], config.documents, Tally(), SAMPLE_BYTES), None)
@@ -377,7 +384,7 @@ def sample_texts(config: BuildConfig, place: Place, slices: list[Slice]) -> list
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:
                 left -= len(text.as_buffer())
-                texts.append(text.as_py())
+                texts.setdefault(index, []).append(text.as_py())
     return texts
 
 

@@ -24,7 +24,7 @@ from tasks.download.slices import slices_of
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, SourceFile
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.stored import document_spec
 from tasks.shards.index import indexed_versions, without_tokens
@@ -100,11 +100,11 @@ def plan(config: BuildConfig) -> Plan:
     tokenizer = load_tokenizer(config.tokenizer)
     found = files_of(pinned)
     chosen = [file for source in pinned for file in to_sample(source.files)]
-    place = Place(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
     workers = config.workers or available_cores()
     looking = clock()
     with ThreadPoolExecutor(workers) as pool:
-        cuts = list(pool.map(lambda file: look_into(file, config.sources, config.slice_bytes, place), chosen))
+        cuts = list(pool.map(lambda file: look_into(file, config.sources, config.slice_bytes, workspace), chosen))
     looked = clock()
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
@@ -113,7 +113,7 @@ def plan(config: BuildConfig) -> Plan:
     warn_of_separators(config, files)
     slices = [list(slices_of([cut], config.slice_bytes)) for cut in cuts]
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    recipe = make_recipe(config, place, tokenizer, [part for parts in slices for part in parts], chats)
+    recipe = make_recipe(config, workspace, tokenizer, [part for parts in slices for part in parts], chats)
 
     indexed = indexed_versions(root)
     # A build does all of this, too.
@@ -122,7 +122,7 @@ def plan(config: BuildConfig) -> Plan:
     for index, source in enumerate(pinned):
         mine = [i for i, file in enumerate(files) if file.source == index]
         parts = [part for i in mine for part in slices[i]]
-        sample = measure(recipe, place, tokenizer, parts, len(pinned), workers, layout, sampled)
+        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, sampled)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
         whole.add(sample, scale)
@@ -157,7 +157,7 @@ def plan(config: BuildConfig) -> Plan:
         tokens_low=max(round(whole.tokens - whole.token_error), 0),
         tokens_high=round(whole.tokens + whole.token_error),
         bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
-        engine="the fast" if recipe.fast else "the reference",
+        engine="the fast" if recipe.fast and not recipe.by_reference else "the reference",
         text_bytes=round(whole.text_bytes),
         slices=slice_count,
         slices_stored=whole.slices_stored,

@@ -30,7 +30,7 @@ from tasks.models import Model
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
 from tasks.output.pointer import Pointer, pointer_lock, publish, read_pointer
-from tasks.output.staging import Place, attempt, sweep
+from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter
 
@@ -108,7 +108,7 @@ class Publication:
     output: OpenOutput
     name: str
     layout: LayoutName
-    workspace: Place | None
+    workspace: Workspace | None
     sequence: int = 0
 
     def target(self, **settings: Any) -> Target | None:

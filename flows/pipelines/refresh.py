@@ -78,7 +78,7 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
             needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
             fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
             if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
-                loading.result()  # what is wrong with the tokenizer is told before so much is fetched
+                loading.result()  # a wrong tokenizer is an error before so much is fetched
             cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
             tokenizer = loading.result()
             files = [cut[file].file if file in cut else uncut[file] for file in found]
@@ -139,7 +139,7 @@ def compared(root: Store, before: str | None, after: str) -> DocumentChanges | N
 
 def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
     """The line in the history for a refresh that ends now."""
-    kinds = ("came", "went", "changed", "moved")
+    kinds = ("added", "removed", "changed", "moved")
     total = changes.documents.total.model_dump(include={*kinds}) if changes.documents else dict.fromkeys(kinds)
     return Refreshed(
         at=datetime.now(UTC).replace(microsecond=0),

@@ -21,10 +21,10 @@ from tasks.config import Source
 from tasks.download.cut import at_hand
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
-from tasks.text.documents import Documents, Tally, read_documents
+from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.files import plan_ranges
 from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, large_string_array, tokens_of
 from tasks.tokenize.masks import encoder_of
@@ -94,7 +94,7 @@ class Piece(NamedTuple):
 
     part: Slice
     tally: Tally
-    documents: list[Documents]
+    documents: list[TextBatch]
     seconds: float
     timed: int
 
@@ -116,7 +116,7 @@ def text_read(tally: Tally) -> int:
 
 def measure(
     recipe: Recipe,
-    place: Place,
+    workspace: Workspace,
     tokenizer: Tokenizer,
     slices: list[Slice],
     shares: int,
@@ -127,7 +127,7 @@ def measure(
     """Read and tokenize a sample of the slices of a source, one of *shares*, in pieces that are spread over all of them; little
     text as a whole. As a build does, with several *workers*. *counts_of_all* counts documents along.
     """
-    pieces, timed, is_whole = _sampled(recipe, place, slices, shares, workers)
+    pieces, timed, is_whole = _sampled(recipe, workspace, slices, shares, workers)
     batches, encoding = _tokenized(recipe, tokenizer, pieces, workers)
     for tally in (piece.tally for piece in pieces):
         counts_of_all.read += tally.read
@@ -147,7 +147,7 @@ def measure(
 
 
 def _sampled(
-    recipe: Recipe, place: Place, slices: list[Slice], shares: int, workers: int
+    recipe: Recipe, workspace: Workspace, slices: list[Slice], shares: int, workers: int
 ) -> tuple[list[Piece], list[Piece], bool]:
     """The pieces of a sample, those that tell how long reading takes, and whether the sample is all of the source."""
     total = _bytes(slices)
@@ -157,9 +157,9 @@ def _sampled(
             return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes), parts))
 
         if total <= READ_AS_A_WHOLE:
-            pieces = read([at_hand(part, recipe.sources, place) for part in slices], total)
+            pieces = read([at_hand(part, recipe.sources, workspace) for part in slices], total)
             return pieces, pieces, True
-        here = [at_hand(part, recipe.sources, place) for part in spread(slices, PIECES)]
+        here = [at_hand(part, recipe.sources, workspace) for part in spread(slices, PIECES)]
         limit = min(SAMPLED_BYTES // shares, int(total * SHARE))
         chosen = spread(_pieces(recipe, here, max(limit // PIECES, total // MOST_CUTS)), PIECES)
         most, pieces = limit // len(chosen), []
@@ -200,7 +200,7 @@ def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None) -> Pi
     """Read a part, until *most* bytes of text are there. The time is that behind its first batch, where there are several:
     opening a slice takes a build no time to speak of.
     """
-    tally, documents, marks = Tally(), list[Documents](), [(0, 0.0)]
+    tally, documents, marks = Tally(), list[TextBatch](), [(0, 0.0)]
     begun = clock()
     with naming(recipe.sources, part.source):
         for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes):
@@ -252,7 +252,8 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
     """The tokens of each of some pieces, which are tokenized together."""
     part = pieces[0].part
     source = recipe.source(part)
-    encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents)
+    by_reference = part.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents, by_reference)
     texts = [some.texts for piece in pieces for some in piece.documents]
     try:
         tokens = encoder(pa.concat_arrays([large_string_array(), *texts]))

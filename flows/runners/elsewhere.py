@@ -12,7 +12,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.stages import OF_A_BUILD, Step
 from tasks.config import BuildConfig
 from tasks.groups import Group, GroupStep
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 
 
 @functools.cache
@@ -46,19 +46,19 @@ def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
     return tuple(kind.dump_python(value, mode="json") for kind, value in zip(types, step.shared, strict=False))
 
 
-def work_of(group: Group, place: Place) -> tuple[list[Any], list[Step]]:
-    """The items of a group and their steps, which write to *place*. ValueError for a stage that is not for other processes."""
+def work_of(group: Group, workspace: Workspace) -> tuple[list[Any], list[Step]]:
+    """The items of a group and their steps, writing to *workspace*. ValueError for a stage that is not for other processes."""
     if group.stage not in OF_A_BUILD or OF_A_BUILD[group.stage].pool is None:
         raise ValueError(f"stage {group.stage!r} is not one that other processes work on")
-    steps = [_step(step, place) for step in group.steps]
+    steps = [_step(step, workspace) for step in group.steps]
     item_type, _, _ = _types(steps[0].stage.function)
     return [item_type.validate_python(item) for item in group.items], steps
 
 
-def _step(told: GroupStep, place: Place) -> Step:
+def _step(told: GroupStep, workspace: Workspace) -> Step:
     stage = OF_A_BUILD[told.stage]
     _, types, _ = _types(stage.function)
-    context = {"workspace": place}
+    context = {"workspace": workspace}
     return stage.given(*(kind.validate_python(value, context=context) for kind, value in zip(types, told.shared, strict=False)))
 
 

@@ -23,7 +23,7 @@ from flows.pipelines.stages import Stage, Step, do
 from flows.runners.processes import Processes, process_pool
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
-from tasks.tokenize.crew import crew_of
+from tasks.tokenize.pool import tokenize_pool
 
 Work = Callable[[Step, Any], Any]
 PACK_ITEMS = 100
@@ -182,7 +182,7 @@ class PrefectTasks:
         self._held.enter_context(TagsContext(current_tags=set()))
         self._processes = self._held.enter_context(process_pool(self._workers))
         if self._processes is None:
-            self._held.enter_context(crew_of(self._workers))
+            self._held.enter_context(tokenize_pool(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -63,7 +63,7 @@ ENDED = {StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CAN
 
 
 @dataclass
-class _Run:
+class _GroupRun:
     """A group that has been handed out, and what is known of its run. Times are this process's own: clocks differ."""
 
     group: Group
@@ -120,7 +120,7 @@ class _Item:
 
     def __init__(self, groups: Groups, queue: _Queue, item: Any) -> None:
         self._groups, self._queue, self.item = groups, queue, item
-        self.run: _Run | None = None
+        self.run: _GroupRun | None = None
         self.number = 0
         self.here: Started | None = None
 
@@ -156,8 +156,8 @@ class Groups:
             for stage in OF_A_BUILD.values()
             if stage.pool is not None
         }
-        self._queued: deque[_Run] = deque()
-        self._out: list[_Run] = []
+        self._queued: deque[_GroupRun] = deque()
+        self._out: list[_GroupRun] = []
         self._done: list[str] = []
         self._told: set[UUID] = set()
         self._looked = 0.0
@@ -206,7 +206,7 @@ class Groups:
 
     def _hand_out(self, queue: _Queue, items: list[_Item]) -> None:
         group = group_of(self._config, [mine.item for mine in items], queue.steps)
-        run = _Run(group, queue.steps, put_group(self._root, group))
+        run = _GroupRun(group, queue.steps, put_group(self._root, group))
         for number, mine in enumerate(items):
             mine.run, mine.number = run, number
         if group.stage not in self._spread:
@@ -220,7 +220,7 @@ class Groups:
         if self._failure is not None:
             raise self._failure
 
-    def results_of(self, run: _Run, queue: _Queue) -> tuple[Any, ...]:
+    def results_of(self, run: _GroupRun, queue: _Queue) -> tuple[Any, ...]:
         """Wait for the results of a group of a queue. All that ask are told where one fails for good, or a wait ends early."""
         self.check()
         try:
@@ -266,7 +266,7 @@ class Groups:
         elif self._out and states and now > self._moved + IDLE:
             self._warn("idle", "No worker has taken a group for %.0f s. Start one: %s", IDLE, START_WORKER)
 
-    def _hear(self, run: _Run, report: Report | None, state: State[Any] | None) -> None:
+    def _hear(self, run: _GroupRun, report: Report | None, state: State[Any] | None) -> None:
         """Go by a group's report; where there is none, or it is stale, by what its run's state says of its process."""
         now = time.monotonic()
         if report is not None and report != run.report:
@@ -293,7 +293,7 @@ class Groups:
             self._ask(lambda: _set_state(run, Crashed(message=f"The build: {why}.")))
             self._lose(run, why)
 
-    def _take(self, run: _Run, report: Report) -> bool:
+    def _take(self, run: _GroupRun, report: Report) -> bool:
         """Whether a report has a group's results."""
         if report.results is None or len(report.results) != len(run.group.items):
             return False
@@ -301,7 +301,7 @@ class Groups:
         self._done.append(run.digest)
         return True
 
-    def _lose(self, run: _Run, why: str) -> None:
+    def _lose(self, run: _GroupRun, why: str) -> None:
         """Begin a group again. RuntimeError where that was done often enough without getting any further."""
         done = run.report.done.bytes if run.report else 0
         run.lost, run.furthest = (1, done) if done > run.furthest else (run.lost + 1, run.furthest)
@@ -316,7 +316,7 @@ class Groups:
         run.attempt += 1
         self._begin(run)
 
-    def _count(self, run: _Run, done: Done) -> None:
+    def _count(self, run: _GroupRun, done: Done) -> None:
         meter.add(run.group.stage, *(now - before for now, before in zip(done, run.counted, strict=True)))
         run.counted = done
 
@@ -327,7 +327,7 @@ class Groups:
             if run.results is None:
                 self._out.append(run)
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: _GroupRun) -> None:
         """Have a group's run created. One of a dead build is adopted, or its results taken if it has ended."""
         mine = _own_tag()
         run.report, run.state = None, StateType.SCHEDULED
@@ -347,13 +347,13 @@ class Groups:
             logger.info("%s is under way already: adopted", run.group.label)
             self._ask(lambda: _add_tag(created, mine))
 
-    def _is_stored(self, run: _Run, report: Report) -> bool:
+    def _is_stored(self, run: _GroupRun, report: Report) -> bool:
         """Whether the store has the objects that a report tells of."""
         pool = self._queues[run.group.stage].pool
         results = [result_from_json(run.steps, value) for value in report.results or ()]
         return are_there(self._root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
 
-    def _create(self, run: _Run, mine: str) -> FlowRun:
+    def _create(self, run: _GroupRun, mine: str) -> FlowRun:
         pool = self._queues[run.group.stage].pool
         created = run_deployment(
             pool.path,
@@ -435,7 +435,7 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, _AWAY) and (status is None or status >= 500 or status == 429)
 
 
-def _set_state(run: _Run, state: State[Any]) -> None:
+def _set_state(run: _GroupRun, state: State[Any]) -> None:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, state, force=True)
 

@@ -34,7 +34,7 @@ RUN_COLUMNS = "run (UTC) | took | ended"
 """Columns that matter most stand first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
 
 
-class Run(NamedTuple):
+class ListedRun(NamedTuple):
     """A run that has ended. ``path``: of its page in the UI. ``says``: the message of its last state."""
 
     name: str
@@ -82,7 +82,7 @@ def bring_up_to_date(
     found, now = status_of(Store.at(output)), datetime.now(UTC)
     says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
     began = this.began or now
-    run = Run(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
+    run = ListedRun(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
     runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
     text, headline = dataset_page(name, found, runs, _schedule(client, name)), _headline(found, run)
     made = api.leave(client, this, page_key(name), "markdown", text, headline)
@@ -100,7 +100,7 @@ def link_to_page(name: str) -> str:
     return f"[Page of the dataset](/artifacts/key/{page_key(name)})"
 
 
-def dataset_page(name: str, found: Status, runs: Sequence[Run], schedule: Schedule | None) -> str:
+def dataset_page(name: str, found: Status, runs: Sequence[ListedRun], schedule: Schedule | None) -> str:
     """The page in Markdown. *runs*: the newest first."""
     failed = next((run for run in runs if run.state.upper() in FAILED), None)
     newest, in_versions = runs[0] if runs else None, sum(one.byte_count for one in found.versions)
@@ -121,7 +121,7 @@ def dataset_page(name: str, found: Status, runs: Sequence[Run], schedule: Schedu
     )
 
 
-def _failure(run: Run | None, is_told: bool) -> str:
+def _failure(run: ListedRun | None, is_told: bool) -> str:
     if run is None:
         return "none is known"
     return f"{_link_to(run)}, {_time(run.at)}{'' if is_told else f': {as_markdown(run.says)}'}"
@@ -142,14 +142,14 @@ def _version(one: Version) -> Sequence[str | int]:
     return (code(one.version), state, made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count))
 
 
-def _run(run: Run) -> Sequence[str]:
+def _run(run: ListedRun) -> Sequence[str]:
     what = run.name.partition(" ")[0]  # the rest of it is the same in all of them
     says = [as_markdown(run.says)] if run.says else []
     state = [] if run.state.upper() == "COMPLETED" and says else [run.state.capitalize()]
     return (f"[{run.at:%Y-%m-%d %H:%M} {as_markdown(what)}]({run.path})", duration(run.seconds), ": ".join([*state, *says]))
 
 
-def _link_to(run: Run) -> str:
+def _link_to(run: ListedRun) -> str:
     return f"[{as_markdown(run.name)}]({run.path})"
 
 
@@ -166,7 +166,7 @@ def _time(at: datetime | None) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC" if at else "not known"
 
 
-def _headline(found: Status, run: Run) -> str:
+def _headline(found: Status, run: ListedRun) -> str:
     latest = f"version {found.latest.version}, {found.latest.tokens:,} tokens" if found.latest else "nothing is published yet"
     return str(as_markdown(f"{latest}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
 
@@ -176,14 +176,14 @@ def _path(run_id: str) -> str:
     return f"/runs/flow-run/{run_id}"
 
 
-def _ended(client: Api, tags: Sequence[str]) -> Iterator[Run]:
+def _ended(client: Api, tags: Sequence[str]) -> Iterator[ListedRun]:
     """The runs with these tags that have ended, as far as the server keeps them; the newest first."""
     some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}}
     for run in ask(client, "POST", "/flow_runs/filter", {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED}):
         state, began = run["state"], moment(run["start_time"])
         if "group" not in run["parameters"] and state is not None and began is not None:
             says = PREFECTS_WORDS.sub("", state["message"] or "")
-            yield Run(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
+            yield ListedRun(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
 
 
 def _schedule(client: Api, name: str) -> Schedule | None:

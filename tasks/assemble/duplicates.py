@@ -31,7 +31,7 @@ class Originals(NamedTuple):
     row: UInt64s
 
 
-class _Run(NamedTuple):
+class _SortedDigests(NamedTuple):
     """Texts by the halves of their digests, in the order of ``high``; and the file and the row where each was first."""
 
     high: UInt64s
@@ -51,17 +51,17 @@ class _Run(NamedTuple):
             at[open_] += 1
         return found
 
-    def merged(self, other: _Run) -> _Run:
+    def merged(self, other: _SortedDigests) -> _SortedDigests:
         order = np.argsort(np.concatenate([self.high, other.high]), kind="stable")
         both: Any = zip(self, other, strict=True)
-        return _Run(*(np.concatenate(pair)[order] for pair in both))
+        return _SortedDigests(*(np.concatenate(pair)[order] for pair in both))
 
 
 @dataclass
 class FirstTexts:
     """The texts that have been met, by their digests: 28 bytes of memory each, and three times that for a moment."""
 
-    _runs: list[_Run] = field(default_factory=list)
+    _runs: list[_SortedDigests] = field(default_factory=list)
 
     def add(self, digests: UInt64s, files: UInt64s, rows: UInt64s) -> Originals:
         """Meet texts in their order: digests uint64[n, 2], files and rows uint64[n]. Return those that were met before."""
@@ -73,7 +73,7 @@ class FirstTexts:
         is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
         group = np.cumsum(is_first) - 1
         first = order[is_first]
-        mine = _Run(high[is_first], low[is_first], files[first].astype(np.uint32), rows[first])
+        mine = _SortedDigests(high[is_first], low[is_first], files[first].astype(np.uint32), rows[first])
         is_known = np.zeros(len(mine.high), bool)
         for run in self._runs:
             at = run.find(mine.high, mine.low)
@@ -85,10 +85,10 @@ class FirstTexts:
         of = _scattered(group, order)[copies]
         found = Originals(copies, mine.file[of].astype(np.uint64), mine.row[of])
         new = ~is_known
-        self._keep(_Run(mine.high[new], mine.low[new], mine.file[new], mine.row[new]))
+        self._keep(_SortedDigests(mine.high[new], mine.low[new], mine.file[new], mine.row[new]))
         return found
 
-    def _keep(self, run: _Run) -> None:
+    def _keep(self, run: _SortedDigests) -> None:
         """Keep a run. Those of about the same length are merged: there are few, and a text is moved a few times."""
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2].high) <= 2 * len(self._runs[-1].high):

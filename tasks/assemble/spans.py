@@ -48,7 +48,7 @@ class SpanLayout:
     """
 
     def __init__(self, target: Target) -> None:
-        self._lines = [(_Line(split, True, target.specs), _Line(split, False, target.specs)) for split in SPLITS]
+        self._lines = [(_ArraySpans(split, True, target.specs), _ArraySpans(split, False, target.specs)) for split in SPLITS]
 
     def add(self, part: Part, counts: SplitCounts) -> Iterator[Span]:
         """The spans that end within the next part."""
@@ -65,7 +65,7 @@ class SpanLayout:
             yield from documents.rest(tokens.end)
 
 
-class _Line:
+class _ArraySpans:
     """The items of one array, cut into spans. (part, item) -> (split, item): parts are consecutive."""
 
     def __init__(self, split: Split, of_tokens: bool, layout: Layout) -> None:

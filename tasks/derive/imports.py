@@ -24,7 +24,7 @@ from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
@@ -105,15 +105,15 @@ def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> li
     return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
 
 
-def import_part(part: ImportPart, place: Place, versions: VersionNames = ()) -> TokenShard:
+def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames = ()) -> TokenShard:
     """The tokens of a part: those that are stored or that a version holds, if they are whole, else written now."""
     key = digest_of(part.inputs())
-    stored = load_or_published(place.root, versions, key)
+    stored = load_or_published(workspace.root, versions, key)
     if stored is not None:
         meter.add("import", 4 * stored.token_count, stored.read, stored.token_count, stored=4 * stored.token_count)
         return stored
     opened = _opened(part.path, part.format, json.dumps(part.options, sort_keys=True), part.content)
-    return write_shard(_make_shard(part, key, opened.splits[part.split], place), place)
+    return write_shard(_make_shard(part, key, opened.splits[part.split], workspace), workspace)
 
 
 def has_loss_mask(split: Readable) -> bool:
@@ -121,9 +121,9 @@ def has_loss_mask(split: Readable) -> bool:
     return getattr(split, LOSS_MASK, None) is not None
 
 
-def _make_shard(part: ImportPart, key: str, sequences: Readable, place: Place) -> TokenShard:
+def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Workspace) -> TokenShard:
     count = part.stop - part.start
-    with staging_shard(key, place, has_loss_mask(sequences)) as writer:
+    with staging_shard(key, workspace, has_loss_mask(sequences)) as writer:
 
         def written() -> Iterator[TokenBatch]:
             for batch in ahead(sequences.batches(part.start, part.stop)):

@@ -23,37 +23,41 @@ from tasks.download.sources import naming
 from tasks.download.table import CutFile, forget_file
 from tasks.locations import is_within, readable
 from tasks.models import FileRange, FoundFile, Slice, SourceFile, stamp_of
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.text.files import changed_meanwhile, cuts_of, stamp
 
 FETCHERS = 4
 
 
-def cut_files(pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, place: Place) -> tuple[CutFile, ...]:
+def cut_files(
+    pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace
+) -> tuple[CutFile, ...]:
     """Stage download: fetch some small files of a source, or one large file, and cut each into ranges of about *slice_bytes* of
     text. ValueError, naming the file, where one is damaged or not as its source says.
     """
     if len(pack) == 1 and not is_small(pack[0]):
-        cuts = [look_into(pack[0], sources, slice_bytes, place)]
+        cuts = [look_into(pack[0], sources, slice_bytes, workspace)]
     else:
-        cuts = list(_cut_small(pack, sources, slice_bytes, place))
+        cuts = list(_cut_small(pack, sources, slice_bytes, workspace))
     meter.add("download", sum(found.size or 0 for found in pack))
     return tuple(cuts)
 
 
-def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace) -> CutFile:
     """Cut a file into ranges. It is fetched unless its store and its end tell enough."""
-    with glimpsed(found, Path(place.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
-        file = glimpse or _fetch(found, sources, place)
+    with glimpsed(found, Path(workspace.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
+        file = glimpse or _fetch(found, sources, workspace)
         cuts = cuts_of(file, sources[found.source], slice_bytes)
     return CutFile(_bare(file) if glimpse else file, cuts)
 
 
-def _cut_small(pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, place: Place) -> Iterator[CutFile]:
+def _cut_small(
+    pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace
+) -> Iterator[CutFile]:
     source, knows_text = sources[pack[0].source], False
     with naming(sources, pack[0].source):
-        for file, content in read_small(pack, sources, Path(place.scratch), hub_cache=_hub_cache(place)):
+        for file, content in read_small(pack, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace)):
             if file.format == "text" and knows_text and file.size <= slice_bytes:
                 yield CutFile(file, (Range(0, file.size, None, file.size),))  # which the reader says, too, but not as fast
                 continue
@@ -62,14 +66,14 @@ def _cut_small(pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_b
             knows_text = file.format == "text"
 
 
-def _fetch(found: FoundFile, sources: tuple[Source, ...], place: Place) -> SourceFile:
+def _fetch(found: FoundFile, sources: tuple[Source, ...], workspace: Workspace) -> SourceFile:
     """Fetch a file into the scratch directory of an attempt."""
-    return fetch_file(found, sources, Path(place.scratch), hub_cache=_hub_cache(place))
+    return fetch_file(found, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace))
 
 
-def _hub_cache(place: Place) -> Path | None:
+def _hub_cache(workspace: Workspace) -> Path | None:
     """Where files of the hub go, if not to the user's cache: the scratch directory, where that goes with the attempt."""
-    return Path(place.scratch) / "hub" if place.scratch == place.staging else None
+    return Path(workspace.scratch) / "hub" if workspace.scratch == workspace.staging else None
 
 
 def _bare(file: SourceFile) -> SourceFile:
@@ -81,29 +85,29 @@ _fetching: defaultdict[tuple[Any, ...], threading.Lock] = defaultdict(threading.
 _fetched: dict[tuple[Any, ...], SourceFile] = {}
 
 
-def at_hand(slice_: Slice, sources: tuple[Source, ...], place: Place) -> Slice:
+def at_hand(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Slice:
     """A slice whose files this machine can read. Those that are not here are fetched, once for all threads. ValueError where one
     cannot be had here, or has changed.
     """
-    here = list(_located(slice_.ranges, place))
+    here = list(_located(slice_.ranges, workspace))
     if all(map(operator.is_, here, slice_.ranges)):
         return slice_
     missing = [part for part, found in zip(slice_.ranges, here, strict=True) if found is None]
-    brought = iter(_brought(missing, sources, place))
+    brought = iter(_brought(missing, sources, workspace))
     return Slice(tuple(part or next(brought) for part in here))
 
 
-def _brought(missing: Sequence[FileRange], sources: tuple[Source, ...], place: Place) -> list[FileRange]:
+def _brought(missing: Sequence[FileRange], sources: tuple[Source, ...], workspace: Workspace) -> list[FileRange]:
     """Ranges of files that were not here, with the places where they are now."""
     small = [part for part in missing if part.file.found and is_small(part.file.found) and _can_be_brought(part.file)]
     if len(small) < max(len(missing), 2):
-        return [_range_at_hand(part, sources, place) for part in missing]
+        return [_range_at_hand(part, sources, workspace) for part in missing]
     first = small[0].file
-    with _fetching[len(small), first.name, first.sha256, place.scratch]:
+    with _fetching[len(small), first.name, first.sha256, workspace.scratch]:
         pack = [part.file.found for part in small if part.file.found]
         digests = [part.file.sha256 for part in small]
-        read = read_small(pack, sources, Path(place.scratch), hub_cache=_hub_cache(place), digests=digests)
-        return [_at(part, file, sources, place) for part, (file, _) in zip(small, read, strict=True)]
+        read = read_small(pack, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace), digests=digests)
+        return [_at(part, file, sources, workspace) for part, (file, _) in zip(small, read, strict=True)]
 
 
 def _can_be_brought(file: SourceFile) -> bool:
@@ -111,16 +115,16 @@ def _can_be_brought(file: SourceFile) -> bool:
     return file.found is not None and ("://" in file.found.uri or (not file.location and kind_of(file.found.uri) is not None))
 
 
-def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], place: Place) -> FileRange:
+def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], workspace: Workspace) -> FileRange:
     """A range of a file that is *here* now. ValueError where that is another one; then no table says what it was."""
     if here.sha256 != part.file.sha256:
-        forget_file(place.root, sources[part.file.source], part.file.name)
+        forget_file(workspace.root, sources[part.file.source], part.file.name)
         raise ValueError(changed_meanwhile(part.file.name))
     return part._replace(file=part.file._replace(location=here.location, stamp=here.stamp))
 
 
-def _range_at_hand(part: FileRange, sources: tuple[Source, ...], place: Place) -> FileRange:
-    if (located := next(_located([part], place))) is not None:
+def _range_at_hand(part: FileRange, sources: tuple[Source, ...], workspace: Workspace) -> FileRange:
+    if (located := next(_located([part], workspace))) is not None:
         return located
     file = part.file
     found = file.found
@@ -129,33 +133,33 @@ def _range_at_hand(part: FileRange, sources: tuple[Source, ...], place: Place) -
         if found is not None and kind_of(os.path.dirname(found.uri)) == "directory":
             raise ValueError(f"{where} was removed while the build ran. Put it back, or run the build again without it.")
         raise ValueError(f"{platform.node()} cannot read {where}. Put sources {everywhere}.")
-    key = (found.uri, file.sha256, place.scratch)
+    key = (found.uri, file.sha256, workspace.scratch)
     with _fetching[key]:
-        if key not in _fetched or next(_located([part._replace(file=_fetched[key])], place)) is None:
-            here = _fetch(found, sources, place)
-            _at(part, here, sources, place)
+        if key not in _fetched or next(_located([part._replace(file=_fetched[key])], workspace)) is None:
+            here = _fetch(found, sources, workspace)
+            _at(part, here, sources, workspace)
             _fetched[key] = here
-        return _at(part, _fetched[key], sources, place)
+        return _at(part, _fetched[key], sources, workspace)
 
 
 @contextlib.contextmanager
-def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], place: Place) -> Iterator[None]:
+def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], workspace: Workspace) -> Iterator[None]:
     """Fetch the files of slices, in order, while the first ones are worked on. A failure is raised where the file is needed."""
     missing: dict[tuple[int, str], Slice] = {}
     for slice_ in slices:
         first = slice_.ranges[0].file
-        if not all(_located(slice_.ranges, place)):
+        if not all(_located(slice_.ranges, workspace)):
             missing.setdefault((first.source, first.name), slice_)
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
         for slice_ in missing.values():
-            fetchers.submit(at_hand, slice_, sources, place)
+            fetchers.submit(at_hand, slice_, sources, workspace)
         try:
             yield
         finally:
             fetchers.shutdown(cancel_futures=True)
 
 
-def _located(ranges: Iterable[FileRange], place: Place) -> Iterator[FileRange | None]:
+def _located(ranges: Iterable[FileRange], workspace: Workspace) -> Iterator[FileRange | None]:
     """Each range whose file is unchanged on this machine, its location without links; None for another one. Another process may
     have said where the files are: only the roots and the directories of fetched files are looked into.
     """
@@ -171,10 +175,10 @@ def _located(ranges: Iterable[FileRange], place: Place) -> Iterator[FileRange | 
             yield None
             continue
         if stat.S_ISLNK(status.st_mode) or not head:
-            real = _real_place(part.file, place)
+            real = _real_place(part.file, workspace)
         else:
             if head not in directories:
-                directories[head] = _may_be_read(head, place)
+                directories[head] = _may_be_read(head, workspace)
             is_it = stat.S_ISREG(status.st_mode) and part.file.stamp in ((), stamp_of(status))
             real = f"{directories[head]}/{name}" if is_it and directories[head] is not None else None
         if real is None or real == part.file.location:
@@ -183,15 +187,15 @@ def _located(ranges: Iterable[FileRange], place: Place) -> Iterator[FileRange | 
             yield part._replace(file=part.file._replace(location=real))
 
 
-def _real_place(file: SourceFile, place: Place) -> str | None:
+def _real_place(file: SourceFile, workspace: Workspace) -> str | None:
     """The path of a file without links, where it is unchanged and may be read."""
     with contextlib.suppress(OSError, ValueError):
         if file.stamp in ((), stamp(file.location)) and kind_of(file.location) == "file":
-            return _may_be_read(file.location, place)
+            return _may_be_read(file.location, workspace)
     return None
 
 
-def _may_be_read(path: str, place: Place) -> str | None:
+def _may_be_read(path: str, workspace: Workspace) -> str | None:
     """A path without links, if it is within the roots or among fetched files."""
     with contextlib.suppress(OSError, ValueError):
         real = real_path(path)
@@ -199,5 +203,5 @@ def _may_be_read(path: str, place: Place) -> str | None:
             return readable(real)
         from huggingface_hub.constants import HF_HUB_CACHE  # takes a while
 
-        return real if is_within(real, [*filter(None, place[1:]), HF_HUB_CACHE]) else None
+        return real if is_within(real, [*filter(None, workspace[1:]), HF_HUB_CACHE]) else None
     return None

@@ -1,4 +1,4 @@
-"""Directories whose files are not all content: tables with a log, datasets that were saved to disk, data with notes beside it."""
+"""Directories whose files are not all content: tables with a log, datasets that were saved to disk, data among notes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _remote_table(store: Store, directory: str) -> Table | None:
 
 
 SAVED = ("state.json", "dataset_info.json")
-"""Files that ``Dataset.save_to_disk`` of the library datasets writes beside its data."""
+"""Files that ``Dataset.save_to_disk`` of the library datasets adds to its data."""
 
 
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
@@ -104,7 +104,7 @@ def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
 
 
 def check_names(source: Source, files: Sequence[FoundFile]) -> None:
-    """ValueError where files of a source have names of several formats, or where one beside such is of no format at all."""
+    """ValueError where files of a source have names of several formats, or where another one is of no format at all."""
     if source.format != "auto":
         return
     known = [(file.name, kind, file.size or 0) for file in files if (kind := named_format(file.name))]
@@ -122,7 +122,7 @@ def check_names(source: Source, files: Sequence[FoundFile]) -> None:
 
 
 def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]]) -> None:
-    """Refuse files, by name, format and size, of several formats: those beside the data are hardly meant as text to train on."""
+    """Refuse files, by name, format and size, of several formats: notes among data are hardly meant as text to train on."""
     listed, of_format = list(files), dict[FileFormat, dict[str, int]]()
     if len({kind for _, kind, _ in listed}) < 2:
         return
@@ -139,7 +139,7 @@ def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]
 
 
 def _is_note(name: str) -> bool:
-    """Whether a file tells about data, by its name."""
+    """Whether a file describes data, by its name."""
     return _base(name).upper().startswith(("README", "LICENSE", "CHANGELOG", "DATASET_INFO"))
 
 

@@ -25,7 +25,7 @@ from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import resolve_hub
-from tasks.locations import checked_session, local_path, readable, readable_directory
+from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
 from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         paths, begin = _matching(Path(base), pattern), len(os.fspath(Path(base, "x"))) - 1
         hidden_too = HIDDEN.search(pattern) is not None
     else:
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{_nearest(location)}")
+        meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
+        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
     if not is_one:
         files = list(paths)
         parents = {os.path.dirname(file) for file, _ in files}

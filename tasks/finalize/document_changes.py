@@ -1,4 +1,4 @@
-"""Documents that came, went, changed or moved between two versions of an output.
+"""Documents that were added, removed, changed or moved between two versions of an output.
 
 Segments that both versions hold of a source are passed over, by their indexes. The documents of all others are compared by key,
 and by a digest of their tokens.
@@ -23,7 +23,7 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, compare_share, shares_of, token_digests
 from tasks.models import TokenShard
-from tasks.output.changes import DocumentChanges, DocumentCounts
+from tasks.output.changes import DocumentChangeCounts, DocumentChanges
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.index import read_index, segments_of
 from tasks.tokenize.segments import STORED
@@ -38,7 +38,7 @@ OF_THE_PLACE = ("files", "from", "revision")
 """Of a source in a manifest, what tells which texts it holds, not what becomes of them."""
 
 
-class _Split(NamedTuple):
+class _ComparedSplit(NamedTuple):
     """One split of a version, and the arrays with an entry a document."""
 
     tokens: FlatTokens
@@ -54,7 +54,7 @@ class _Version(NamedTuple):
 
     names: tuple[str, ...]
     source_of: Int64s
-    splits: tuple[_Split, ...]
+    splits: tuple[_ComparedSplit, ...]
     shards: list[TokenShard]
     segments: list[npt.NDArray[np.void]]
     has_ids: bool
@@ -69,7 +69,7 @@ class _Version(NamedTuple):
         splits = []
         for name in SPLITS:
             beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
-            splits.append(_Split(open_split(store / name), *beside))
+            splits.append(_ComparedSplit(open_split(store / name), *beside))
         found = [(shard, segments_of(shard)) for shard in read_index(root, version).published]
         return cls(
             names=tuple(source["name"] for source in sources),
@@ -179,13 +179,13 @@ class _Version(NamedTuple):
 
 
 def document_changes(root: Store, before: str | None, after: str) -> DocumentChanges:
-    """Compare two versions; where there was none *before*, all documents came. Memory is bounded, however many there are.
+    """Compare two versions; where there was none *before*, all documents were added. Memory is bounded, however many there are.
 
     ValueError for a version that is damaged, FileNotFoundError for one without a record of its documents.
     """
     b = _Version.opened(root, after)
     if before is None:
-        return summed({place: Counter(came=count) for place, count in b.counts() if count}, b.names)
+        return summed({place: Counter(added=count) for place, count in b.counts() if count}, b.names)
     a = _Version.opened(root, before)
     names = tuple(dict.fromkeys((*b.names, *a.names)))
     numbers = {name: i for i, name in enumerate(names, 1)}
@@ -226,7 +226,7 @@ def _compared(a: Side, b: Side) -> Counts:
         for kind, of_a, of_b in compare_share(a, b, share, shares):
             if kind == "moved":  # to another split or source
                 of_b = of_b[_sources(a, of_a) != _sources(b, of_b)]
-            side, of = (a, of_a) if kind == "went" else (b, of_b)
+            side, of = (a, of_a) if kind == "removed" else (b, of_b)
             for i, count in enumerate(np.bincount(_groups(side, of), minlength=len(side.names)).tolist()):
                 if count:
                     split, _, source = side.names[i].partition("/")
@@ -237,9 +237,11 @@ def _compared(a: Side, b: Side) -> Counts:
 def summed(counts: Counts, sources: Sequence[str], knows_changed: bool = True) -> DocumentChanges:
     """Counts by source, by split and of all."""
 
-    def total(name: str, some: list[Counter[str]]) -> DocumentCounts:
-        came, went, changed, moved = (sum(one[kind] for one in some) for kind in ("came", "went", "changed", "moved"))
-        return DocumentCounts(name=name, came=came, went=went, changed=changed if knows_changed else None, moved=moved)
+    def total(name: str, some: list[Counter[str]]) -> DocumentChangeCounts:
+        added, removed, changed, moved = (sum(one[kind] for one in some) for kind in ("added", "removed", "changed", "moved"))
+        return DocumentChangeCounts(
+            name=name, added=added, removed=removed, changed=changed if knows_changed else None, moved=moved
+        )
 
     by_source = [(name, [one for place, one in counts.items() if place[1] == name]) for name in sources]
     by_split = [(name, [one for place, one in counts.items() if place[0] == name]) for name in SPLITS]

@@ -12,7 +12,7 @@ from tasks.models import Model
 
 SHOWN_FILES = 20
 
-Kind = Literal["came", "went", "changed", "moved"]
+Kind = Literal["added", "removed", "changed", "moved"]
 
 
 class FileChange(Model):
@@ -35,26 +35,26 @@ class SourceChange(Model):
     tokens: tuple[int | None, int | None]
 
 
-class DocumentCounts(Model):
-    """Documents of one source, of one split, or of all. Those that went count where they were, the others where they are. One
+class DocumentChangeCounts(Model):
+    """Documents of one source, of one split, or of all. Removed ones count where they were, the others where they are. One
     that changed may have moved, too. ``changed``: None where the tokenizers differ.
     """
 
     name: str
-    came: int
-    went: int
+    added: int
+    removed: int
     changed: int | None
     moved: int
 
 
 class DocumentChanges(Model):
-    """Documents that came, went, changed (the same key, other tokens) and moved to another source. Sources and splits without
-    changes are left out.
+    """Documents that were added, removed, changed (the same key, other tokens) and moved to another source. Sources and splits
+    without changes are left out.
     """
 
-    total: DocumentCounts = DocumentCounts(name="all", came=0, went=0, changed=0, moved=0)
-    by_source: tuple[DocumentCounts, ...] = ()
-    by_split: tuple[DocumentCounts, ...] = ()
+    total: DocumentChangeCounts = DocumentChangeCounts(name="all", added=0, removed=0, changed=0, moved=0)
+    by_source: tuple[DocumentChangeCounts, ...] = ()
+    by_split: tuple[DocumentChangeCounts, ...] = ()
 
 
 class Changes(Model):
@@ -71,7 +71,7 @@ class Changes(Model):
 
     @property
     def headline(self) -> str:
-        """Such as ``2 files came, 1 went, 1 changed``."""
+        """Such as ``2 files added, 1 removed, 1 changed``."""
         counts = Counter(file.kind for file in self.files)
         parts = [f"{counts[kind]:,} {kind}" for kind in get_args(Kind) if counts[kind]]
         if parts:
@@ -112,7 +112,12 @@ def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iter
     """Changes of one source's files, name -> content, in the order of their names."""
     files = compare_files(then, now)
     former = {new: old for old, new in files.renamed}
-    of_kind: dict[Kind, Iterable[str]] = {"came": files.came, "went": files.went, "changed": files.changed, "moved": former}
+    of_kind: dict[Kind, Iterable[str]] = {
+        "added": files.added,
+        "removed": files.removed,
+        "changed": files.changed,
+        "moved": former,
+    }
     for name, kind in sorted((name, kind) for kind, names in of_kind.items() for name in names):
         sha256, before = now.get(name, then.get(name, "")), then[name] if kind == "changed" else None
         yield FileChange(source=source, name=name, kind=kind, sha256=sha256, former_sha256=before, former_name=former.get(name))
@@ -161,7 +166,7 @@ def as_text(changes: Changes) -> list[str]:
     return lines + [f"  {name:10} {_told(counts)}" for name, counts in _document_counts(changes)]
 
 
-def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentCounts]]:
+def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentChangeCounts]]:
     """Counts of documents for people: of each source and split that has changes, and of all."""
     if changes.documents is not None:
         yield from ((f"source {counts.name}", counts) for counts in changes.documents.by_source)
@@ -169,9 +174,9 @@ def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentCounts]]:
         yield "all documents", changes.documents.total
 
 
-def _told(counts: DocumentCounts) -> str:
+def _told(counts: DocumentChangeCounts) -> str:
     changed = "unknown how many" if counts.changed is None else f"{counts.changed:,}"
-    return f"{counts.came:,} came, {counts.went:,} went, {changed} changed, {counts.moved:,} moved to another source"
+    return f"{counts.added:,} added, {counts.removed:,} removed, {changed} changed, {counts.moved:,} moved to another source"
 
 
 def _named(change: FileChange) -> str:
@@ -197,10 +202,10 @@ def as_markdown(changes: Changes) -> str:
         for source in changes.sources
     ]
     if changes.documents is not None:
-        lines += ["", "| documents | came | went | changed | moved |", "|---|---:|---:|---:|---:|"]
+        lines += ["", "| documents | added | removed | changed | moved |", "|---|---:|---:|---:|---:|"]
         for name, one in _document_counts(changes):
             changed = "unknown" if one.changed is None else f"{one.changed:,}"
-            lines.append(f"| {name} | {one.came:,} | {one.went:,} | {changed} | {one.moved:,} |")
+            lines.append(f"| {name} | {one.added:,} | {one.removed:,} | {changed} | {one.moved:,} |")
     if changes.files:
         lines += ["", "| | source | file | sha256 |", "|---|---|---|---|"]
         for change in changes.files[:SHOWN_FILES]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
+
+from pydantic import model_validator
 
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name
@@ -14,7 +17,7 @@ KEPT = 1000
 
 
 class Refreshed(Model):
-    """A refresh that published a version. ``documents``, ``tokens``: of the version. ``came`` and so on count documents, and are
+    """A refresh that published a version. ``documents``, ``tokens``: of the version. ``added`` and so on count documents, and are
     None where they could not be told. ``text_bytes_tokenized``: 0 where all tokens were there.
     """
 
@@ -22,12 +25,19 @@ class Refreshed(Model):
     version: Name
     documents: int
     tokens: int
-    came: int | None
-    went: int | None
+    added: int | None
+    removed: int | None
     changed: int | None
     moved: int | None
     text_bytes_tokenized: int
     seconds: float
+
+    @model_validator(mode="before")
+    @classmethod
+    def former_names(cls, facts: Any) -> Any:
+        """Read lines of earlier releases, in which two counts have other names."""
+        named = {"came": "added", "went": "removed"}
+        return {named.get(name, name): fact for name, fact in facts.items()} if isinstance(facts, dict) else facts
 
 
 def read_history(root: Store) -> tuple[Refreshed, ...]:

@@ -18,8 +18,8 @@ from flat_tokens.stores.store import Store
 from tasks.output.paths import STAGING
 
 
-class Place(NamedTuple):
-    """Where a process writes: the output, opened once; the local directory of this attempt alone; that of fetched files."""
+class Workspace(NamedTuple):
+    """One process's workspace: the output, its own staging directory, and the directory of fetched files."""
 
     root: Store
     staging: str
@@ -42,7 +42,7 @@ def _of_this_process(value: Any, info: core_schema.ValidationInfo) -> Any:
 
 
 @contextlib.contextmanager
-def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Place]:
+def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Workspace]:
     """Make a staging directory for this process alone, and remove it at the end. Those of dead processes are swept first.
 
     A live process holds a lock, which the system releases however the process dies.
@@ -55,7 +55,7 @@ def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Place]:
     try:
         directory.mkdir()
         here = os.fspath(directory)
-        yield Place(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
+        yield Workspace(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
     finally:
         _try_to_remove(home, key)
         _try_to_remove(home, f"{key}.lock")

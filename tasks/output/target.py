@@ -12,7 +12,7 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name, Split
 from tasks.output.paths import version_key, version_store
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 
 
 class SplitRule(Model):
@@ -56,7 +56,7 @@ class Target(Model):
     loss mask, and the kinds of the columns that it keeps, as far as they are known before its documents are read.
     """
 
-    workspace: Place
+    workspace: Workspace
     name: Name
     layout: LayoutName
     rule: SplitRule = SplitRule(fraction=0, seed=0)

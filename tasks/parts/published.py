@@ -23,16 +23,15 @@ from tasks.parts.documents import Documents, Places, stored_arrays
 VERSIONS_OPEN = 4
 
 
-class _Split(NamedTuple):
+class _OpenSplit(NamedTuple):
     """One split of an open version, and the arrays with an entry a document."""
 
     tokens: FlatTokens
     key: StoredArray
-    file: StoredArray
     row: StoredArray
 
 
-class _Found(NamedTuple):
+class _SplitDocuments(NamedTuple):
     """Documents of one split: keys, files and rows, uint64[n]; and where each starts, with the end of the last: int64[n + 1]."""
 
     keys: npt.NDArray[np.uint64]
@@ -45,7 +44,9 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     """The documents that a version has of a slice, those of both splits in the order of their files and rows."""
     opened = replace(root, staging=None, read_once=False)
     splits = _open_version(opened, location.version)
-    found = [_read(split, *location.of(name), location) for split, name in zip(splits, SPLITS, strict=True)]
+    runs = [location.of(name) for name in SPLITS]
+    of_files = _open_files(opened, location.version) if location.first_file is not None else (None, None)
+    found = [_read(split, of_file, *run, location) for split, of_file, run in zip(splits, of_files, runs, strict=True)]
     files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
     order = np.lexsort((rows, files))
     train_count = location.train[1]
@@ -71,19 +72,21 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     )
 
 
-def _read(split: _Split, first: int, count: int, location: PublishedLocation) -> _Found:
-    """The documents ``first:first + count`` of a split. (version, file, row) -> (slice, file, row)"""
+def _read(split: _OpenSplit, of_file: StoredArray | None, first: int, count: int, location: PublishedLocation) -> _SplitDocuments:
+    """The documents ``first:first + count`` of a split; *of_file*: the file of each, for a run of files.
+    (version, file, row) -> (slice, file, row)
+    """
     stop = first + count
     rows, starts = split.row.read(first, stop), split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
-    if location.first_file is None:
+    if of_file is None or location.first_file is None:
         files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
     else:
-        files = split.file.read(first, stop) - np.uint64(location.first_file)
-    return _Found(split.key.read(first, stop), files, rows, starts)
+        files = of_file.read(first, stop) - np.uint64(location.first_file)
+    return _SplitDocuments(split.key.read(first, stop), files, rows, starts)
 
 
 @functools.lru_cache(VERSIONS_OPEN)
-def _open_version(root: Store, version: Name) -> tuple[_Split, ...]:
+def _open_version(root: Store, version: Name) -> tuple[_OpenSplit, ...]:
     """Both splits of a version, which never changes: what is opened once is good for all its slices."""
     store = version_store(root, version)
     opened = []
@@ -93,9 +96,16 @@ def _open_version(root: Store, version: Name) -> tuple[_Split, ...]:
         once = replace(store, read_once=True)
         tokens = open_array(once / f"{name}/encoded_tokens", "uint32")
         mask = split.loss_mask and open_array(once / f"{name}/{LOSS_MASK}", "uint8")
-        columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "file", "row"))
-        opened.append(_Split(replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
+        columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
+        opened.append(_OpenSplit(replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
     return tuple(opened)
+
+
+@functools.lru_cache(VERSIONS_OPEN)
+def _open_files(root: Store, version: Name) -> tuple[StoredArray, ...]:
+    """The file of each document of both splits of a version."""
+    store = version_store(root, version)
+    return tuple(open_array(store / f"{DOCUMENTS}/{split}/file", "uint64") for split in SPLITS)
 
 
 @functools.lru_cache(VERSIONS_OPEN)

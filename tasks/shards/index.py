@@ -136,7 +136,7 @@ def indexed_versions(root: Store) -> VersionNames:
     return tuple(islice((name for name in names if is_dataset(root, name)), VERSIONS_LOOKED_INTO))
 
 
-class _Found(NamedTuple):
+class _KnownSegments(NamedTuple):
     """Known segments, in the order of their digests: S16[m]; the shard of each, its first document there, and how many."""
 
     digests: npt.NDArray[np.bytes_]
@@ -233,7 +233,7 @@ class StoredTokens:
         yield from pairwise(edges)
 
     @functools.cached_property
-    def _found(self) -> _Found:
+    def _found(self) -> _KnownSegments:
         """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
             shards = [*self.shards.values(), *self._kept.values(), *self._strays()]
@@ -249,7 +249,7 @@ class StoredTokens:
             digests = np.ascontiguousarray(stored["digest"]).view(f"S{STORED['digest'].itemsize}")
             order = np.argsort(digests, kind="stable")
             order = order[digests[order] != b""]
-            return _Found(digests[order], shard[order], first[order], documents[order], shards)
+            return _KnownSegments(digests[order], shard[order], first[order], documents[order], shards)
 
     def _strays(self) -> Iterator[TokenShard]:
         """Stored shards that no index names: builds made them that did not end."""

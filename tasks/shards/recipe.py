@@ -23,6 +23,7 @@ class Recipe(Model):
     documents: DocumentPolicy
     engine: str | None = Field(None, description="Named where it may decide which documents are left out")
     chats: tuple[Chat | None, ...] = Field((), description="Of each source with messages, how these become tokens")
+    by_reference: tuple[int, ...] = Field((), description="Sources whose conversations the reference engine tokenizes")
     steps: tuple[dict[str, Any], ...] = Field((), description="Of documents, with their versions, as manifests have them")
 
     @model_validator(mode="after")

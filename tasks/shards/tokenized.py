@@ -15,7 +15,7 @@ from tasks.models import Slice
 from tasks.shards.index import StoredTokens
 from tasks.shards.recipe import Recipe
 from tasks.text.digests import text_digests
-from tasks.text.documents import Documents, Tally
+from tasks.text.documents import Tally, TextBatch
 from tasks.tokenize.engines import Encoder, tokens_of
 from tasks.tokenize.segments import DIGEST_BYTES, Segments
 
@@ -75,7 +75,7 @@ def tokenize_segments(
     return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)
 
 
-def text_length(documents: Documents) -> int:
+def text_length(documents: TextBatch) -> int:
     """Bytes of text."""
     _, offsets = text_buffers(documents.texts)
     return int(offsets[-1] - offsets[0])

@@ -24,7 +24,7 @@ from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, file_rows_as_text
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.parts.stored import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
 from tasks.parts.unfinished import ShardEntries, write_entries
 from tasks.progress import meter
@@ -35,10 +35,10 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
-from tasks.tokenize.crew import results_of
 from tasks.tokenize.doubts import noting_doubts
 from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
+from tasks.tokenize.pool import map_in_order
 from tasks.tokenize.segments import cut
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -55,31 +55,31 @@ class Staged(NamedTuple):
 
 
 def tokenize_or_load(
-    slice_: Slice, recipe: Recipe, place: Place, versions: VersionNames = (), sink: HereOnly = None
+    slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly = None
 ) -> Staged | TokenShard:
     """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
     where *sink* has a stream for them. Only then are the slice's files fetched.
     """
     key = recipe.key(slice_)
-    stored = load_or_published(place.root, versions, key)
+    stored = load_or_published(workspace.root, versions, key)
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
         return stored
-    here = at_hand(slice_, recipe.sources, place)
+    here = at_hand(slice_, recipe.sources, workspace)
     if sink is not None:
         with contextlib.suppress(BrokenStreamError):
-            return Staged(tokenize_slice(here, recipe, place, versions, partial(sink.stream, key)))
-    return Staged(tokenize_slice(here, recipe, place, versions))
+            return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key)))
+    return Staged(tokenize_slice(here, recipe, workspace, versions))
 
 
-def store_shard(made: Staged | TokenShard, place: Place) -> TokenShard:
+def store_shard(made: Staged | TokenShard, workspace: Workspace) -> TokenShard:
     """Store a staged token shard. One that is stored already is left as it is."""
-    return write_shard(made.shard, place) if isinstance(made, Staged) else made
+    return write_shard(made.shard, workspace) if isinstance(made, Staged) else made
 
 
 @contextlib.contextmanager
 def fetching_ahead(
-    slices: Sequence[Slice], recipe: Recipe, place: Place, versions: VersionNames, sink: HereOnly = None
+    slices: Sequence[Slice], recipe: Recipe, workspace: Workspace, versions: VersionNames, sink: HereOnly = None
 ) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
     the block ends. ValueError where this machine's tokenizer or a step is not the build's.
@@ -97,8 +97,8 @@ def fetching_ahead(
                 "Give every machine the same packages."
             )
     by_key = {recipe.key(slice_): slice_ for slice_ in slices}
-    missing = [by_key[key] for key in without_tokens(place.root, versions, without_receipt(place.root, by_key))]
-    with fetched_ahead(missing, recipe.sources, place):
+    missing = [by_key[key] for key in without_tokens(workspace.root, versions, without_receipt(workspace.root, by_key))]
+    with fetched_ahead(missing, recipe.sources, workspace):
         yield
 
 
@@ -135,17 +135,17 @@ class ShardWriter(NamedTuple):
         return {"objects": objects, "masked": self.tokens.masked, "columns": self.columns.kinds, **counts}
 
 
-def staging_of(key: str, place: Place) -> Store:
+def staging_of(key: str, workspace: Workspace) -> Store:
     """Where this attempt writes a shard. What a staging directory holds need not survive a power loss."""
-    return replace(Store.at(Path(place.staging) / key), durable=False)
+    return replace(Store.at(Path(workspace.staging) / key), durable=False)
 
 
 @contextlib.contextmanager
-def staging_shard(key: str, place: Place, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
+def staging_shard(key: str, workspace: Workspace, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
     """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
     texts. The block appends to it.
     """
-    store, spec = staging_of(key, place), document_spec(SHARD_LAYOUT)
+    store, spec = staging_of(key, workspace), document_spec(SHARD_LAYOUT)
     names = (*DocumentArrays._fields, *(DigestArrays._fields if digested else ()))
     with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
         arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in names}
@@ -184,9 +184,9 @@ class StreamedShardWriter:
 
 
 @contextlib.contextmanager
-def streaming_shard(key: str, place: Place, stream: SliceStream, masked: bool) -> Iterator[StreamedShardWriter]:
+def streaming_shard(key: str, workspace: Workspace, stream: SliceStream, masked: bool) -> Iterator[StreamedShardWriter]:
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
-    store = staging_of(key, place)
+    store = staging_of(key, workspace)
     with ShardColumns(store) as columns:
         writer = StreamedShardWriter(store, columns, stream, masked)
         yield writer
@@ -195,13 +195,15 @@ def streaming_shard(key: str, place: Place, stream: SliceStream, masked: bool) -
 
 @contextlib.contextmanager
 def writer_of(
-    slice_: Slice, recipe: Recipe, place: Place, open_stream: OpenStream | None
+    slice_: Slice, recipe: Recipe, workspace: Workspace, open_stream: OpenStream | None
 ) -> Iterator[ShardWriter | StreamedShardWriter]:
     """The writer of a slice's shard. What a failed attempt has left of it is removed."""
-    shutil.rmtree(Path(place.staging) / recipe.key(slice_), ignore_errors=True)
+    shutil.rmtree(Path(workspace.staging) / recipe.key(slice_), ignore_errors=True)
     key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
     with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
-        written = staging_shard(key, place, masked, digested) if stream is None else streaming_shard(key, place, stream, masked)
+        written = (
+            staging_shard(key, workspace, masked, digested) if stream is None else streaming_shard(key, workspace, stream, masked)
+        )
         with written as writer:
             yield writer
 
@@ -209,7 +211,7 @@ def writer_of(
 def tokenize_slice(
     slice_: Slice,
     recipe: Recipe,
-    place: Place,
+    workspace: Workspace,
     versions: VersionNames = (),
     open_stream: OpenStream | None = None,
 ) -> TokenShard:
@@ -218,18 +220,21 @@ def tokenize_slice(
     """
     source, first = recipe.source(slice_), slice_.ranges[0].file
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
-    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents)
-    work = partial(tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(place.root, versions))
+    by_reference = slice_.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
+    work = partial(
+        tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(workspace.root, versions)
+    )
     tally, refused, taken = Tally(), Tally(), 0
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
     reads = ((segments, tally.kinds) for segments in cut(read_documents(slice_, source, recipe.documents, tally)))
     with (
         naming(recipe.sources, slice_.source),
         named_errors(first.location or first.name),
-        noting_doubts(place.root, recipe.tokenizer_digest),
+        noting_doubts(workspace.root, recipe.tokenizer_digest),
         contextlib.closing(reads),
-        results_of(reads, work, bytes_read) as results,
-        writer_of(slice_, recipe, place, open_stream) as writer,
+        map_in_order(reads, work, bytes_read) as results,
+        writer_of(slice_, recipe, workspace, open_stream) as writer,
     ):
         for done in results:
             for batch in done.batches:
@@ -259,12 +264,12 @@ def tokenize_slice(
     )
 
 
-def write_shard(draft: TokenShard, place: Place) -> TokenShard:
+def write_shard(draft: TokenShard, workspace: Workspace) -> TokenShard:
     """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same tokens: the one
     that is stored is returned.
     """
-    root = place.root
-    staged, target = Path(place.staging) / draft.key, root / shard_key(draft.key)
+    root = workspace.root
+    staged, target = Path(workspace.staging) / draft.key, root / shard_key(draft.key)
     stored = None
     if root.is_local:
         stored = _move(root, staged, Path(target.root), draft)

@@ -21,10 +21,10 @@ from flat_tokens.text.rows import Rows, as_unicode, keys_of, text_buffers, too_l
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice
 from tasks.text.files import range_of, rows_of, text_file
-from tasks.text.runs import Run
+from tasks.text.runs import RunOfFiles
 
 
-class Documents(NamedTuple):
+class TextBatch(NamedTuple):
     """Texts without nulls, all of them Unicode; key uint64[n] and row uint64[n] (within the slice) of each; and as many rows of
     the columns that are kept, None where none is.
     """
@@ -34,18 +34,18 @@ class Documents(NamedTuple):
     rows: npt.NDArray[np.uint64]
     columns: pa.RecordBatch | None = None
 
-    def part(self, start: int, stop: int) -> Documents:
+    def part(self, start: int, stop: int) -> TextBatch:
         """Documents ``start:stop``. No copy."""
         columns = None if self.columns is None else self.columns.slice(start, stop - start)
-        return Documents(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns)
+        return TextBatch(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns)
 
-    def those(self, keep: npt.NDArray[np.bool_]) -> Documents:
+    def those(self, keep: npt.NDArray[np.bool_]) -> TextBatch:
         """The documents *keep*, bool[n]."""
         if keep.all():
             return self
         mask = pa.array(keep)
         columns = None if self.columns is None else self.columns.filter(mask)
-        return Documents(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns)
+        return TextBatch(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns)
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Tally:
 
 def read_documents(
     slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
-) -> Iterator[Documents]:
+) -> Iterator[TextBatch]:
     """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, behind the policy's steps; *tally*
     counts along. ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
     """
@@ -94,7 +94,7 @@ def read_documents(
         raise AssertionError(f"{slice_.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
 
 
-def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[Documents]:
+def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[TextBatch]:
     """The documents of a slice before all steps."""
 
     def check(rows: Rows, part: FileRange) -> None:
@@ -102,7 +102,7 @@ def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, b
             _note_kinds(rows.columns, part, tally)
 
     if len(slice_.ranges) > 1:
-        for rows, file_rows in Run(slice_.ranges, source, policy, check, batch_bytes).read():
+        for rows, file_rows in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes).read():
             tally.rows, tally.seen = rows.end, rows.seen
             yield _clean(rows, slice_, source, policy, tally)
             tally.file_rows += file_rows
@@ -115,7 +115,7 @@ def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, b
     tally.file_rows.append(tally.rows)
 
 
-def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> Documents:
+def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> TextBatch:
     """Apply the policy: what is left is text."""
     tally.read += len(found.texts) + len(found.faults)
     bad = list(found.faults)
@@ -149,7 +149,7 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
         ids, columns = (None if beside is None else beside.filter(mask) for beside in (ids, columns))
-    return Documents(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
+    return TextBatch(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
 
 
 def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
@@ -171,8 +171,8 @@ def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
 
 
 def _take_steps(
-    steps: Steps, documents: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally
-) -> Documents:
+    steps: Steps, documents: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally
+) -> TextBatch:
     """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
     before.
     """
@@ -236,7 +236,7 @@ def row_name(slice_: Slice, source: Source, row: int) -> str:
     # Rows before it are counted only here, where somebody wants to know.
     policy, part = DocumentPolicy(), slice_.ranges[-1]
     if len(slice_.ranges) > 1:
-        run = Run(slice_.ranges, source, policy, lambda rows, part: None)
+        run = RunOfFiles(slice_.ranges, source, policy, lambda rows, part: None)
         for number, count in enumerate(count for some in run.read() for count in some.file_rows):
             if row < count:
                 part = slice_.ranges[number]

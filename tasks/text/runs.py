@@ -38,7 +38,7 @@ Check = Callable[[Rows, FileRange], object]
 """Called with the rows of a file before they are joined with those of others."""
 
 
-class Run(NamedTuple):
+class RunOfFiles(NamedTuple):
     """A run of files, and how they are read."""
 
     ranges: Sequence[FileRange]

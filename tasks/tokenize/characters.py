@@ -33,8 +33,6 @@ UNICODE_17_SYMBOLS = [
 
 BLOCK_BYTES = 1 << 18
 """Bytes that are looked at together: they stay in the processor's second-level cache."""
-DENSE = 32
-"""Where one byte of 32 is as high as a leading byte, as in Chinese, it is worth while to look for each of these by itself."""
 
 
 class Characters:
@@ -43,7 +41,9 @@ class Characters:
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
         self._bounds = np.array(sorted(ranges)).ravel()
         firsts = {chr(point).encode()[:2] for first, last in ranges for point in range(first, last)}
-        self._leads = sorted({first[0] for first in firsts})
+        leads = sorted({first[0] for first in firsts})
+        starts = [lead for lead in leads if lead - 1 not in leads]
+        self._leads = list(zip(starts, (lead for lead in leads if lead + 1 not in leads), strict=True))  # runs of them
         self._starts = np.zeros(1 << 16, bool)
         self._starts[[first[0] << 8 | first[1] for first in firsts]] = True
 
@@ -62,15 +62,12 @@ class Characters:
         return found
 
     def _places(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Where a character may begin: int64[m]."""
-        first, highest = self._leads[0], block.max()
-        if highest < first:
-            return np.empty(0, np.int64)
-        here = block >= first
-        if np.count_nonzero(here[::64]) > len(block) // 64 // DENSE:
-            here = block == first
-            for lead in self._leads[1:]:
-                here |= block == lead if lead <= highest else False
+        """Where a leading byte of one of the characters is: int64[m]."""
+        highest, here = block.max(), np.zeros(0, bool)
+        for first, last in self._leads:
+            if first <= highest:
+                these = block == first if first == last else block - np.uint8(first) <= last - first  # differences wrap around
+                here = np.logical_or(here, these, out=these) if len(here) else these
         return np.flatnonzero(here)
 
 

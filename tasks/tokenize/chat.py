@@ -1,34 +1,34 @@
 """Conversations to tokens: a column of messages, rendered by a chat template.
 
-What the template writes may be special tokens; what a message brings is ordinary text. So the tokenizer sees each special token
-under a name that no text has.
+What the template writes may be special tokens; what a message brings is ordinary text.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from flat_tokens.stores.store import file_at
-from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, beside, resolve
-from tasks.config import Source, TokenizerConfig
+from flat_tokens.vocabulary import beside
+from tasks.config import MessageNames, Source, TokenizerConfig
 from tasks.models import Model
 from tasks.text.documents import text_and_spans
-from tasks.tokenize.engines import Tokens, UnencodableError, is_visible, joined, watched
+from tasks.tokenize.engines import Encoder, Engine, Refusal, Tokens, UnencodableError
+from tasks.tokenize.parts import Masked, PartEncoder, one_of
+from tasks.tokenize.rendering.processes import Parted, Renderers
+from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 
-if TYPE_CHECKING:
-    from tasks.tokenize.templates import Rendered, Renderer
+logger = logging.getLogger(__name__)
 
-SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
-"""A special token is called by the first, which is in no text, and the character of its number."""
 ASSISTANT = ("assistant",)
 
 
@@ -39,150 +39,75 @@ class Chat(Model):
     tokens: dict[str, str] = Field({}, description="What the template knows of special tokens, by names")
     roles: tuple[str, ...] = Field(ASSISTANT, description="Of the messages that count")
     day: date | None = Field(None, description="Today, to a template that asks")
+    messages: MessageNames | None = Field(None, description="Keys and roles of messages, where they are unusual")
 
-
-class Encoded(NamedTuple):
-    """The tokens of one conversation, and where each stands: uint32[n], int64[n, 2]."""
-
-    ids: npt.NDArray[np.uint32]
-    places: npt.NDArray[np.int64]
-
-
-Render = Callable[[str], "Rendered"]
-Speak = Callable[["Sequence[Rendered]"], Iterable[Encoded]]
+    @model_serializer(mode="wrap")
+    def without_usual_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The facts of keys, which are what they were before messages could have other names."""
+        found: dict[str, Any] = dump(self)
+        return found if self.messages is not None else {name: value for name, value in found.items() if name != "messages"}
 
 
 class Marked:
-    """Texts of which some characters count. The tokens that have one of them count, also where a token begins before it.
-    *renderer_of* takes the strings of the special tokens and gives what renders one text. *what*: one of the texts, in errors.
-    """
+    """An encoder of texts that have parts, of which some count. *parted*: makes the parts. *what*: one text, in errors."""
 
-    def __init__(self, renderer_of: Callable[[list[str]], Render], config: TokenizerConfig, what: str) -> None:
-        definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
-        specials = special_tokens(definition)
-        self._render, self._speak = renderer_of(list(specials)), _speaker(definition, list(specials.values()))
-        self._what = what
-        self._lossy = config.lossy
-        self._encode = watched(self._tokens, config.model_copy(update={"lossy": True}))  # of what is rendered, it is told here
+    def __init__(self, parts: PartEncoder, parted: Callable[[pa.LargeStringArray], Iterable[Parted]], what: str) -> None:
+        self.parts = parts
+        self._parted, self._what = parted, what
+        self._refused = threading.local()
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
-        return self._encode(texts)
+        found = self._encode(texts)
+        for one in found:
+            for fault in one.faults.values():
+                self._refused.last = texts, found  # its texts are asked for one by one now
+                raise UnencodableError(fault.detail)
+        return found[0].tokens if len(found) == 1 else _together([one.tokens for one in found])
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
-        for i in range(len(texts)):
-            try:
-                yield self._encode(texts.slice(i, 1))
-            except UnencodableError as error:
-                yield f"the {self._what} cannot be encoded: {error}"
+        known, found = getattr(self._refused, "last", (None, []))
+        self._refused.last = None, []
+        for one in found if known is texts else self._encode(texts):
+            for i in range(len(one.tokens.offsets) - 1):
+                fault = one.faults.get(i)
+                if fault is None:
+                    yield one_of(one.tokens, i)
+                else:
+                    yield Refusal(f"the {self._what} cannot be encoded: {fault.detail}", fault.reason)
 
-    def _tokens(self, texts: pa.LargeStringArray) -> Tokens:
-        rendered = [self._render(text) for text in texts.to_pylist()]
-        if any(SPECIAL in part for one in rendered for part in one.parts if isinstance(part, str)):
-            raise UnencodableError("it holds U+1FFFF, which is no character")
-        try:
-            found = list(self._speak(rendered))
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # libraries panic in Rust, which is no Exception
-            raise UnencodableError(f"{type(error).__name__}: {error}") from error
-        for of, one in zip(rendered, found, strict=True):
-            if not self._lossy and not len(one.ids) and any(map(is_visible, "".join(map(str, of.parts)))):
-                raise UnencodableError("it has no tokens for any of it; tokenizer.lossy allows that")
-        parts = [
-            Tokens(one.ids, np.array([0, len(one.ids)]), _mask(of.spans, one.places))
-            for of, one in zip(rendered, found, strict=True)
-        ]
-        return joined(parts) if parts else Tokens(np.empty(0, np.uint32), np.zeros(1, np.int64), np.empty(0, np.uint8))
+    def _encode(self, texts: pa.LargeStringArray) -> list[Masked]:
+        return [self.parts(parted) for parted in self._parted(texts)]
 
 
 class Conversations(Marked):
-    """Texts that are conversations in JSON."""
-
-    def __init__(self, chat: Chat, config: TokenizerConfig) -> None:
-        super().__init__(lambda specials: _renderer(chat, specials), config, "conversation")
-
-
-def _mask(spans: list[tuple[int, int]], places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Which tokens have a character of a span: uint8[n]."""
-    edges = np.zeros(int(max([0, *(stop for _, stop in spans), *places.max(axis=0, initial=0)])) + 2, np.int64)
-    for start, stop in spans:
-        edges[start] += 1
-        edges[stop] -= 1
-    counted = np.append(0, np.cumsum(np.cumsum(edges) > 0))
-    begin, end = places.T
-    mask: npt.NDArray[np.uint8] = (counted[np.maximum(end, begin + 1)] > counted[begin]).astype(np.uint8)
-    return mask
-
-
-def special_tokens(definition: Definition) -> Mapping[str, int]:
-    """The special tokens of a tokenizer, by their strings."""
-    if isinstance(definition, ByteValues):
-        return {}
-    if isinstance(definition, Ranks):
-        return definition.special
-    named = [token["content"] for token in definition.definition.get("added_tokens") or [] if token.get("special")]
-    return {text: definition.tokenizer.token_to_id(text) for text in named if text}
-
-
-def _speaker(definition: Definition, ids: Sequence[int]) -> Speak:
-    """The function that tokenizes what was rendered. *ids*: those of the special tokens, by their numbers."""
-    if isinstance(definition, TokenizerJson):
-        return _json_speaker(definition, ids)
-    encoding = None if isinstance(definition, ByteValues) else definition.encoding
-
-    def parts_of(part: str) -> tuple[list[int], list[bytes]]:
-        if encoding is None:
-            return [byte + 1 for byte in part.encode()], [bytes([byte]) for byte in part.encode()]
-        found = encoding.encode_ordinary(part)
-        return found, encoding.decode_tokens_bytes(found)
-
-    def speak(one: Rendered) -> Encoded:
-        found, places, at = list[int](), [np.empty((0, 2), np.int64)], 0
-        for part in one.parts:
-            if isinstance(part, int):
-                found.append(ids[part])
-                places.append(np.array([[at, at + 2]]))
-                at += 2
-                continue
-            tokens, spelled = parts_of(part)
-            # byte -> character: the bytes of a character that are not its first have 10 as their first bits
-            data = np.frombuffer(part.encode(), np.uint8)
-            character = np.append(np.cumsum((data & 0xC0) != 0x80) - 1, len(part))
-            ends = np.cumsum([len(token) for token in spelled], dtype=np.int64)
-            starts = np.append(0, ends[:-1])[: len(ends)]
-            found += tokens
-            places.append(np.stack([character[starts], character[ends - 1] + 1], axis=1) + at)
-            at += len(part)
-        return Encoded(np.array(found, np.uint32), np.concatenate(places))
-
-    return lambda rendered: map(speak, rendered)
-
-
-def _json_speaker(definition: TokenizerJson, ids: Sequence[int]) -> Speak:
-    """With the tokenizer itself, in which each special token has a name that is in no text. What surrounds one then is tokenized
-    as it is around the token.
+    """An encoder of conversations in JSON. *engine*: for ordinary text. Without it the reference tokenizes everything, and each
+    beginning of a conversation is rendered alone. ValueError where the template cannot be used. ``why_slow``: why each beginning
+    is rendered alone; None where that is not needed.
     """
-    named, tokens = [SPECIAL + chr(NUMBERS + number) for number in range(len(ids))], []
-    numbers = {text: number for number, text in enumerate(special_tokens(definition))}
-    for token in definition.definition.get("added_tokens") or []:
-        if token.get("special") and token["content"] in numbers:
-            token = {**token, "content": named[numbers[token["content"]]], "normalized": False}
-        tokens.append(token)
-    plain = {**definition.definition, **dict.fromkeys(("truncation", "padding", "post_processor")), "added_tokens": tokens}
-    tokenizer = type(definition.tokenizer).from_str(json.dumps(plain))
-    there = {text: int(i) for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    to_id = np.arange(max(there.values(), default=0) + 1, dtype=np.uint32)
-    for token in tokens:
-        if token["content"] in there:
-            number = ord(token["content"][1]) - NUMBERS if token["content"] in set(named) else None
-            to_id[there[token["content"]]] = definition.tokenizer.token_to_id(token["content"]) if number is None else ids[number]
 
-    def speak(rendered: Sequence[Rendered]) -> Iterator[Encoded]:
-        texts = ["".join(named[part] if isinstance(part, int) else part for part in one.parts) for one in rendered]
-        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
-            yield Encoded(to_id[np.array(encoding.ids, np.int64)], np.array(encoding.offsets, np.int64).reshape(-1, 2))
+    def __init__(self, chat: Chat, config: TokenizerConfig, engine: Encoder | None = None) -> None:
+        parts = PartEncoder(config, engine)
+        renderers = Renderers(settings_of(chat, [*parts.specials], divides=engine is not None), limits_of(config))
+        self.why_slow = renderers.why_slow
+        super().__init__(parts, renderers, "conversation")
 
-    return speak
+
+def settings_of(chat: Chat, specials: Sequence[str], divides: bool) -> Settings:
+    """The settings of a process that renders conversations."""
+    return Settings(
+        template=chat.template,
+        tokens=chat.tokens,
+        roles=chat.roles,
+        day=chat.day.isoformat() if chat.day else None,
+        specials=tuple(specials),
+        names=chat.messages.model_dump() if chat.messages else None,
+        divides=divides,
+    )
+
+
+def limits_of(config: TokenizerConfig) -> Limits:
+    """The limits of a process that renders conversations."""
+    return Limits(config.max_seconds, config.max_memory)
 
 
 def chats_of(sources: Sequence[Source], config: TokenizerConfig, revision: str | None) -> tuple[Chat | None, ...]:
@@ -212,15 +137,10 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         tokens={name: text for name, text in tokens.items() if isinstance(text, str)},
         roles=source.roles or ASSISTANT,
         day=date.fromisoformat(source.chat_date) if source.chat_date else None,
+        messages=source.messages,
     )
-    _renderer(chat, [])  # ValueError where it is no template
+    Renderers(settings_of(chat, [], divides=True), limits_of(config))  # ValueError where the template cannot be used
     return chat
-
-
-def _renderer(chat: Chat, specials: Sequence[str]) -> Renderer:
-    from tasks.tokenize.templates import Renderer  # Jinja is slow to import, and not of use to every build
-
-    return Renderer(chat, specials)
 
 
 def _default_of(templates: Any) -> str | None:
@@ -230,19 +150,44 @@ def _default_of(templates: Any) -> str | None:
     return templates if isinstance(templates, str) else None
 
 
+def _together(batches: Sequence[Tokens]) -> Tokens:
+    """The tokens of several batches of texts as those of one."""
+    before = np.cumsum([0, *(len(one.ids) for one in batches)])
+    offsets = [one.offsets[1:] + start for one, start in zip(batches, before[:-1].tolist(), strict=True)]
+    masks = [one.mask for one in batches if one.mask is not None]
+    ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in batches)])
+    return Tokens(ids, np.concatenate([np.zeros(1, np.int64), *offsets]), np.concatenate([np.empty(0, np.uint8), *masks]))
+
+
 @functools.lru_cache(8)
-def conversations(chat_json: str, config: TokenizerConfig) -> Conversations:
+def conversations(chat_json: str, config: TokenizerConfig, engine: Engine | None) -> Conversations:
     """The encoder of a source of conversations, once a process. *chat_json*: the `Chat`."""
-    return Conversations(Chat.model_validate_json(chat_json), config)
+    return Conversations(Chat.model_validate_json(chat_json), config, engine)
 
 
 @functools.lru_cache(8)
-def spanned(config: TokenizerConfig) -> Marked:
+def spanned(config: TokenizerConfig, engine: Engine | None) -> Marked:
     """The encoder of texts with the spans that a step gave, once a process."""
-    from tasks.tokenize.templates import Rendered  # Jinja is slow to import, and not of use to every build
+    return Marked(PartEncoder(config, engine), _as_parts, "document")
 
-    def render(text: str) -> Rendered:
-        plain, spans = text_and_spans(text)
-        return Rendered([plain], spans)
 
-    return Marked(lambda _: render, config, "document")
+def _as_parts(texts: pa.LargeStringArray) -> Iterator[Parted]:
+    """Texts with spans as one part each."""
+    parts, spans, at = list[bytes](), list[tuple[int, int]](), 0
+    for text in texts.to_pylist():
+        plain, own = text_and_spans(text)
+        data = plain.encode()
+        # character -> its first byte; and the end
+        places = range(len(data) + 1) if len(data) == len(plain) else _first_bytes(data)
+        spans += sorted((at + int(places[start]), at + int(places[stop])) for start, stop in own)
+        parts.append(data)
+        at += len(data)
+    offsets = np.cumsum([0, *map(len, parts)])
+    array = pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
+    kinds = np.full(len(parts), ORDINARY, np.int64)
+    yield Parted(np.ones(len(parts), np.int64), kinds, array, np.array(spans, np.int64).reshape(-1, 2), {})
+
+
+def _first_bytes(data: bytes) -> Any:
+    """The place of each character's first byte, and the end: int64[n + 1]."""
+    return np.append(np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80), len(data))

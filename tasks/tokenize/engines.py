@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
-from tasks.text.documents import Documents, Tally, bad_document, row_name
+from tasks.text.documents import Tally, TextBatch, bad_document, row_name
 from tasks.tokenize.probes import awkward_texts
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,17 @@ def ids_of(tokens: Tokens, i: int) -> npt.NDArray[np.uint32]:
 
 class UnencodableError(ValueError):
     """An engine does not take some of the texts."""
+
+
+class Refusal(str):
+    """Why a text has no tokens. ``reason``: the name under which it is counted."""
+
+    reason: str
+
+    def __new__(cls, detail: str, reason: str) -> Self:
+        made = super().__new__(cls, detail)
+        made.reason = reason
+        return made
 
 
 class TooSlowError(ValueError):
@@ -445,8 +456,8 @@ SAID_OF_A_TOPIC = 1000
 
 
 def tokens_of(
-    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
-) -> tuple[TokenBatch, Documents]:
+    batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[TokenBatch, TextBatch]:
     """The tokens of some documents of a slice, with those that the engine takes; *tally* counts along. A document that it does
     not take is a bad document: ValueError, or left out and counted. EnginesDifferError where a sample shows that the fast engine
     does not give the reference's tokens.
@@ -476,7 +487,7 @@ SAMPLE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 def sampled(keys: npt.NDArray[np.uint64]) -> list[int]:
     """The documents of a batch that go through both engines, by a hash of their keys."""
-    chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR < np.uint64((1 << 64) // SAMPLED_ONE_IN)).tolist()
+    chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR <= np.uint64((1 << 64) // SAMPLED_ONE_IN - 1)).tolist()
     return chosen
 
 
@@ -498,18 +509,19 @@ def _difference(text: pa.LargeStringArray, ids: npt.NDArray[np.uint32], encoder:
 
 
 def _encodable(
-    batch: Documents, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
-) -> tuple[Documents, Tokens]:
+    batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
+) -> tuple[TextBatch, Tokens]:
     """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
     keep, taken = np.ones(len(batch.texts), bool), list[Tokens]()
     for i, tokens in enumerate(engine.one_by_one(batch.texts)):
         if not isinstance(tokens, str):
             taken.append(tokens)
             continue
+        reason = tokens.reason if isinstance(tokens, Refusal) else "unencodable"
         if policy.on_bad == "error":
-            raise bad_document(slice_, source, int(batch.rows[i]), "unencodable", tokens)
+            raise bad_document(slice_, source, int(batch.rows[i]), reason, tokens)
         keep[i] = False
         tally.written -= 1
-        tally.skipped["unencodable"] += 1
+        tally.skipped[reason] += 1
         tally.text_bytes -= len(batch.texts[i].as_buffer())
     return batch.those(keep), joined(taken)

@@ -1,14 +1,15 @@
 """The tokenizer.json files that the fast engine is known to encode exactly as ``tokenizers`` does: an allow-list.
 
-The options are read from the loaded tokenizer, so that every option which ``tokenizers`` knows, now or later, is there with its
-value. An option or value that is not listed here leaves all text to the reference engine.
+Options of normalizers and pre-tokenizers are read from the loaded tokenizer, so that every one which ``tokenizers`` knows, now or
+later, is there with its value; names of all others are compared with the file. An option or value that is not listed here leaves
+all text to the reference engine.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet
@@ -81,7 +82,6 @@ BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
 """Bytes that are in no UTF-8."""
 
-
 LONGEST = 256
 """Characters of an added token, at most."""
 POST_PROCESSORS = {"ByteLevel", "RobertaProcessing", "BertProcessing", "TemplateProcessing"}
@@ -114,8 +114,7 @@ class _Added(NamedTuple):
 def fast_definition(of: TokenizerJson) -> FastDefinition:
     """The definition for the fast engine. NotKnownError where it is not known to give the tokens of ``tokenizers``."""
     normalizers, pre_tokenizers = _steps(of.tokenizer.normalizer), _steps(of.tokenizer.pre_tokenizer)
-    model, added = json.loads(of.tokenizer.model.__getstate__()), _added_tokens(of)
-    _check_model(model, of.definition["model"]["vocab"])
+    model, added = _model(of), _added_tokens(of)
     _check_post_processor(of.tokenizer.post_processor)
     _check_added(added, model["vocab"])
     is_byte_level = bool(pre_tokenizers) and pre_tokenizers[-1]["type"] == "ByteLevel"
@@ -180,18 +179,29 @@ def _shown(steps: list[dict[str, Any]]) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _check_model(model: Mapping[str, Any], listed: Sized) -> None:
-    if model["type"] != "BPE":
-        raise NotKnownError(f"its model is {model['type']}, not BPE")
+def _model(of: TokenizerJson) -> dict[str, Any]:
+    """The model, with the options that may matter as they were loaded. NotKnownError where it has others."""
+    model, listed = of.tokenizer.model, of.definition["model"]
+    if type(model).__name__ != "BPE":
+        raise NotKnownError(f"its model is {type(model).__name__}, not BPE")
     for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise NotKnownError(f"its model has {option} {model[option]!r}")
-    if unknown := model.keys() - OPTIONS - {"type", "vocab", "merges"}:
+        if value := getattr(model, option):
+            raise NotKnownError(f"its model has {option} {value!r}")
+    if unknown := listed.keys() - OPTIONS - {"type", "vocab", "merges"}:
         raise NotKnownError(f"its model has the option {min(unknown)}")
-    if "" in model["vocab"]:
+    if "" in listed["vocab"]:
         raise NotKnownError("its vocabulary has a token without text")
-    if len({*model["vocab"].values()}) < len(listed):
+    if len(set(listed["vocab"].values())) < len(listed["vocab"]):
         raise NotKnownError("its vocabulary has two tokens with the same id")
+    merges = [
+        tuple(pair.split(" ") if isinstance(pair, str) else pair)
+        for pair in listed["merges"]
+        if not (isinstance(pair, str) and pair.startswith("#version"))
+    ]
+    if len(set(merges)) < len(merges):
+        raise NotKnownError("its model has the same merge twice")
+    options = {"byte_fallback": model.byte_fallback, "ignore_merges": model.ignore_merges}
+    return {"type": "BPE", "vocab": listed["vocab"], "merges": merges, **options}
 
 
 def _check_post_processor(part: Any) -> None:
@@ -226,6 +236,8 @@ def _check_added(added: list[_Added], vocabulary: Mapping[str, int]) -> None:
             raise NotKnownError(f"its added token {match[:20]!r}... has {len(match)} characters")
         if token.single_word and not token.special:
             raise NotKnownError(f"its added token {match!r} has single_word")
+    if len({(token.normalized, match) for _, token, match in added}) < len(added):
+        raise NotKnownError("two of its added tokens are the same when they are normalized")
     used = [(token, match) for _, token, match in added if not token.special]
     if any(token.lstrip or token.rstrip for token, _ in used) and (spaces := [of for _, of in used if of.strip() != of]):
         raise NotKnownError(f"its added tokens have lstrip or rstrip, and {spaces[0]!r} is one that has spaces at an end")

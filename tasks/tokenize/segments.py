@@ -17,7 +17,7 @@ from blake3 import blake3
 from flat_tokens.columns import joined
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
-from tasks.text.documents import Documents
+from tasks.text.documents import TextBatch
 
 MEAN_BYTES = 1 << 19
 """Of a segment. One that is met by chance, as a changed document meets it, has twice as many: long ones are met more often."""
@@ -37,7 +37,7 @@ STORED = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("documents", "<u4")])
 class Segments(NamedTuple):
     """Some whole segments: their documents, and where each ends in them, int64[m]."""
 
-    documents: Documents
+    documents: TextBatch
     ends: npt.NDArray[np.int64]
 
     def digests(self, recipe: bytes) -> npt.NDArray[np.void]:
@@ -56,9 +56,9 @@ class Segments(NamedTuple):
         return found
 
 
-def cut(batches: Iterable[Documents]) -> Iterator[Segments]:
+def cut(batches: Iterable[TextBatch]) -> Iterator[Segments]:
     """The documents of a slice as whole segments, in order, however they come in batches. The last one ends where they end."""
-    begun: list[Documents] = []  # documents of a segment that has not ended yet
+    begun: list[TextBatch] = []  # documents of a segment that has not ended yet
     byte_count = 0
     for batch in batches:
         ends, byte_count = _ends(batch, byte_count)
@@ -75,16 +75,16 @@ def cut(batches: Iterable[Documents]) -> Iterator[Segments]:
         yield Segments(last, np.array([len(last.texts)]))
 
 
-def _joined(parts: list[Documents]) -> Documents:
+def _joined(parts: list[TextBatch]) -> TextBatch:
     if len(parts) == 1:
         return parts[0]
     texts = pa.concat_arrays([part.texts for part in parts])
     keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
     kept = [part.columns for part in parts if part.columns is not None]
-    return Documents(texts, keys, rows, joined(kept) if kept else None)
+    return TextBatch(texts, keys, rows, joined(kept) if kept else None)
 
 
-def _ends(batch: Documents, before: int) -> tuple[npt.NDArray[np.int64], int]:
+def _ends(batch: TextBatch, before: int) -> tuple[npt.NDArray[np.int64], int]:
     """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has behind the batch.
 
     The chance that a document is a segment's last one grows with its length, so segments have as many bytes whatever their

@@ -47,7 +47,7 @@ def parent(output: str, groups: int, slices: int) -> None:
     from flows.runners.work_pool import Groups
     from tasks.config import BuildConfig, DocumentPolicy
     from tasks.models import SourceFile
-    from tasks.output.staging import Place
+    from tasks.output.staging import Workspace
     from tasks.shards.recipe import Recipe
 
     spent: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def parent(output: str, groups: int, slices: int) -> None:
             "groups": policy,
         }
     )
-    place = Place(Store.at(output), "")
+    place = Workspace(Store.at(output), "")
     recipe = Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,
@@ -128,7 +128,7 @@ def workers(output: str, count: int) -> None:
     from flows.runners.elsewhere import result_as_json, work_of
     from tasks.groups import Report, put_report, read_group
     from tasks.models import TokenShard
-    from tasks.output.staging import Place
+    from tasks.output.staging import Workspace
     from tasks.progress import Done
 
     root = Store.at(output)
@@ -139,7 +139,7 @@ def workers(output: str, count: int) -> None:
             client.set_flow_run_state(run.id, Pending())
             client.set_flow_run_state(run.id, Running())
             group = read_group(root, run.parameters["group"])
-            slices, steps = work_of(group, Place(root, ""))
+            slices, steps = work_of(group, Workspace(root, ""))
             recipe, *_ = steps[0].shared
             shards = [
                 TokenShard(

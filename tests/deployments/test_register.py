@@ -18,26 +18,32 @@ from uuid import uuid4
 import jsonschema
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.utilities.schema_tools.validation import validate
 
+from deployments.arguments import arguments as command_line
 from deployments.register import (
     SLUG,
+    create_pools,
     dataset_deployment,
     load_flow,
     process_template,
     read_deployments,
+    register,
     remarks,
+    replace_waiting,
     run_form,
     schedules_of,
     wanted,
 )
-from deployments.serve import arguments as command_line
 from flows.build import build_dataset
 from flows.commands.build import read_config
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, with_absolute_paths
 
 CHECKOUT = Path(__file__).parents[2]
 DATASETS = sorted((CHECKOUT / "deployments/datasets").glob("*.yaml"))
@@ -161,7 +167,63 @@ def test_dataset_configurations_are_valid(path: Path) -> None:
     assert config.name == path.stem
     deployment = dataset_deployment(path, None, None)
     load_flow(deployment).validate_parameters(deployment["parameters"])
-    assert BuildConfig.model_validate(json.loads(json.dumps(deployment["parameters"]["config"]))) == config
+    assert BuildConfig.model_validate(json.loads(json.dumps(deployment["parameters"]["config"]))) == with_absolute_paths(config)
+
+
+def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker runs the flow in the checkout's directory."""
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "set.yaml").write_text(
+        "name: set\noutput: out\nscratch: ~/scratch\ntokenizer: tokenizer\n"
+        "sources: [{name: a, path: in/*.jsonl}, {name: b, path: s3://bucket/in}, {name: c, path: /data}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    made = dataset_deployment(Path("set.yaml"), None, None)
+    config = made["parameters"]["config"]
+    assert (config["output"], config["scratch"]) == (f"{tmp_path}/out", "/home/somebody/scratch")
+    assert [source["path"] for source in config["sources"]] == [f"{tmp_path}/in/*.jsonl", "s3://bucket/in", "/data"]
+    assert config["tokenizer"] == {"name": f"{tmp_path}/tokenizer"}
+    assert made["description"].startswith(f"Refreshes {tmp_path}/out, as set.yaml says")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Path) -> None:
+    """Also where it was due already; those that people have started keep theirs."""
+    name = f"refresh-dataset/waiting-{uuid4().hex[:8]}"
+
+    def told(output: str) -> dict[str, Any]:
+        path = tmp_path / "waiting.yaml"
+        path.write_text(f"name: {name.partition('/')[2]}\noutput: {output}\nsource: {{path: {tmp_path}/in}}\ntokenizer: bytes\n")
+        return dataset_deployment(path, {"interval": 600, "timezone": "UTC"}, None)
+
+    with get_client(sync_client=True) as client:
+        create_pools(client, read_deployments())
+
+        def outputs() -> list[tuple[str, bool]]:
+            """The output of each run that waits, and whether a schedule has made it."""
+            found = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id])),
+                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+                limit=200,
+            )
+            return [(Path(run.parameters["config"]["output"]).name, run.auto_scheduled) for run in found]
+
+        register(client, told(f"{tmp_path}/wrong"))
+        deployment = client.read_deployment_by_name(name)
+        now = datetime.now(UTC)
+        times = {"start_time": (now - timedelta(hours=1)).isoformat(), "end_time": (now + timedelta(hours=1)).isoformat()}
+        client.request("POST", f"/deployments/{deployment.id}/schedule", json={**times, "max_runs": 12}).raise_for_status()
+        client.create_flow_run_from_deployment(deployment.id)
+        assert outputs().count(("wrong", True)) > 2
+        register(client, told(f"{tmp_path}/right"))
+        assert replace_waiting(client, name) > 2
+        assert sorted(outputs()) == [("right", False), ("wrong", False)]  # one for those that were due, and the one of people
+        assert replace_waiting(client, name) == 0
+        client.request("POST", f"/deployments/{deployment.id}/schedule", json=times).raise_for_status()
+        assert replace_waiting(client, name) == 0
+        assert ("right", True) in outputs()
 
 
 def test_large_datasets_are_spread_over_workers() -> None:

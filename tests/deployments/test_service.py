@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -123,7 +124,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     assert after["blueberries"] == before["berries"]  # the id is the same document
     now = {shard.key for shard in read_index(Store.at(out), new.name).published}
     assert len(now & slices) == 1
-    assert len(now - slices) == 2  # of the file that came and of the one that changed
+    assert len(now - slices) == 2  # of the file that added and of the one that changed
     seen = [said(reader.train[i]) for i in range(len(reader.train))]
     assert set(seen) == {text for text, split in before.items() if split == "train"}
     assert flat_tokens.verify(old, "full").seq_count == len(before)
@@ -171,7 +172,7 @@ def test_a_run_can_be_watched(service: Service) -> None:
     lines = until(logs, "the log lines")
     assert any(line.startswith("Worker 'builds' submitting flow run") for line in lines)
     assert "Beginning flow run 'refresh fruit with bytes' for flow 'refresh-dataset'" in lines
-    assert any(line.startswith("published ") and line.endswith(": 3 files came") for line in lines)
+    assert any(line.startswith("published ") and line.endswith(": 3 files added") for line in lines)
 
     made = until(lambda: service.events("prefect.asset.materialization.succeeded"), "the asset")[-1]
     assert made["resource"]["prefect.resource.name"] == "fruit"
@@ -513,9 +514,54 @@ def test_an_unknown_block_is_told_before_anything_is_registered(service: Service
     with (
         reaching(service),
         get_client(sync_client=True) as client,
-        pytest.raises(ValueError, match="There is no block slack-webhook/nobody"),
+        pytest.raises(
+            LookupError, match=r"There is no block slack-webhook/nobody.* at http.*/blocks/catalog/slack-webhook/create"
+        ),
     ):
         list(read_automations(client, "slack-webhook/nobody"))
+
+
+def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service: Service) -> None:
+    told = subprocess.run(
+        [sys.executable, "deployments/register.py", "--notify", "slack/alerts"],
+        cwd=CHECKOUT,
+        env=service.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert re.search(r"There is no type 'slack'; there are .*slack-webhook", told.stderr)
+
+
+def test_a_killed_worker_is_started_again_and_its_run_says_why_it_ended(service: Service, home: Path) -> None:
+    """The server, the UI and the schedules go on."""
+    (home / "lines.txt").write_text("".join(f"line {number} of a text that takes some time\n" for number in range(200_000)))
+    config = {
+        "name": "lines",
+        "output": f"{home}/lines",
+        "sources": [{"path": f"{home}/lines.txt", "document_separator": "\n"}],
+        "tokenizer": {"name": "bytes"},
+        "slice_bytes": 100_000,
+        "workers": 1,
+    }
+    run_id = service.start_run("build", {"config": config}).json()["id"]
+    process = until(lambda: service.run(run_id)["infrastructure_pid"], "the run's process")
+    group = {int(process), *descendants(int(process))}
+    until(lambda: service.run(run_id)["state_type"] == "RUNNING", "the run to begin")
+    (worker_id,) = (pid for pid in descendants(service.process.pid) if b"--name\0builds" in command_of(pid))
+    kill({worker_id, *group})
+    assert "Run it again to resume after the last stored shard." in service.ended(run_id)["state"]["message"]
+    until(lambda: "The worker 'builds' was killed by signal 9" in service.output, "the worker to be started again")
+    again = service.start_run("build", {"config": {**config, "name": "few", "output": f"{home}/few", "slice_bytes": 10_000_000}})
+    assert service.ended(again.json()["id"])["state_type"] == "COMPLETED"
+    assert service.process.poll() is None
+
+
+def command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: Service, home: Path) -> None:
@@ -596,8 +642,12 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
     assert service.process.wait(60) == 0
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to end", 10)
 
-    again = start(home, service.port, str(home / "fruit.yaml"))
+    again = start(home, service.port, str(home / "fruit.yaml"), "--notify", "custom-webhook/later")
     try:
+        assert f"Create one named later at http://127.0.0.1:{service.port}/blocks/catalog/custom-webhook/create" in again.output
+        with reaching(again):
+            CustomWebhookNotificationBlock(name="later", url="http://127.0.0.1:9/", json_data={}).save("later")
+        until(lambda: "The block custom-webhook/later is used from now on." in again.output, "the block to be found")
         assert sorted(one["name"] for one in again.get("/deployments/filter", {"limit": 200})) == names
         assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
         assert again.deployment("fruit")["schedules"] == []

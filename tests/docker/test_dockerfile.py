@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -104,6 +105,14 @@ def service_lock(text: str) -> str:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return str(module.service_lock(text))
+
+
+def test_the_locks_program_needs_python_alone() -> None:
+    """It runs before anything is installed."""
+    tree = ast.parse((ROOT / "docker" / "service_lock.py").read_text("utf-8"))
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= sys.stdlib_module_names
 
 
 LOCK = """\

@@ -33,7 +33,7 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from flows.commands.main import main
 from tasks.output.pointer import MARKERS
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.shards.index import read_index
 from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Operation, Watch
 from tests.faults.support import ROOT, settings_of, write_notes
@@ -291,7 +291,7 @@ def made_from_now_on() -> list[str]:
     for module, name in WRITERS:
         real = getattr(module, name)
 
-        def writer(key: str, place: Place, *more: Any, real: Any = real) -> Any:
+        def writer(key: str, place: Workspace, *more: Any, real: Any = real) -> Any:
             made.append(key)
             return real(key, place, *more)
 

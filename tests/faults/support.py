@@ -60,8 +60,11 @@ def version_digests(root: Path, version: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def shards_stay() -> Iterator[None]:
-    """Builds in the block leave their token shards, as one does that dies behind its commit, or beside another one."""
+    """Builds in the block store their tokens in shards, as one by processes does, and leave these, as one does that dies after
+    its commit.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.pipelines.build.open_sink", lambda *_: None)
         patch.setattr("flows.pipelines.publish.remove_held_shards", lambda root: None)
         yield
 

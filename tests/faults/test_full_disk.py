@@ -126,7 +126,7 @@ def _may_mount() -> None:
 def in_a_small_disk(script: str, disk: Path) -> list[str]:
     """Lines that a shell script prints, for which a small file system is mounted at *disk*: nobody else sees it."""
     disk.mkdir()
-    mounted = f"set -eu; mount -t tmpfs -o size=900k none {disk}; {script}"
+    mounted = f"set -eu; mount -t tmpfs -o size=400k none {disk}; {script}"
     run = subprocess.run(
         ["unshare", "-m", "sh", "-c", mounted], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import flows.pipelines.build
 import tasks.shards.write
 from flat_tokens.stores.store import Store
+from tasks.assemble.assembler import Assembler
 from tasks.output.staging import attempt, sweep
 from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
 
@@ -136,18 +136,18 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypa
     real = tasks.shards.write.tokenize_slice
 
     def tokenize(slice_: Any, recipe: Any, place: Any, *more: Any) -> Any:
-        if slice_.start:
+        if slice_.ranges[0].start:
             failed.wait(20)
             time.sleep(0.3)
             stayed.append(Path(place.staging).exists())
         return real(slice_, recipe, place, *more)
 
-    def count(*_: Any) -> Any:
+    def add(*_: Any) -> Any:
         failed.set()
         raise OSError("stop")
 
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
-    monkeypatch.setattr(flows.pipelines.build, "count_documents", count)
+    monkeypatch.setattr(Assembler, "add", add)
     with pytest.raises(OSError, match="stop"):
         build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 8), slice_bytes=400), 2)
     assert stayed

@@ -172,6 +172,17 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: P
     assert not any(name.startswith("shard-write ") for name in seen)
 
 
+@pytest.mark.timeout(120)
+def test_a_task_of_slices_that_are_stored_and_slices_that_are_not_ends(tmp_path: Path) -> None:
+    """Every other slice is published already. None waits for one of its own task."""
+    sources = [{"name": f"{i}", "path": str(tmp_path / f"{i}.jsonl")} for i in range(12)]
+    for i, source in enumerate(sources):
+        Path(source["path"]).write_text(json.dumps({"text": f"{i} " + "a" * 60}) + "\n")
+    first = build_dataset(config(tmp_path / "out", name="half", sources=sources[1::2], workers=1))
+    again = build_dataset(config(tmp_path / "out", name="all", sources=sources, workers=1))
+    assert (first.slices, again.slices, again.slices_reused) == (6, 12, 6)
+
+
 @pytest.mark.slow
 def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> None:
     path = hundred_lines(tmp_path)

@@ -42,7 +42,7 @@ from tasks.groups import Group, put_group, read_group, read_report
 from tasks.models import digest_of
 from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.output.versions import list_versions, pin, pin_note, read_origin
 from tasks.progress import Done
 from tasks.shards.receipts import load_shard
@@ -80,7 +80,7 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
         path = work / "in" / file
         path.parent.mkdir()
         chosen = Source(name="one", path=str(path.parent), **settings)
-        place = Place(Store.at(work / "out"), str(work / "staging"), str(work / "scratch"))
+        place = Workspace(Store.at(work / "out"), str(work / "staging"), str(work / "scratch"))
 
         def read(on_bad: str) -> None:
             (found,) = resolve_source(chosen, 0).files
@@ -471,7 +471,7 @@ def _records(work: Path) -> Fuzzed:
     chosen = Source(name="one", path=str(work / "in"), id_column="id")
     (found,) = resolve_source(chosen, 0).files
     found = found.model_copy(update={"immutable": "ETag:1"})
-    place = Place(root, str(work / "staging"), str(work / "scratch"))
+    place = Workspace(root, str(work / "staging"), str(work / "scratch"))
     cut_file(found, (chosen,), 1000, place)
     lease = output / "_running/build-0"
     lease.parent.mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ from tasks.config import (
     available_cores,
     byte_count,
     size_for_people,
+    with_absolute_paths,
 )
+from tasks.download.sources import resolve_source
 from tasks.faults import faults_of
 from tasks.locations import plain_location
 from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
@@ -95,6 +98,65 @@ def test_plain_locations_are_taken_as_they_are(location: str) -> None:
 
 def test_paths_may_be_path_objects() -> None:
     assert Source(path=Path("/data")).path == "/data"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("$HOME/out", "has a variable, $HOME, which only a shell replaces. Write what it stands for"),
+        ("/data/${NAME}/out", "has a variable, ${NAME}, which"),
+        ("file://$HOME/out", "has a variable, $HOME, which"),
+        ("%USERPROFILE%/out", "has a variable, %USERPROFILE%, which"),
+        ("C:\\out", "is a path of Windows. Write it as it is called here, with slashes, such as /mnt/c/data"),
+        ("C:/out", "is a path of Windows"),
+        ("d:", "is a path of Windows"),
+        ("\\\\server\\share", "is a path of Windows"),
+        ("data\\out", "is a path of Windows"),
+        ("~nobody-of-this-name/out", "begins in the home directory of 'nobody-of-this-name', whom this machine does not know"),
+    ],
+)
+def test_what_would_become_a_directory_that_nobody_meant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: str
+) -> None:
+    """As an output and as scratch; a source that is there may be called so."""
+    for settings in ({"output": place}, {"scratch": place}):
+        with pytest.raises(ValidationError) as refused:
+            config(**settings)
+        assert words in "; ".join(faults_of(refused.value, BuildConfig))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"there is nothing at .*[.] It {re.escape(words[:20])}"):
+        resolve_source(Source(path=place), 0)
+    name = place.removeprefix("file://").lstrip("/")
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    assert len(resolve_source(Source(path=tmp_path / name), 0).files) == 1
+
+
+@pytest.mark.parametrize("place", ["/data/100%/out", "/data/a$", "data/a-b_c.d", "~/out", "s3://bucket/$x", "gs://a/b"])
+def test_other_places_are_taken_as_they_are(place: str) -> None:
+    assert config(output=place).output == place
+
+
+def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every setting that names a file; another directory does not change them."""
+    monkeypatch.chdir(tmp_path)
+    step = {"use": "normalize"}
+    told = config(
+        output="out/",
+        scratch="scratch",
+        source={"path": "file://in", "messages_column": "m", "chat_template": "t.jinja"},
+        tokenizer={"name": "x.tiktoken", "pattern": "gpt2"},
+        documents={"steps": [step]},
+    )
+    made = with_absolute_paths(told)
+    assert (made.output, made.scratch) == (f"{tmp_path}/out", f"{tmp_path}/scratch")
+    assert (made.sources[0].path, made.sources[0].chat_template) == (f"file://{tmp_path}/in", f"{tmp_path}/t.jinja")
+    assert made.tokenizer == TokenizerConfig(name=f"{tmp_path}/x.tiktoken", pattern="gpt2")
+    assert made.model_fields_set == told.model_fields_set
+    monkeypatch.chdir("/")
+    assert with_absolute_paths(made) == made
+    short = config(source={"hub": {"path": "a/b"}}, tokenizer="gpt2")
+    assert with_absolute_paths(short) == short
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,15 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
     status, said = differs(capsys, a, b)
     documents = said["documents"]
     assert (status, said["same"], documents["matched_by"], documents["tokens_compared"]) == (1, False, "key", True)
-    assert {kind: documents[kind] for kind in ("came", "went", "changed", "moved")} == {
-        "came": 1,
-        "went": 1,
+    assert {kind: documents[kind] for kind in ("added", "removed", "changed", "moved")} == {
+        "added": 1,
+        "removed": 1,
         "changed": 1,
         "moved": 0,
     }
     examples = documents["examples"]
-    assert [example["b"]["sequence"] for example in examples["came"]] == [19]
-    assert [example["a"]["document"]["row"] for example in examples["went"]] == [7]
+    assert [example["b"]["sequence"] for example in examples["added"]] == [19]
+    assert [example["a"]["document"]["row"] for example in examples["removed"]] == [7]
     assert [(example["a"]["sequence"], example["b"]["sequence"]) for example in examples["changed"]] == [(3, 3)]
     assert said["settings"] == []
     assert said["sources"][0]["files_changed"] == ["x.jsonl"]
@@ -91,7 +91,7 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
     assert totals["source source.tokens"] == totals["train.tokens"]
     assert main(["diff", str(a), str(b)]) == 1
     text = capsys.readouterr().out
-    assert "documents, by their keys: 1 came, 1 went, 1 changed" in text
+    assert "documents, by their keys: 1 added, 1 removed, 1 changed" in text
     assert "~ x.jsonl" in text
 
 
@@ -152,13 +152,13 @@ def test_files_that_came_went_and_were_renamed_are_told_by_their_content(
     b = build_dataset(tmp_path / "b", **settings)
     (change,) = differs(capsys, a, b)[1]["sources"]
     assert change["files_renamed"] == [["f0.jsonl", "g0.jsonl"]]
-    assert (change["files_came"], change["files_went"], change["files_changed"]) == (["h.jsonl"], ["f1.jsonl"], [])
+    assert (change["files_added"], change["files_removed"], change["files_changed"]) == (["h.jsonl"], ["f1.jsonl"], [])
     assert change["files_same"] == 2
     settings["source"]["name"] = "other"
     c = build_dataset(tmp_path / "c", **settings)
-    went, came = differs(capsys, b, c)[1]["sources"]
-    assert (went["source"], went["change"], came["source"], came["change"]) == ("lines", "went", "other", "came")
-    assert came["came_from_elsewhere"] == 4
+    removed, added = differs(capsys, b, c)[1]["sources"]
+    assert (removed["source"], removed["change"], added["source"], added["change"]) == ("lines", "removed", "other", "added")
+    assert added["added_from_elsewhere"] == 4
 
 
 def test_totals_alone_do_not_look_at_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,10 +183,10 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, c
     write_dataset(tmp_path / "same", [TokenBatch.from_sequences(sequences)])
     write_dataset(tmp_path / "fewer", [TokenBatch.from_sequences(sequences[1:])])
     documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same" / "train"), 5)
-    assert {kind: documents[kind] for kind in ("came", "went", "changed")} == {"came": 0, "went": 0, "changed": 0}
+    assert {kind: documents[kind] for kind in ("added", "removed", "changed")} == {"added": 0, "removed": 0, "changed": 0}
     assert documents["matched_by"] == "tokens"
     status, said = differs(capsys, path, tmp_path / "fewer")
-    assert (status, said["documents"]["came"], said["documents"]["went"]) == (1, 0, 1)
+    assert (status, said["documents"]["added"], said["documents"]["removed"]) == (1, 0, 1)
 
 
 def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +196,7 @@ def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path,
     stream = ["--format", "nanogpt", "--option", "end_of_text=9"]
     for pair in ((tmp_path / "data", tmp_path / "train.bin"), (tmp_path / "train.bin", tmp_path / "data")):
         documents = differs(capsys, *pair, *stream)[1]["documents"]
-        assert (documents["came"], documents["went"]) == (0, 0)
+        assert (documents["added"], documents["removed"]) == (0, 0)
 
 
 def dataset(name: str, *splits: list[list[int]]) -> str:
@@ -218,9 +218,9 @@ def test_counts_are_those_of_multisets(
         patch.setattr(flat_tokens.tools.diff, "KEYS_AT_A_TIME", 2)
         found = compare_documents(a, b, 100)
     in_a, in_b = Counter(map(tuple, a_train + a_validation)), Counter(map(tuple, b_train + b_validation))
-    assert (found["came"], found["went"], found["changed"]) == ((in_b - in_a).total(), (in_a - in_b).total(), 0)
+    assert (found["added"], found["removed"], found["changed"]) == ((in_b - in_a).total(), (in_a - in_b).total(), 0)
     shown = Counter(
-        tuple(b.splits[one["b"]["split"]].sequence(one["b"]["sequence"]).tolist()) for one in found["examples"]["came"]
+        tuple(b.splits[one["b"]["split"]].sequence(one["b"]["sequence"]).tolist()) for one in found["examples"]["added"]
     )
     assert shown == in_b - in_a
     if in_a == in_b and not found["moved"]:
@@ -254,5 +254,5 @@ def test_memory_is_bounded_by_the_part_and_not_by_the_documents() -> None:
         counts.update({kind: len(of_a) for kind, of_a, _ in compare_share(*sides, share, 20)})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert counts == {"came": 0, "went": 10, "changed": 0, "moved": 0}
+    assert counts == {"added": 0, "removed": 10, "changed": 0, "moved": 0}
     assert peak < 25 << 20  # of one side alone, keys, digests and places are 24 MB before they are sorted

@@ -58,14 +58,14 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
     """What a person sees from the first refresh to the removal of what is not needed any more."""
     output, lines = tmp_path / "out", terminal.lines
     first = lines("refresh", config)
-    assert first[0].endswith(": 2 files came")
+    assert first[0].endswith(": 2 files added")
     assert any(line.startswith("  train ") for line in first)
     assert lines("refresh", config)[0].startswith("nothing changed: ")
 
     (tmp_path / "in" / "b.jsonl").unlink()
     write_notes(tmp_path / "in" / "c.jsonl", 7)
     second = lines("refresh", config)
-    assert second[0].endswith(": 1 file came, 1 went")
+    assert second[0].endswith(": 1 file added, 1 removed")
     assert "  source     documents 12 (+2), tokens" in "\n".join(second)
     assert "  reused     1 of 2 slices" in second
 

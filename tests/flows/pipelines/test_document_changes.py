@@ -1,4 +1,4 @@
-"""What came, went, changed and moved by document, against what was edited; and the history of refreshes."""
+"""What added, removed, changed and moved by document, against what was edited; and the history of refreshes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect
-from tasks.output.changes import DocumentCounts, as_markdown, as_text
+from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.history import read_history
 from tasks.output.versions import roll_back
 from tests.examples import examples
@@ -65,17 +65,17 @@ def some_text(count: int = 40) -> Text:
     return {f"{i}": ("web" if i % 3 else "notes", f"{i} " + "salt wind " * (i % 5)) for i in range(count)}
 
 
-def counts(found: DocumentCounts) -> tuple[int, int, int | None, int]:
-    return found.came, found.went, found.changed, found.moved
+def counts(found: DocumentChangeCounts) -> tuple[int, int, int | None, int]:
+    return found.added, found.removed, found.changed, found.moved
 
 
 def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: Path) -> None:
-    """By source and by split. Those that went count where they were, the others where they are."""
+    """By source and by split. Those that removed count where they were, the others where they are."""
     text = some_text()
     first = refreshed(tmp_path, text)
     assert first.changes.documents is not None
     assert counts(first.changes.documents.total) == (40, 0, 0, 0)
-    assert {one.name: one.came for one in first.changes.documents.by_source} == {"notes": 14, "web": 26}
+    assert {one.name: one.added for one in first.changes.documents.by_source} == {"notes": 14, "web": 26}
     assert first.text_bytes_tokenized == sum(len(content) for _, content in text.values())
 
     del text["4"]  # of web
@@ -91,9 +91,9 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: P
     assert {one.name for one in found.by_split} <= {"train", "validation"}
     assert np.array([counts(one) for one in found.by_split]).sum(axis=0).tolist() == [3, 1, 2, 2]
     assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
-    assert "  all documents 3 came, 1 went, 2 changed, 2 moved to another source" in as_text(second.changes)
+    assert "  all documents 3 added, 1 removed, 2 changed, 2 moved to another source" in as_text(second.changes)
     assert "| source web | 2 | 1 | 1 | 2 |" in as_markdown(second.changes)
-    assert second.model_dump(mode="json")["changes"]["documents"]["total"]["went"] == 1
+    assert second.model_dump(mode="json")["changes"]["documents"]["total"]["removed"] == 1
 
     third = refreshed(tmp_path, text)
     assert (third.outcome, third.text_bytes_tokenized) == ("unchanged", 0)
@@ -111,7 +111,7 @@ def test_histories_of_edits_are_counted(tmp_path: Path, data: Any) -> None:
     for _ in range(2):
         after = dict(before)
         for name in data.draw(st.lists(st.sampled_from([f"{i}" for i in range(30)]), max_size=6)):
-            kind = data.draw(st.sampled_from(["went", "text", "source"]))
+            kind = data.draw(st.sampled_from(["removed", "text", "source"]))
             source, content = after.pop(name, ("notes", "new"))
             if kind == "source" or name not in before:
                 after[name] = ("web" if source == "notes" else "notes", content)
@@ -164,19 +164,19 @@ def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
-    """Which documents changed their text is unknown then; which came and went is told."""
+    """Which documents changed their text is unknown then; which added and removed is told."""
     text = some_text(10)
     refreshed(tmp_path, text)
     del text["3"]
     found = refreshed(tmp_path, text, tokenizer={"name": "gpt2", "engine": "reference"}).changes
     assert found.documents is not None
     assert counts(found.documents.total) == (0, 1, None, 0)
-    assert "  all documents 0 came, 1 went, unknown how many changed, 0 moved to another source" in as_text(found)
+    assert "  all documents 0 added, 1 removed, unknown how many changed, 0 moved to another source" in as_text(found)
     assert "| all documents | 0 | 1 | unknown | 0 |" in as_markdown(found)
 
 
 def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_path: Path) -> None:
-    """They are the same documents, and have other tokens; those that a step leaves out went."""
+    """They are the same documents, and have other tokens; those that a step leaves out removed."""
     text = {"a": ("web", "one\r\ntwo"), "b": ("web", "one line"), "c": ("notes", "x")}
     sources = [{"name": name, "path": str(tmp_path / name)} for name in ("notes", "web")]
     refreshed(tmp_path, text, sources=sources)
@@ -196,7 +196,7 @@ def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Pat
         second = refreshed(tmp_path, text)
     assert (second.outcome, second.changes.documents) == ("published", None)
     assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
-    assert [one.came for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
+    assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
 
 
 def test_a_full_disk_is_told_and_the_version_is_published(
@@ -233,7 +233,7 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -
     roll_back(output)
     refreshed(tmp_path, text)
     found = read_history(output)
-    assert [(one.version, one.documents, one.came) for one in found] == [(first.version, 10, 10), (second.version, 11, 1)]
+    assert [(one.version, one.documents, one.added) for one in found] == [(first.version, 10, 10), (second.version, 11, 1)]
     assert [one.text_bytes_tokenized for one in found] == [first.text_bytes_tokenized, second.text_bytes_tokenized]
     assert all(one.seconds > 0 and one.tokens > 0 for one in found)
 
@@ -243,7 +243,7 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -
         f"`{second.version}`",
         f"`{first.version}`",
     ]
-    assert "| date (UTC) | version | documents | tokens | came | went | changed | moved | text tokenized | seconds |" in lines
+    assert "| date (UTC) | version | documents | tokens | added | removed | changed | moved | text tokenized | seconds |" in lines
 
     collect(output, Policy(keep_versions=1, grace_days=0), delete=True)
     assert read_history(output) == found

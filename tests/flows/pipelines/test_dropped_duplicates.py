@@ -36,7 +36,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.groups import Group
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.output.target import Target
 from tests.examples import examples
 from tests.faults.support import build_here, receipts, unpublish, version_digests
@@ -136,13 +136,13 @@ class Elsewhere:
         if steps[0].stage.pool is None:
             return self._pool.submit(through, item, steps)
         group = Group.model_validate_json(group_of(self._config, [item], steps).model_dump_json())
-        (place,) = {getattr(one, "workspace", one) for one in steps[0].shared if isinstance(one, Place | Target)}
+        (place,) = {getattr(one, "workspace", one) for one in steps[0].shared if isinstance(one, Workspace | Target)}
         return self._pool.submit(self._through, group, place)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         return [do(step, item) for item in items]
 
-    def _through(self, group: Group, place: Place) -> Any:
+    def _through(self, group: Group, place: Workspace) -> Any:
         (item,), steps = work_of(group, place)
         return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
 

@@ -376,11 +376,11 @@ def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_kinds_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    """With the names of both files."""
-    write(tmp_path / "in" / "a.jsonl", [{"id": "1", "text": "a", "n": 1}])
-    write(tmp_path / "in" / "b.jsonl", [{"id": "2", "text": "b", "n": "one"}])
+    """With the names of both files, in two slices."""
+    one = write(tmp_path / "a.jsonl", [{"id": "1", "text": "a", "n": 1}])
+    other = write(tmp_path / "b.jsonl", [{"id": "2", "text": "b", "n": "one"}])
     with pytest.raises(ValueError, match=r"column 'n' is int64 in a.jsonl and text in b.jsonl"):
-        build_here(settings(tmp_path / "out", tmp_path / "in", keep=["n"]))
+        build_here(settings(tmp_path / "out", one, other, keep=["n"]))
 
 
 def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:

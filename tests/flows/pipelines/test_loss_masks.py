@@ -265,7 +265,7 @@ def test_in_a_merge_all_tokens_of_a_dataset_without_a_mask_count(masked: Path, p
 TALKS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
     [{"role": "assistant", "content": "é"}],
-    [],
+    [{"role": "user", "content": "z"}],
 ]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 
@@ -296,7 +296,7 @@ def talk_settings(output: Path, source: Path, template: str = TEMPLATE, **more: 
 def test_conversations(tmp_path: Path, name: str) -> None:
     """In every format that has lists, or JSON of them in a column of text."""
     build_here(talk_settings(tmp_path / "out", write_talks(tmp_path / "in" / name)))
-    assert spelled(flat_tokens.open(tmp_path / "out").train) == [(b"u:2+2?;a:", b"4;"), (b"a:", "é;".encode()), (b"", b"")]
+    assert spelled(flat_tokens.open(tmp_path / "out").train) == [(b"u:2+2?;a:", b"4;"), (b"a:", "é;".encode()), (b"u:z;", b"")]
 
 
 def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings: Setti
 def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
     """Only new content is tokenized; the old version's readers see nothing of it; documents stay in their splits."""
     first = refresh_here(settings)
-    assert (first.outcome, first.sequence, first.changes.headline) == ("published", 1, "3 files came")
+    assert (first.outcome, first.sequence, first.changes.headline) == ("published", 1, "3 files added")
     assert sorted(tokenized) == ["a.jsonl", "b.jsonl", "c.jsonl"]
     reader = flat_tokens.open(settings["output"])
     tokens, before, old_files = reader.train.slice(0, reader.train.token_count), membership(first.path), digests(Path(first.path))
@@ -145,8 +145,8 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
     assert (second.outcome, second.sequence, second.changes.before) == ("published", 2, first.version)
     assert [(change.kind, change.name) for change in second.changes.files] == [
         ("changed", "b.jsonl"),
-        ("went", "c.jsonl"),
-        ("came", "d.jsonl"),
+        ("removed", "c.jsonl"),
+        ("added", "d.jsonl"),
     ]
     (source,) = second.changes.sources
     assert (source.documents, source.files) == ((60, 61), (3, 3))
@@ -413,7 +413,7 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, t
     refresh_here(settings)
     (tmp_path / "in" / "c.jsonl").unlink()
     write_notes(tmp_path / "in" / "d.jsonl", 1)
-    with pytest.raises(ValueError, match=r"no longer gives the text of version .*: c.jsonl went, d.jsonl came. Refresh"):
+    with pytest.raises(ValueError, match=r"no longer gives the text of version .*: c.jsonl removed, d.jsonl added. Refresh"):
         retokenize_here(settings, "gpt2")
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
     with pytest.raises(ValueError, match=r"has the sources other, but version .* was made of notes"):

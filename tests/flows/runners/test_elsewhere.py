@@ -25,7 +25,7 @@ from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
 from tasks.models import SourceFile
-from tasks.output.staging import Place, attempt
+from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
@@ -79,7 +79,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         assert shard == load_shard(here.root, recipe.key(slices[0]))
 
 
-def target_of(workspace: Place, name: str = "0123456789abcdef") -> Target:
+def target_of(workspace: Workspace, name: str = "0123456789abcdef") -> Target:
     return Target(workspace=workspace, name=name, layout="mmap", rule=SplitRule(fraction=0.5, seed=0), columns={"n": "int"})
 
 
@@ -88,7 +88,7 @@ SPAN = Span(split="train", of_tokens=True, start=0, stop=8)
 
 def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_path: Path) -> None:
     """Another process works in its own workspace, and has no assembler."""
-    here, there = (Place(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
+    here, there = (Workspace(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
     target = target_of(here)
     group = group_of(config, [SPAN], [SPLIT.given(target, Assembler(target))])
     assert group.digest == group_of(config, [SPAN], [SPLIT.given(target_of(there), None)]).digest
@@ -99,7 +99,7 @@ def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_p
 
 
 def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig) -> None:
-    place = Place(Store.at(config.output), "")
+    place = Workspace(Store.at(config.output), "")
     told = group_of(config, [SPAN], [SPLIT.given(target_of(place))])
     for name in ("shard-write", "os.system"):
         with pytest.raises(ValueError, match="is not one that other processes work on"):
@@ -107,13 +107,13 @@ def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig)
 
 
 def test_another_tokenizer_of_the_same_name_is_refused(config: BuildConfig, tmp_path: Path) -> None:
-    recipe, nowhere = recipe_of(config, "0" * 64), Place(Store.at(config.output), "")
+    recipe, nowhere = recipe_of(config, "0" * 64), Workspace(Store.at(config.output), "")
     assert TOKENIZE.pool is not None
     with pytest.raises(ValueError, match=r"Give every machine the same file\."), TOKENIZE.pool.around([], recipe, nowhere, ()):
         pass
 
 
-def grouped(config: BuildConfig, change: str, to: str, place: Place) -> Group:
+def grouped(config: BuildConfig, change: str, to: str, place: Workspace) -> Group:
     """A group that cuts a build's file, altered as somebody can who writes to the output: its digest is made anew."""
     (found,) = resolve_source(config.sources[0], 0).files
     told = group_of(config, [(found,)], [DOWNLOAD.given(config.sources, config.slice_bytes, place)]).model_dump_json()
@@ -122,15 +122,15 @@ def grouped(config: BuildConfig, change: str, to: str, place: Place) -> Group:
 
 
 @pytest.fixture
-def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A worker with roots; a secret lies beside them."""
     monkeypatch.setenv(INPUT_ROOTS, str(tmp_path / "data"))
     monkeypatch.setenv(OUTPUT_ROOTS, str(tmp_path / "out"))
     (tmp_path / "secret.jsonl").write_text('{"text": "secret"}\n')
-    return Place(Store.at(tmp_path / "out"), str(tmp_path / "out/staging"), str(tmp_path / "out/scratch"))
+    return Workspace(Store.at(tmp_path / "out"), str(tmp_path / "out/staging"), str(tmp_path / "out/scratch"))
 
 
-def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, config: BuildConfig, rooted: Place) -> None:
+def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, config: BuildConfig, rooted: Workspace) -> None:
     for uri in (f"{tmp_path}/secret.jsonl", f"file://{tmp_path}/secret.jsonl", "http://127.0.0.1:9/a", "hf://datasets/a/b/c"):
         items, steps = work_of(grouped(config, f"{tmp_path}/data/a.parquet", uri, rooted), rooted)
         with pytest.raises(ValueError, match="may not be read here"):
@@ -140,7 +140,7 @@ def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, con
 
 
 def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roots(
-    tmp_path: Path, config: BuildConfig, rooted: Place
+    tmp_path: Path, config: BuildConfig, rooted: Workspace
 ) -> None:
     (found,) = resolve_source(config.sources[0], 0).files
     secret = tmp_path / "secret.jsonl"
@@ -156,7 +156,7 @@ def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roo
 
 
 @pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])
-def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Place, version: str) -> None:
+def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Workspace, version: str) -> None:
     group = group_of(config, [SPAN], [SPLIT.given(target_of(rooted, "version-1"))])
     work_of(group, rooted)
     with pytest.raises(ValueError, match="String should match pattern"):
@@ -164,7 +164,7 @@ def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Place, ver
 
 
 def test_scratch_is_the_workers_own_else_one_below_its_roots(
-    tmp_path: Path, config: BuildConfig, rooted: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: BuildConfig, rooted: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = grouped(config, '"scratch":null', f'"scratch":"{tmp_path}/elsewhere"', rooted)
     with pytest.raises(ValueError, match="may not be written here"):

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.pipelines.build import build
-from flows.pipelines.stages import FINALIZE, SPLIT, TOKENIZE, Stage, in_order
+from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order
 from flows.runners import processes
 from flows.runners.processes import Processes
 from flows.runners.threads import Threads
+from tasks.assemble.spans import Span
 from tasks.config import BuildConfig
 from tasks.progress import meter
 from tasks.tokenize import engines
@@ -98,14 +100,24 @@ def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
         assert list(in_order(runner, range(21), Stage("work", work, str).given())) == list(range(21))
 
 
-def test_stages_that_are_not_for_others_stay_here() -> None:
+def test_stages_that_are_not_for_others_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def submit(_: object, work: object, stage: str, *more: object) -> Future[str]:
+        asked.append(stage)
+        done = Future[str]()
+        done.set_result("elsewhere")
+        return done
+
+    monkeypatch.setattr(processes, "SMALL_BYTES", 0)
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", submit)
+    here: dict[str, Any] = {"function": lambda _: "here", "size": lambda _: 1}
+    own, alone = TOKENIZE._replace(name="of another pipeline", **here), FINALIZE._replace(**here)
+    monkeypatch.setitem(OF_A_BUILD, "finalize", alone)
+    span = Span(split="train", of_tokens=True, start=0, stop=8)
     with Processes(1) as hands:
-        assert hands.taken(TOKENIZE.given()).by is not None
-        assert hands.taken(SPLIT.given()).by is not None
-        own = TOKENIZE._replace(name="of another pipeline").given()
-        assert hands.taken(own) is own
-        alone = FINALIZE._replace(pool=None).given()
-        assert hands.taken(alone) is alone
+        assert [hands.do(stage.given(), span) for stage in (SPLIT, own, alone)] == ["elsewhere", "here", "here"]
+    assert asked == ["split"]
 
 
 KILLS_ONE = """

@@ -15,7 +15,7 @@ from prefect.client.orchestration import get_client
 from flows.build import build_dataset
 from flows.refresh import refresh_dataset
 from flows.watch import api
-from flows.watch.page import Run, Schedule, bring_up_to_date, dataset_page, link_to_page
+from flows.watch.page import ListedRun, Schedule, bring_up_to_date, dataset_page, link_to_page
 from tasks.config import BuildConfig
 from tasks.output.versions import Status, Version, pin
 from tests.faults.support import settings_of, write_notes
@@ -28,8 +28,8 @@ def version(name: str, **settings: Any) -> Version:
     return Version.model_validate({**told, "tokenizer": "gpt2", "layout": "mmap", "byte_count": 6_900_000, **settings})
 
 
-def run(state: str, says: str, number: int = 1) -> Run:
-    return Run(f"refresh web {number}", f"/runs/flow-run/{number}", AT + timedelta(days=number), 75.0, state, says)
+def run(state: str, says: str, number: int = 1) -> ListedRun:
+    return ListedRun(f"refresh web {number}", f"/runs/flow-run/{number}", AT + timedelta(days=number), 75.0, state, says)
 
 
 STATUS = Status(

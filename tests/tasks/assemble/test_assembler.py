@@ -17,7 +17,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.choice import SplitCounts
 from tasks.assemble.spans import Span
 from tasks.assemble.write import Written, write_span
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.parts.part import ShardPart
 from tests.examples import examples
@@ -36,8 +36,8 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place(Store.at("memory://test-assembler"), "/nowhere")
+def place() -> Iterator[Workspace]:
+    place = Workspace(Store.at("memory://test-assembler"), "/nowhere")
     place.root.remove("")
     yield place
     place.root.remove("")
@@ -73,7 +73,7 @@ def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, Writte
         return list(zip(found.spans, found.written, strict=True))
 
 
-def objects_of(place: Place, version: str = "v") -> list[str]:
+def objects_of(place: Workspace, version: str = "v") -> list[str]:
     return sorted(key for key, _ in (place.root / "versions" / version).listing())
 
 
@@ -86,7 +86,7 @@ def objects_of(place: Place, version: str = "v") -> list[str]:
     backlog=st.sampled_from([-1, 0, 2, 100]),
 )
 def test_what_is_written_while_parts_arrive_is_what_tasks_write(
-    place: Place, shards: list[Shard], fraction: float, layout: LayoutName, span_tokens: int, backlog: int
+    place: Workspace, shards: list[Shard], fraction: float, layout: LayoutName, span_tokens: int, backlog: int
 ) -> None:
     """However far behind a thread may be before spans are left to the tasks."""
     rule = SplitRule(fraction=fraction, seed=1)
@@ -101,7 +101,7 @@ def test_what_is_written_while_parts_arrive_is_what_tasks_write(
     assert objects_of(place, "assembled") == objects_of(place)
 
 
-def test_tokens_are_written_without_a_task(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_written_without_a_task(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a last span, which is not full, too: 40 tokens are five objects, in spans of two, two and one."""
     monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
@@ -111,7 +111,7 @@ def test_tokens_are_written_without_a_task(place: Place, monkeypatch: pytest.Mon
     assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in range(5)]
 
 
-def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", -1)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
         for part in store_shards([even(4, 5)], place):
@@ -123,7 +123,7 @@ def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Place, monk
     assert tokens == [f"train/encoded_tokens/c/{i}" for i in range(3)]
 
 
-def test_spans_of_small_shards_are_left_to_the_tasks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_of_small_shards_are_left_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 21)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
         for part in store_shards([even(4, 5), even(7, 3)], place):
@@ -133,7 +133,7 @@ def test_spans_of_small_shards_are_left_to_the_tasks(place: Place, monkeypatch: 
 
 
 def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -144,7 +144,7 @@ def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
     assert found == [(span, write_span(span, target)) for span, _ in found]
 
 
-def test_a_build_that_fails_leaves_no_part_of_a_span(place: Place) -> None:
+def test_a_build_that_fails_leaves_no_part_of_a_span(place: Workspace) -> None:
     """Its parts have not all arrived: nobody waits for them, and nothing is stored of it."""
 
     def build() -> None:
@@ -158,14 +158,14 @@ def test_a_build_that_fails_leaves_no_part_of_a_span(place: Place) -> None:
     assert objects_of(place) == []
 
 
-def test_a_span_that_did_not_get_its_items_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_that_did_not_get_its_items_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
     monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: SplitCounts(6, 16, 0, 0))
     with pytest.raises(AssertionError, match="15 items arrived instead of 16"):
         assembled(store_shards([even(5, 3)], place), target_of(place, ALL_TRAIN))
 
 
-def test_columns_whose_kinds_do_not_go_together_name_both_files(place: Place) -> None:
+def test_columns_whose_kinds_do_not_go_together_name_both_files(place: Workspace) -> None:
     first, second = store_shards([even(1, 5), even(1, 5)], place)
     parts = [
         part.model_copy(update={"shard": part.shard.model_copy(update={"columns": {"score": kind}}), "file": file})

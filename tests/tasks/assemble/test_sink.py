@@ -27,7 +27,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.sink import VersionSink
 from tasks.models import TokenShard
 from tasks.output.paths import UNFINISHED, shard_key
-from tasks.output.staging import Place, attempt
+from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
@@ -64,13 +64,13 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def an_attempt(at: Path) -> Iterator[Place]:
+def an_attempt(at: Path) -> Iterator[Workspace]:
     with attempt(Store.at(at), at / "scratch", VERSION) as place:
         yield place
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Workspace]:
     with an_attempt(tmp_path / "out") as place:
         yield place
 
@@ -102,7 +102,7 @@ def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_s
     thread that writes has left the span to tasks, the shard is stored.
     """
     place = target.workspace
-    part = store_shard(shard, number, Place(Store.at("memory://other"), ""))
+    part = store_shard(shard, number, Workspace(Store.at("memory://other"), ""))
     entries = []
     with sink.stream(key_of(number)) as into:
         if into is None:
@@ -164,7 +164,7 @@ def test_the_arrays_are_those_of_stored_shards(
         assert not Path(place.root.path(UNFINISHED)).exists()
 
 
-def check_documents(shard: Shard, stored: TokenShard, place: Place) -> None:
+def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     documents = open_shard(place.root, stored)
     assert documents.keys.tolist() == [document.key for document in shard.documents]
     assert documents.places().row.tolist() == [2 * i for i in range(len(shard.documents))]
@@ -211,7 +211,7 @@ def test_what_is_not_finished_can_be_taken_from(
         check_arrays(model(shards, other), "mmap", place)
 
 
-def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Place) -> None:
+def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Workspace) -> None:
     """Five tokens of an object of eight: a chunk of four with its checksum, and the one after it."""
     target = target_of(place, ALL_TRAIN)
     with opened(target) as (_, sink):
@@ -226,7 +226,7 @@ def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Place) ->
 
 
 @pytest.fixture
-def unfinished(tmp_path: Path) -> Iterator[tuple[Place, TokenShard, Path]]:
+def unfinished(tmp_path: Path) -> Iterator[tuple[Workspace, TokenShard, Path]]:
     """A streamed shard of twelve tokens in train, whose attempt has ended, and the file that has the last four of them."""
     with an_attempt(tmp_path / "out") as place:
         known = build([even(4, 3)], target_of(place, ALL_TRAIN), {}, {0}, 1)
@@ -235,12 +235,12 @@ def unfinished(tmp_path: Path) -> Iterator[tuple[Place, TokenShard, Path]]:
         yield place, known[0], Path(place.root.path(UNFINISHED)) / name / "train-1"
 
 
-def check(place: Place, shard: TokenShard) -> None:
+def check(place: Workspace, shard: TokenShard) -> None:
     assert shard.unfinished is not None
     check_unfinished(place.root, shard.unfinished)
 
 
-def test_damage_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+def test_damage_is_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
     """Of a bit, in an object that is whole or in one that is not."""
     place, shard, path = unfinished
     whole = Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0"))
@@ -254,7 +254,7 @@ def test_damage_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
     check(place, shard)
 
 
-def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
     place, shard, path = unfinished
     os.truncate(path, 12)
     with pytest.raises(ValueError, match="object 1 of train of the unfinished version v ends before token 4"):
@@ -270,14 +270,14 @@ def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Place, 
         check(place, shard)
 
 
-def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Place, TokenShard, Path]) -> None:
+def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
     place, shard, _ = unfinished
     os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
     with pytest.raises(ValueError, match="has 99 bytes, which are not those of 4 documents"):
         open_shard(place.root, shard)
 
 
-def test_a_slice_waits_for_those_before_it(place: Place) -> None:
+def test_a_slice_waits_for_those_before_it(place: Workspace) -> None:
     """Until the streams stop: then it is stored as a shard."""
     got: list[bool] = []
 
@@ -303,13 +303,13 @@ def test_a_slice_waits_for_those_before_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
-def test_compressed_layouts_have_no_streams(place: Place, layout: LayoutName) -> None:
+def test_compressed_layouts_have_no_streams(place: Workspace, layout: LayoutName) -> None:
     """A part of an object of theirs cannot be read."""
     with opened(target_of(place, HALF, layout)) as (_, sink), sink.stream(key_of(0)) as into:
         assert into is None
 
 
-def test_a_slice_that_fails_takes_none_before_it_along(place: Place) -> None:
+def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None:
     """Half of its tokens are in an object that the slice before it began: it is written again from that one's tokens."""
     shards, target = [even(1, 5), even(4, 5), even(1, 3)], target_of(place, ALL_TRAIN)
     with opened(target) as (assembler, sink):
@@ -327,7 +327,7 @@ def test_a_slice_that_fails_takes_none_before_it_along(place: Place) -> None:
     check_arrays(model(shards, ALL_TRAIN), "mmap", place)
 
 
-def test_a_disk_that_fails_is_told_to_the_slice(place: Place) -> None:
+def test_a_disk_that_fails_is_told_to_the_slice(place: Workspace) -> None:
     """Its tokens are nowhere else."""
     target = target_of(place, ALL_TRAIN)
     with opened(target) as (_, sink):
@@ -358,7 +358,7 @@ def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("for_good", [False, True])
 def test_nobody_waits_for_a_writer_that_failed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, failing: int, for_good: bool
+    place: Workspace, monkeypatch: pytest.MonkeyPatch, failing: int, for_good: bool
 ) -> None:
     """One write of an object fails, and the slice has tokens for many objects after it: its thread and those of the slices behind
     it are told, and the build ends.
@@ -390,7 +390,7 @@ def test_nobody_waits_for_a_writer_that_failed(
     assert isinstance(error, OSError | BrokenStreamError)
 
 
-def test_many_short_documents_are_few_arrays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
     shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(3000)], None)], []
     real = tasks.assemble.span_writer.SpanWriter.stream
@@ -410,7 +410,7 @@ def test_many_short_documents_are_few_arrays(place: Place, monkeypatch: pytest.M
     assert len(lengths) == 2
 
 
-def test_a_slice_after_one_that_fails_is_told_so(place: Place) -> None:
+def test_a_slice_after_one_that_fails_is_told_so(place: Workspace) -> None:
     """Its tokens arrived after those of the other, which waited for the disk."""
     batch, key = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
 
@@ -452,7 +452,9 @@ class Disk:
         self.done.append(("sync", path))
 
 
-def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not before: the sync comes after the last write, that of the directory too, and the mark after both."""
     target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
     path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"

@@ -29,7 +29,7 @@ from tasks.assemble.spans import Span, SpanLayout
 from tasks.assemble.write import Written, write_span
 from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import Reads
@@ -65,15 +65,15 @@ def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[Workspace]:
     """A store in memory: these tests write thousands of objects."""
-    place = Place(Store.at("memory://test-split"), "/nowhere")
+    place = Workspace(Store.at("memory://test-split"), "/nowhere")
     place.root.remove("")
     yield place
     place.root.remove("")
 
 
-def store_shard(shard: Shard, number: int, place: Place) -> ShardPart:
+def store_shard(shard: Shard, number: int, place: Workspace) -> ShardPart:
     key = f"{number:064x}"
     store = place.root / CACHE / key
     batch = TokenBatch.from_sequences([document.tokens for document in shard.documents])
@@ -102,7 +102,7 @@ def store_shard(shard: Shard, number: int, place: Place) -> ShardPart:
     return ShardPart(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
 
 
-def store_shards(shards: list[Shard], place: Place) -> list[ShardPart]:
+def store_shards(shards: list[Shard], place: Workspace) -> list[ShardPart]:
     return [store_shard(shard, number, place) for number, shard in enumerate(shards)]
 
 
@@ -125,7 +125,7 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     return rows
 
 
-def target_of(place: Place, rule: SplitRule, layout: LayoutName = "mmap", name: str = "v", *, masked: bool = False) -> Target:
+def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", name: str = "v", *, masked: bool = False) -> Target:
     return Target(workspace=place, name=name, layout=layout, rule=rule, masked=masked)
 
 
@@ -150,7 +150,7 @@ def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
     return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
 
 
-def finish(spans: list[Span], layout: LayoutName, place: Place) -> None:
+def finish(spans: list[Span], layout: LayoutName, place: Workspace) -> None:
     """The metadata, so that the arrays can be read."""
     spec, store = LAYOUTS[layout], place.root / "versions" / "v"
     for split in SPLITS:
@@ -177,7 +177,7 @@ def expected_objects(rows: dict[Split, list[Row]], layout: Layout) -> set[str]:
     return names
 
 
-def check_arrays(rows: dict[Split, list[Row]], layout: LayoutName, place: Place) -> None:
+def check_arrays(rows: dict[Split, list[Row]], layout: LayoutName, place: Workspace) -> None:
     store = place.root / "versions" / "v"
     for split in SPLITS:
         here = open_split(store / split)
@@ -211,7 +211,7 @@ def datasets(draw: st.DrawFn) -> list[Shard]:
     small_bytes=st.sampled_from([0, 60, 1 << 20]),
 )
 def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
-    place: Place,
+    place: Workspace,
     shards: list[Shard],
     fraction: float,
     seed: int,
@@ -258,7 +258,7 @@ def even(count: int, length: int) -> Shard:
 @pytest.mark.parametrize("layout", sorted(SMALL))
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 12])
 def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs(
-    place: Place, layout: LayoutName, count: int
+    place: Workspace, layout: LayoutName, count: int
 ) -> None:
     """seq_starts has one entry more than there are sequences; the arrays beside it have not."""
     rule = SplitRule(fraction=0, seed=0)
@@ -277,7 +277,7 @@ def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs
 
 
 @pytest.mark.parametrize(("count", "length"), [(4, 2), (8, 1), (1, 8), (2, 8), (16, 4)])
-def test_tokens_that_fill_their_objects_leave_no_empty_one_behind(place: Place, count: int, length: int) -> None:
+def test_tokens_that_fill_their_objects_leave_no_empty_one_behind(place: Workspace, count: int, length: int) -> None:
     target = target_of(place, SplitRule(fraction=0, seed=0))
     spans = spans_of(store_shards([even(count, length)], place), target)
     tokens = [span for span in spans if span.of_tokens]
@@ -329,7 +329,7 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
         patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
-        lines = SpanLayout(target_of(Place(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
+        lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
         spans = [(span, fed) for part, one in feed() for span in lines.add(part, one)]
         spans += [(span, fed) for span in lines.rest()]
 
@@ -404,7 +404,7 @@ def test_seeds_choose_independently() -> None:
     assert abs(common.sum() - 10_000) < 400
 
 
-def test_a_span_that_does_not_get_its_items_fails(place: Place) -> None:
+def test_a_span_that_does_not_get_its_items_fails(place: Workspace) -> None:
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
     target = target_of(place, SplitRule(fraction=0, seed=0))
     (part,) = store_shards([even(5, 3)], place)

@@ -27,7 +27,7 @@ from tasks.download.slices import slices_of
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.paths import FILES
-from tasks.output.staging import Place
+from tasks.output.staging import Workspace
 from tests.slices import range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.text.test_slices import source_file
@@ -36,8 +36,8 @@ SLICE_BYTES = 250
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(Store.at(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+def place(tmp_path: Path) -> Workspace:
+    return Workspace(Store.at(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def all_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 0)
 
 
-def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Place) -> CutFile:
+def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Workspace) -> CutFile:
     """Cut a file, and let the output know it."""
     (cut,) = cut_files((found,), sources, slice_bytes, place)
     remember_files(place.root, sources, slice_bytes, [cut], time.time_ns())
@@ -88,12 +88,12 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
     return found, (Source(path=str(path.parent)),)
 
 
-def records(place: Place) -> list[Path]:
+def records(place: Workspace) -> list[Path]:
     directory = Path(place.root.path(FILES))
     return sorted(directory.iterdir()) if directory.exists() else []
 
 
-def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -105,14 +105,14 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
     assert fetched == ["a.parquet"]
 
 
-def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)
     assert fetched == ["a.parquet"]
 
 
-def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
     cut_file(found, sources, SLICE_BYTES, place)
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path,
     assert [part.ranges[0].file.identity() for part in here] == [part.ranges[0].file.identity() for part in sliced(known)]
 
 
-def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fetched: list[str]) -> None:
+def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
     cut = cut_file(found._replace(uri=f"file://{found.uri}", immutable=None), sources, SLICE_BYTES, place)
     copy = Path(cut.file.location)
@@ -142,7 +142,7 @@ def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Place, fet
 
 
 def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: Workspace
 ) -> None:
     found, sources = write_file(tmp_path)
     cut_file(found, sources, SLICE_BYTES, place)
@@ -153,7 +153,7 @@ def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next
     assert not recorded([found], sources, SLICE_BYTES, [place.root])
 
 
-def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) -> None:
+def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Workspace) -> None:
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     Path(found.uri).unlink()
@@ -164,7 +164,7 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Place) 
         at_hand(sliced(cut)[0], sources, place)
 
 
-def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Place) -> None:
+def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Workspace) -> None:
     found, sources = write_file(tmp_path)
     file = source_file(Path(found.uri), "parquet")
     assert file.stamp == ()
@@ -184,7 +184,7 @@ def parquet_bytes(tmp_path: Path, text: str) -> bytes:
     return (tmp_path / "data" / "a.parquet").read_bytes()
 
 
-def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandInHub, tmp_path: Path, place: Workspace) -> None:
     """The cuts are those of the whole file, and so is all that is said of it; the file itself is not fetched."""
     body = parquet_bytes(tmp_path, "document" * 100_000)
     (found,), sources = on_the_hub(stand_in_hub, a=body)
@@ -208,7 +208,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
 def test_an_end_of_any_length_is_read(
     stand_in_hub: StandInHub,
     tmp_path: Path,
-    place: Place,
+    place: Workspace,
     monkeypatch: pytest.MonkeyPatch,
     end_bytes: int,
 ) -> None:
@@ -220,7 +220,7 @@ def test_an_end_of_any_length_is_read(
 @pytest.mark.parametrize("body", [b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
 def test_what_is_no_parquet_file_is_an_error_that_names_it(
     stand_in_hub: StandInHub,
-    place: Place,
+    place: Workspace,
     body: bytes,
 ) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=body)
@@ -229,7 +229,7 @@ def test_what_is_no_parquet_file_is_an_error_that_names_it(
     assert list(Path(place.scratch).rglob("*.part")) == []
 
 
-def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Place) -> None:
+def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Workspace) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     lie = found._replace(content=f"sha256:{'0' * 64}")
     cut = cut_file(lie, sources, SLICE_BYTES, place)
@@ -240,7 +240,7 @@ def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInH
 def test_a_file_of_the_same_content_is_known_at_another_revision(
     stand_in_hub: StandInHub,
     tmp_path: Path,
-    place: Place,
+    place: Workspace,
     fetched: list[str],
 ) -> None:
     one = parquet_bytes(tmp_path, "one")
@@ -254,7 +254,7 @@ def test_a_file_of_the_same_content_is_known_at_another_revision(
 
 
 def test_files_are_fetched_ahead_in_the_order_of_their_slices(
-    tmp_path: Path, place: Place, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: Workspace, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once, and those that are here not at all; a file that cannot be had is an error for whoever wants it."""
     monkeypatch.setattr(tasks.download.cut, "FETCHERS", 1)

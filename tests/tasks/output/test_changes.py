@@ -1,4 +1,4 @@
-"""What came, went and changed between two manifests."""
+"""What added, removed and changed between two manifests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_files_come_go_change_and_move() -> None:
     then = {"changed": A, "gone": B, "here": C, "old": "d" * 64}
     now = {"changed": B, "fresh": A, "here": C, "new": "d" * 64}
     found = [(change.kind, change.name, change.former_name) for change in file_changes("s", then, now)]
-    assert found == [("changed", "changed", None), ("came", "fresh", None), ("went", "gone", None), ("moved", "new", "old")]
+    assert found == [("changed", "changed", None), ("added", "fresh", None), ("removed", "gone", None), ("moved", "new", "old")]
 
 
 @given(
@@ -41,9 +41,9 @@ def test_files_come_go_change_and_move() -> None:
 def test_changes_lead_from_one_to_the_other(then: dict[str, str], now: dict[str, str]) -> None:
     files = dict(then)
     for change in file_changes("s", then, now):
-        if change.kind in ("went", "moved"):
+        if change.kind in ("removed", "moved"):
             del files[change.former_name or change.name]
-        if change.kind != "went":
+        if change.kind != "removed":
             files[change.name] = change.sha256
     assert files == now
     assert bool(list(file_changes("s", then, now))) == (then != now)
@@ -51,18 +51,18 @@ def test_changes_lead_from_one_to_the_other(then: dict[str, str], now: dict[str,
 
 def test_a_summary_counts_documents_and_tokens_by_source() -> None:
     changes = changes_between("v1", manifest({"x": A}, 1000), "v2", manifest({"x": A, "y": B}, 2500))
-    assert changes.headline == "1 file came"
+    assert changes.headline == "1 file added"
     assert as_text(changes) == [
-        f"  came       s: y  {B[:12]}",
+        f"  added      s: y  {B[:12]}",
         "  s          documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)",
     ]
-    assert f"| came | s | `y` | `{B[:12]}` |" in as_markdown(changes)
+    assert f"| added | s | `y` | `{B[:12]}` |" in as_markdown(changes)
     assert "| s | 2 (+1) | 2,500 (+1,500) | 2 (+1) |" in as_markdown(changes)
 
 
 def test_a_first_version_and_one_without_counts() -> None:
     first = changes_between(None, None, "v1", manifest({"x": A, "y": B}))
-    assert (first.before, first.headline, first.settings) == (None, "2 files came", ())
+    assert (first.before, first.headline, first.settings) == (None, "2 files added", ())
     uncounted = changes_between("v1", manifest({"x": A}, counted=False), "v2", manifest({"x": B}, counted=False))
     assert as_text(uncounted)[-1] == "  s          documents unknown, tokens unknown, files 1"
 
@@ -82,7 +82,7 @@ def test_sources_come_and_go() -> None:
     old, new = manifest({"x": A}), manifest({"x": A})
     new["provenance"]["sources"] = [{"name": "t", "files": [{"name": "x", "sha256": A}]}]
     changes = changes_between("v1", old, "v2", new)
-    assert [(change.kind, change.source) for change in changes.files] == [("came", "t"), ("went", "s")]
+    assert [(change.kind, change.source) for change in changes.files] == [("added", "t"), ("removed", "s")]
     assert changes.settings == ("the list of sources changed",)
 
 
@@ -90,4 +90,4 @@ def test_many_files_are_not_all_listed() -> None:
     changes = changes_between("v1", manifest({}), "v2", manifest({f"{i:03}": A for i in range(50)}))
     assert as_text(changes)[20] == "  ...        and 30 more files"
     assert "and 30 more" in as_markdown(changes)
-    assert changes.headline == "50 files came"
+    assert changes.headline == "50 files added"

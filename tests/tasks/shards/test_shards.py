@@ -27,7 +27,7 @@ from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.models import Slice, TokenShard
 from tasks.output.paths import CACHE, QUARANTINE, STAGING
-from tasks.output.staging import Place, attempt
+from tasks.output.staging import Workspace, attempt
 from tasks.parts.stored import open_shard
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
@@ -46,7 +46,7 @@ def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Workspace]:
     with attempt(Store.at(tmp_path / "out"), tmp_path, "build") as place:
         yield place
 
@@ -59,7 +59,7 @@ class Held(NamedTuple):
     rows: list[int]
 
 
-def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
+def prepared(source: Source, place: Workspace, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
     files = [fetch_file(found, (source,), Path(place.staging)) for found in resolve_source(source, 0).files]
     slices = [part for file in files for part in slices_of(file, source, slice_bytes)]
     tokenizer = TokenizerConfig(name="bytes")
@@ -74,12 +74,12 @@ def prepared(source: Source, place: Place, slice_bytes: int, **policy: Any) -> t
     return slices, recipe
 
 
-def made(source: Source, place: Place, slice_bytes: int, **policy: Any) -> list[TokenShard]:
+def made(source: Source, place: Workspace, slice_bytes: int, **policy: Any) -> list[TokenShard]:
     slices, recipe = prepared(source, place, slice_bytes, **policy)
     return [make_shard(part, recipe, place) for part in slices]
 
 
-def held(shards: list[TokenShard], place: Place) -> Held:
+def held(shards: list[TokenShard], place: Workspace) -> Held:
     """What the shards hold, decoded and checked."""
     all_held, first_row = Held([], [], []), 0
     for shard in shards:
@@ -122,7 +122,7 @@ TEXTS = st.text(st.sampled_from("ab é\n\0中😀'\""), max_size=12)
     empty=st.sampled_from(["keep", "skip"]),
 )
 def test_parquet_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Place, texts: list[str | None], row_group: int, slice_bytes: int, empty: str
+    tmp_path: Path, place: Workspace, texts: list[str | None], row_group: int, slice_bytes: int, empty: str
 ) -> None:
     source = Source(path=str(fresh(tmp_path / "in")))
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), tmp_path / "in" / "a.parquet", row_group_size=row_group)
@@ -145,7 +145,7 @@ def line_of(row: str | int | None) -> str:
     mark=st.booleans(),
 )
 def test_jsonl_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Place, rows: list[str | int | None], slice_bytes: int, last_newline: bool, mark: bool
+    tmp_path: Path, place: Workspace, rows: list[str | int | None], slice_bytes: int, last_newline: bool, mark: bool
 ) -> None:
     """A row is a line: blank and malformed ones count."""
     lines = [line_of(row) for row in rows] + [line_of("the end")]
@@ -168,7 +168,7 @@ def test_jsonl_gives_the_same_documents_at_any_slicing(
     slice_bytes=st.integers(12, 300),
 )
 def test_text_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Place, texts: list[str], separator: str, slice_bytes: int
+    tmp_path: Path, place: Workspace, texts: list[str], separator: str, slice_bytes: int
 ) -> None:
     (fresh(tmp_path / "in") / "a.txt").write_bytes((separator.join(texts) + separator + "end").encode())
     source = Source(path=str(tmp_path / "in"), document_separator=separator)
@@ -180,7 +180,7 @@ def test_text_gives_the_same_documents_at_any_slicing(
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "aa", "aba"])
 def test_a_separator_that_overlaps_itself_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Place, separator: str
+    tmp_path: Path, place: Workspace, separator: str
 ) -> None:
     unit = "x" + separator + separator[: len(separator) // 2 + 1] + separator + "y" + separator * 3
     (fresh(tmp_path / "in") / "a.txt").write_text(unit * 3 + "end")
@@ -199,30 +199,30 @@ def source(tmp_path: Path) -> Source:
 
 
 @pytest.fixture
-def slices(source: Source, place: Place) -> tuple[Slice, Recipe, Place]:
+def slices(source: Source, place: Workspace) -> tuple[Slice, Recipe, Workspace]:
     parts, recipe = prepared(source, place, 1 << 20)
     return parts[0], recipe, place
 
 
-def test_a_document_is_known_by_its_id_where_it_has_one(source: Source, place: Place) -> None:
+def test_a_document_is_known_by_its_id_where_it_has_one(source: Source, place: Workspace) -> None:
     assert held(made(source, place, 1 << 20), place).keys == keys_of([b"0", b"1", b"2", b"3", b"4"])
 
 
-def test_text_that_looks_like_a_special_token_and_empty_text_are_ordinary_documents(tmp_path: Path, place: Place) -> None:
+def test_text_that_looks_like_a_special_token_and_empty_text_are_ordinary_documents(tmp_path: Path, place: Workspace) -> None:
     """An empty document never marks its neighbour's first token."""
     texts = ["", "<|endoftext|>", "", "", "\0", ""]
     pq.write_table(pa.table({"text": texts}), fresh(tmp_path / "in") / "a.parquet")
     assert held(made(Source(path=str(tmp_path / "in")), place, 1 << 20), place).texts == [text.encode() for text in texts]
 
 
-def test_a_slice_without_documents_makes_a_shard_of_nothing(tmp_path: Path, place: Place) -> None:
+def test_a_slice_without_documents_makes_a_shard_of_nothing(tmp_path: Path, place: Workspace) -> None:
     (fresh(tmp_path / "in") / "a.jsonl").write_text("\n  \n\n")
     (shard,) = made(Source(path=str(tmp_path / "in")), place, 1 << 20)
     assert (shard.rows, shard.read, shard.written, shard.token_count) == (3, 0, 0, 0)
     assert held([shard], place) == Held([], [], [])
 
 
-def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Place) -> None:
+def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Workspace) -> None:
     rows = [{"text": "good"}, {"text": None}, {"text": 7}, {}, {"text": ""}, {"text": "\ud800"}]
     lines = [*map(json.dumps, rows), "", "{"]
     (fresh(tmp_path / "in") / "a.jsonl").write_text("\n".join(lines) + "\n")
@@ -234,17 +234,17 @@ def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Place) ->
     assert facts(load_shard(place.root, shard.key)) == facts(shard)
 
 
-def make_shard(part: Slice, recipe: Recipe, place: Place) -> TokenShard:
+def make_shard(part: Slice, recipe: Recipe, place: Workspace) -> TokenShard:
     return store_shard(tokenize_or_load(part, recipe, place), place)
 
 
-def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_shard(*slices)
     monkeypatch.setattr(tasks.shards.write, "tokenize_slice", None)
     assert facts(make_shard(*slices)) == facts(made)
 
 
-def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe, Place]) -> None:
+def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe, Workspace]) -> None:
     """Whoever tokenizes: duplicate writers are harmless."""
     part, recipe, place = slices
     first = make_shard(part, recipe, place)
@@ -259,7 +259,7 @@ def tree(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
-    slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch
+    slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file and directory of it: of a shard under its name, each object is whole."""
     synced: set[str] = set()
@@ -277,7 +277,7 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
     assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
 
-def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe, Place]) -> None:
+def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe, Workspace]) -> None:
     shard = make_shard(*slices)
     found = tree(Path(slices[2].root.path(CACHE)) / shard.key)
     found.pop("receipt.json")
@@ -324,7 +324,7 @@ def become_empty(target: Path) -> None:
     ],
 )
 def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
-    slices: tuple[Slice, Recipe, Place], happen: Callable[[Path], None], moved_to: str | None
+    slices: tuple[Slice, Recipe, Workspace], happen: Callable[[Path], None], moved_to: str | None
 ) -> None:
     """A shard without a receipt is not damaged, and goes with the staging: nobody counts on it."""
     part, recipe, place = slices
@@ -341,7 +341,7 @@ def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
     assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == (moved_to == QUARANTINE)
 
 
-def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of the staging is left on this machine."""
     part, recipe, here = slices
     place = here._replace(root=Store.at("memory://test-shards", here.staging))
@@ -367,7 +367,7 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Plac
         place.root.remove("")
 
 
-def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[Slice, Recipe, Place]) -> None:
+def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[Slice, Recipe, Workspace]) -> None:
     part, recipe, place = slices
     documents = DocumentPolicy.model_validate({"steps": [{"use": "length", "min_bytes": 1}]})
     (described,) = documents.opened().described

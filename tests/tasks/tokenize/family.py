@@ -362,6 +362,8 @@ def byte_level_members() -> Iterator[Member]:
     mixed = [added("abc"), added("bcd", normalized=True)]
     yield _byte_level(0, *plain[:3], ("overlap, one normalized", mixed), is_known=False)
     yield _byte_level(0, pres[1], *plain[1:3], ("space", [added(" abc")]), is_known=False)
+    same = [added("\u00e9", normalized=True), added("e\u0301", normalized=True)]
+    yield _byte_level(0, plain[0], norms[1], plain[2], ("the same when normalized", same), is_known=False)
 
 
 def _byte_level(i: int, pre: Any, norm: Any, model: Any, tokens: Any, *, is_known: bool) -> Member:
@@ -381,6 +383,8 @@ def members_with_spaces() -> Iterator[Member]:
         yield _with_spaces(i, ways[i % 11], model, tokens[i % 13], is_known=False)
     for i, token in enumerate(UNKNOWN_ADDED.items()):
         yield _with_spaces(i, ways[i % 11], models[i % 8], token, is_known=False)
+    same = [added("a b", normalized=True), added("a▁b", normalized=True)]
+    yield _with_spaces(0, ways[1], models[0], ("the same when normalized", same), is_known=False)
 
 
 def _with_spaces(i: int, way: Any, model: str, tokens: Any, *, is_known: bool) -> Member:
@@ -416,6 +420,8 @@ def other_members() -> Iterator[Member]:
     old = {**model, "merges": [" ".join(pair) for pair in model["merges"]]}
     del old["type"]
     yield Member("merges of old", definition_of(None, bytes_(regex=True), old, []), True)
+    twice = {**model, "merges": [*model["merges"], *model["merges"][:50]]}
+    yield Member("merges twice", definition_of(None, bytes_(regex=True), twice, []), False)
     definition = definition_of(None, bytes_(regex=True), model, KNOWN_ADDED["plain"])
     shifted = [{**token, "id": token["id"] + 7} for token in definition["added_tokens"]]
     yield Member("other ids", {**definition, "added_tokens": shifted}, True, KNOWN_ADDED["plain"])

@@ -259,10 +259,10 @@ def test_templates_stay_in_their_sandbox(speak: Callable[..., Spoken], template:
 
 def test_the_day_is_a_setting(tokenizer: Path, speak: Callable[..., Spoken]) -> None:
     """A dataset does not depend on the day on which it was built."""
-    template = "{{ strftime_now('%d %b %Y') }}"
+    template = "{{ strftime_now('%d %b %Y: ') + messages[0].content }}"
     with pytest.raises(ValueError, match=r"Set source\.chat_date"):
         speak(TALK, template)
-    assert speak(TALK[:1], template, day="2024-07-26").ids == ids_of(tokenizer, "26 Jul 2024")
+    assert speak(TALK[:1], template, day="2024-07-26").ids == ids_of(tokenizer, "26 Jul 2024: What is 2+2?")
 
 
 def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:

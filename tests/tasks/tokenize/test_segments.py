@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tasks.tokenize.segments
 from flat_tokens.text.rows import keys_of
-from tasks.text.documents import Documents
+from tasks.text.documents import TextBatch
 from tasks.tokenize.segments import cut
 
 RECIPE = b"r" * 64
@@ -27,12 +27,12 @@ def _small() -> Iterator[None]:
         yield
 
 
-def documents_of(texts: Sequence[str]) -> Documents:
+def documents_of(texts: Sequence[str]) -> TextBatch:
     array = pa.array(texts, pa.large_string())
-    return Documents(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64))
+    return TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64))
 
 
-def segments_of(documents: Documents, borders: Sequence[int] = ()) -> list[tuple[bytes, tuple[str, ...]]]:
+def segments_of(documents: TextBatch, borders: Sequence[int] = ()) -> list[tuple[bytes, tuple[str, ...]]]:
     """Digest and texts of each segment, of documents that come in batches with these borders."""
     edges = [0, *sorted(borders), len(documents.texts)]
     batches = (documents.part(start, stop) for start, stop in pairwise(edges))

@@ -1,4 +1,4 @@
-"""The crew: results in order, whoever made them, and errors in their place."""
+"""The pool: results in order, whoever made them, and errors in their place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.tokenize.crew import AHEAD_BYTES, Crew, crew_of, results_of
+from tasks.tokenize.pool import AHEAD_BYTES, TokenizePool, map_in_order, tokenize_pool
 from tests.examples import examples
 
 
@@ -24,11 +24,11 @@ def doubled(number: int) -> int:
     return 2 * number
 
 
-def taken(crew: Crew, numbers: Iterator[int]) -> list[int | str]:
+def taken(pool: TokenizePool, numbers: Iterator[int]) -> list[int | str]:
     """Results, and the message of an error where one ended them."""
     found: list[int | str] = []
     try:
-        with crew.results(numbers, doubled, large) as results:
+        with pool.results(numbers, doubled, large) as results:
             for result in results:
                 found.append(result)
     except ValueError as error:
@@ -39,12 +39,12 @@ def taken(crew: Crew, numbers: Iterator[int]) -> list[int | str]:
 @examples(50)
 @given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 9), max_size=20), min_size=1, max_size=4))
 def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int]]) -> None:
-    """However many share the crew, up to the first error."""
+    """However many share the pool, up to the first error."""
     found: dict[int, list[int | str]] = {}
-    with Crew(threads) as crew:
+    with TokenizePool(threads) as pool:
 
         def take(number: int) -> None:
-            found[number] = taken(crew, iter(several[number]))
+            found[number] = taken(pool, iter(several[number]))
 
         owners = [threading.Thread(target=take, args=(number,)) for number in range(len(several))]
         for owner in owners:
@@ -61,8 +61,8 @@ def test_an_error_of_reading_comes_behind_the_results_before_it() -> None:
         yield 1
         raise ValueError("the file ends within a row")
 
-    with Crew(2) as crew:
-        assert taken(crew, numbers()) == [2, "the file ends within a row"]
+    with TokenizePool(2) as pool:
+        assert taken(pool, numbers()) == [2, "the file ends within a row"]
 
 
 def test_all_threads_work_on_the_same_slice() -> None:
@@ -73,7 +73,7 @@ def test_all_threads_work_on_the_same_slice() -> None:
         together.wait(60)
         return number
 
-    with Crew(3) as crew, crew.results(iter(range(6)), work, large) as results:
+    with TokenizePool(3) as pool, pool.results(iter(range(6)), work, large) as results:
         assert list(results) == list(range(6))
 
 
@@ -86,8 +86,8 @@ def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
             noted.append(number)
             yield number
 
-    with Crew(2) as crew, crew.results(numbers(50, read), doubled, large) as later:
-        with crew.results(numbers(50, []), doubled, large) as results:
+    with TokenizePool(2) as pool, pool.results(numbers(50, read), doubled, large) as later:
+        with pool.results(numbers(50, []), doubled, large) as results:
             assert list(results) == [2 * number for number in range(50)]
         assert len(read) <= 4
         assert list(later) == [2 * number for number in range(50)]
@@ -103,10 +103,10 @@ def test_earlier_slices_come_first() -> None:
         order.append(name)
         return name
 
-    with Crew(1) as crew, crew.results(iter(["stop"]), work, large) as first:
-        while not crew._slices[0].results:  # its thread waits at the gate
+    with TokenizePool(1) as pool, pool.results(iter(["stop"]), work, large) as first:
+        while not pool._slices[0].results:  # its thread waits at the gate
             time.sleep(0.001)
-        with crew.results(iter(["a", "b"]), work, large) as early, crew.results(iter(["c"]), work, large) as late:
+        with pool.results(iter(["a", "b"]), work, large) as early, pool.results(iter(["c"]), work, large) as late:
             gate.set()
             assert [*late, *early, *first] == ["c", "a", "b", "stop"]
     assert order == ["stop", "a", "b", "c"]
@@ -130,29 +130,29 @@ def test_who_stops_early_waits_for_what_is_under_way() -> None:
             flaws.append(number)
         return number
 
-    with Crew(3) as crew:
-        with crew.results(numbers(), work, large) as results:
+    with TokenizePool(3) as pool:
+        with pool.results(numbers(), work, large) as results:
             assert next(results) == 0
         is_open = False
     assert flaws == []
 
 
-def test_without_a_crew_the_thread_itself_does_the_work() -> None:
+def test_without_a_pool_the_thread_itself_does_the_work() -> None:
     def name(_: int) -> str:
         return threading.current_thread().name
 
     here = threading.current_thread().name
-    with results_of(iter([1]), name, large) as results:
+    with map_in_order(iter([1]), name, large) as results:
         assert list(results) == [here]
-    with crew_of(1), results_of(iter([1]), name, large) as results:
-        assert list(results) == ["crew_0"]
-    with results_of(iter([1]), name, large) as results:
+    with tokenize_pool(1), map_in_order(iter([1]), name, large) as results:
+        assert list(results) == ["pool_0"]
+    with map_in_order(iter([1]), name, large) as results:
         assert list(results) == [here]
 
 
-def test_a_crew_ends_with_its_block() -> None:
-    with Crew(2) as crew:
-        threads = list(crew._threads)
+def test_a_pool_ends_with_its_block() -> None:
+    with TokenizePool(2) as pool:
+        threads = list(pool._threads)
     assert [thread.is_alive() for thread in threads] == [False, False]
 
 
@@ -165,7 +165,7 @@ def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one() 
             read.append(number)
             yield number
 
-    with Crew(3) as crew, crew.results(numbers(), doubled, lambda _: 10 * AHEAD_BYTES) as results:
+    with TokenizePool(3) as pool, pool.results(numbers(), doubled, lambda _: 10 * AHEAD_BYTES) as results:
         for number, result in enumerate(results):
             assert result == 2 * number
             assert len(read) <= number + 2  # what was taken makes room for the next one

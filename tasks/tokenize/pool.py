@@ -1,4 +1,4 @@
-"""The crew: threads of this process that take batches of documents through an engine, those of earlier slices first.
+"""The tokenize pool: threads of this process that take batches of documents through an engine, those of earlier slices first.
 
 A slice that is tokenized has all of them. So slices end one behind the other in the order in which they began, little of a later
 one waits in memory for its turn, and the last slice, or a single one, keeps all cores busy.
@@ -37,7 +37,7 @@ class _Batches:
         self.has_ended = False
 
 
-class Crew:
+class TokenizePool:
     """So many threads, until the block ends."""
 
     def __init__(self, threads: int) -> None:
@@ -47,11 +47,11 @@ class Crew:
         """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
         self._is_over = False
         self._most = AHEAD_BYTES * threads
-        self._threads = [threading.Thread(target=self._serve, name=f"crew_{n}", daemon=True) for n in range(threads)]
+        self._threads = [threading.Thread(target=self._serve, name=f"pool_{n}", daemon=True) for n in range(threads)]
 
     @contextlib.contextmanager
     def results(self, batches: Iterator[T], work: Callable[[T], R], size: Callable[[T], int]) -> Iterator[Iterator[R]]:
-        """A block in which the crew works on *batches*: their results, in order. One thread at a time reads the next batch. An
+        """A block in which the pool works on *batches*: their results, in order. One thread at a time reads the next batch. An
         error of either is raised in the place of the result. *size*: bytes of a batch's text.
         """
         one = _Batches(batches, work, size, self._lock)
@@ -140,7 +140,7 @@ class Crew:
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> TokenizePool:
         for thread in self._threads:
             thread.start()
         return self
@@ -154,36 +154,36 @@ class Crew:
 
 
 _END: Any = object()
-_crews: list[Crew] = []
+_pools: list[TokenizePool] = []
 """Those of the blocks that this process is in; the last one works."""
 
 
 def _forget_after_fork() -> None:
     """Drop the parent's threads, which a child does not have."""
-    _crews.clear()
+    _pools.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 @contextlib.contextmanager
-def crew_of(threads: int) -> Iterator[None]:
-    """A block in which slices that this process tokenizes share a crew."""
-    with Crew(threads) as crew:
-        _crews.append(crew)
+def tokenize_pool(threads: int) -> Iterator[None]:
+    """A block in which slices that this process tokenizes share a pool."""
+    with TokenizePool(threads) as pool:
+        _pools.append(pool)
         try:
             yield
         finally:
-            _crews.remove(crew)
+            _pools.remove(pool)
 
 
 @contextlib.contextmanager
-def results_of(batches: Iterator[T], work: Callable[[T], R], size: Callable[[T], int]) -> Iterator[Iterator[R]]:
-    """A block in which *work* is done for *batches*: the results, in order. Without a crew, this thread does it. *size*: bytes of
+def map_in_order(batches: Iterator[T], work: Callable[[T], R], size: Callable[[T], int]) -> Iterator[Iterator[R]]:
+    """A block in which *work* is done for *batches*: the results, in order. Without a pool, this thread does it. *size*: bytes of
     a batch's text.
     """
-    if not _crews:
+    if not _pools:
         yield map(work, batches)
         return
-    with _crews[-1].results(batches, work, size) as results:
+    with _pools[-1].results(batches, work, size) as results:
         yield results

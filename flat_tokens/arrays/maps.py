@@ -1,0 +1,129 @@
+"""Mapped local files. Each holds a descriptor, so all arrays of a process share one bound, below its limit of open files.
+
+Beyond the bound the files that were used longest ago are dropped, and mapped again when they are read. A map lasts as long as
+somebody reads from it, so a read of many files maps some at a time. Nothing here waits or locks: a forked child shares the maps
+that there are, and has a bound of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import resource
+import stat
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from flat_tokens.stores import local
+
+MOST = 4096
+"""More files are not kept mapped, whatever the limit is: the system allows 65,530 maps to a process."""
+AT_A_TIME = 16
+"""A read maps one of this many parts of the bound at a time: 32 files of the 512 that the usual limit of 1,024 leaves."""
+
+
+class Mapped:
+    """A mapped file, object *number* of an array. ``content``: what the array made of it. ``used``: when it was used last."""
+
+    __slots__ = ("__weakref__", "content", "home", "number", "used")
+
+    def __init__(self, content: Any, home: weakref.ref[Maps], number: int) -> None:
+        self.content, self.home, self.number, self.used = content, home, number, clock.now
+
+
+class Maps(dict[int, Mapped]):
+    """The files that an array has mapped, by the number of the object. Who finds one says so: ``mapped.used = clock.now``."""
+
+    __slots__ = ("__weakref__",)
+
+    def keep(self, number: int, content: Any) -> Mapped:
+        """Keep what was made of a mapped file."""
+        clock.now += 1
+        self[number] = mapped = Mapped(content, weakref.ref(self), number)
+        _remember(_kept, mapped)
+        return mapped
+
+
+class _Clock:
+    """Counts the files that were mapped: a time, for uses."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+clock = _Clock()
+_numbers = itertools.count()
+_kept: dict[int, weakref.ref[Any]] = {}
+"""Mapped files that arrays keep."""
+_alive: dict[int, weakref.ref[Any]] = {}
+"""Maps that hold a descriptor: those that are kept, and those that somebody still reads from."""
+
+
+def _remember(those: dict[int, weakref.ref[Any]], thing: Any) -> None:
+    """Add something to *those*, until it is gone."""
+    number = next(_numbers)
+    those[number] = weakref.ref(thing, lambda _: those.pop(number, None))
+
+
+def bound() -> int:
+    """The most files that are mapped at a time: half of the limit of open files leaves room for everything else."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if limit == resource.RLIM_INFINITY else max(min(limit // 2, MOST), 1)
+
+
+def at_a_time() -> int:
+    """The most files that one read maps before it lets go of them."""
+    return max(bound() // AT_A_TIME, 1)
+
+
+def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
+    """A file, mapped. The system reads nothing ahead of what is read of it.
+
+    Errors of the system are raised as they are, with the path. What *damaged* makes of a sentence is raised for what is no file,
+    or an empty one.
+    """
+    _make_room(bound() - 1)
+    while True:
+        try:
+            return _map(path, damaged)
+        except OSError as error:
+            # Others hold the descriptors: fewer maps must do. Without any it is as it is.
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _make_room(len(_kept) // 2):
+                if error.errno == errno.ENODEV:  # the file system has no maps
+                    error.strerror = f"{error.strerror}. Copy the file to a file system whose files can be mapped"
+                local.raise_named(error, path)
+
+
+def _map(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe has perhaps nobody who writes
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise damaged("is a directory" if stat.S_ISDIR(status.st_mode) else "is not a plain file")
+        if not status.st_size:
+            raise damaged("is empty")
+        data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    _remember(_alive, data)
+    data.madvise(mmap.MADV_RANDOM)
+    return data
+
+
+def _make_room(most: int) -> int:
+    """Drop maps that were used longest ago where more than *most* are alive. Returns the number of those dropped."""
+    if len(_alive) <= most:
+        return 0
+    kept = [mapped for found in list(_kept.values()) if (mapped := found()) is not None]
+    kept.sort(key=lambda mapped: mapped.used)
+    # An eighth at a time, so that the next files need no search.
+    dropped = kept[: max(len(_alive) - most, len(kept) // 8)]
+    for mapped in dropped:
+        if (home := mapped.home()) is not None:
+            home.pop(mapped.number, None)
+    return len(dropped)

@@ -1,0 +1,456 @@
+"""Texts in parts to tokens with a loss mask: ordinary text, and special tokens between. A token counts if one of its characters
+does.
+
+The reference tokenizes each text as a whole, and knows the place of each token in it. An engine tokenizes the ordinary parts of
+many texts together: the places of its tokens follow from the bytes that they stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from flat_tokens.text.rows import text_buffers
+from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, resolve
+from tasks.config import TokenizerConfig
+from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, watched
+from tasks.tokenize.rendering.processes import BadText, Parted
+from tasks.tokenize.rendering.request import ORDINARY
+
+SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
+"""The reference's name of a special token: the first, which is in no text, and the character of its number."""
+LONE_SPACE = "▁"
+"""What some tokenizers write for a space. They put one before a text."""
+NO_WIDTH = 1 << 40
+"""For a token that does not tell which bytes it stands for: more than a text has."""
+PRINTABLE = re.compile(r"[!-~]+")
+"""Text that a model spells as it is."""
+MAY_COMBINE = 0xCC
+"""The first byte of the first character that may change in NFC, which is U+0300. Lower ones do not."""
+
+Ids = npt.NDArray[np.uint32]
+Counts = npt.NDArray[np.int64]
+
+
+class Encoded(NamedTuple):
+    """The tokens of one text, and the place of each in it, in characters: uint32[n], int64[n, 2]."""
+
+    ids: Ids
+    places: Counts
+
+
+class OneText(NamedTuple):
+    """A text in parts: each an ordinary text, or the number of a special token. ``spans``: the places of what counts, in
+    characters, where a special token has two.
+    """
+
+    parts: list[str | int]
+    spans: list[tuple[int, int]]
+
+
+class Masked(NamedTuple):
+    """Tokens of texts: none of those that are refused, whose ``faults`` are there by their numbers."""
+
+    tokens: Tokens
+    faults: dict[int, BadText]
+
+
+Speak = Callable[[Sequence[OneText]], Iterable[Encoded]]
+
+
+class PartEncoder:
+    """Tokens and masks of texts in parts. *engine*: tokenizes the ordinary parts; None: the reference tokenizes everything.
+    ``specials``: the special tokens, by their strings. ``by_reference``: texts that the reference had to tokenize.
+    """
+
+    def __init__(self, config: TokenizerConfig, engine: Encoder | None) -> None:
+        definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
+        self.specials = special_tokens(definition)
+        self.by_reference = 0
+        self._config, self._definition = config, definition
+        self._ids = np.array([*self.specials.values()], np.uint32)
+        self._engine = engine if has_independent_parts(definition) else None
+        self._greedy = np.array(_with_own_space(definition, self.specials), np.int64)
+        self._widths: Widths | None = None
+        self._speak: Speak | None = None
+
+    def __call__(self, texts: Parted) -> Masked:
+        """The tokens of texts. The reference tokenizes those that the engine does not take, or whose tokens do not tell their
+        places.
+        """
+        count, faults = len(texts.counts), dict(texts.faults)
+        if self._engine is None:
+            return self._together(texts, None, range(count), faults)
+        try:
+            tokens, unknown = self._by_engine(texts, self._engine)
+        except UnencodableError:
+            return self._together(texts, None, range(count), faults)
+        parts = np.append(0, np.cumsum(texts.counts))
+        others = np.unique(np.searchsorted(parts, np.flatnonzero(unknown), "right") - 1)
+        empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
+        return self._together(texts, tokens, np.union1d(others, empty).tolist(), faults)
+
+    def _together(self, texts: Parted, tokens: Tokens | None, others: Iterable[int], faults: dict[int, BadText]) -> Masked:
+        """The tokens that there are already, with those of *others* by the reference."""
+        by_reference = self._by_reference(texts, [i for i in others if i not in faults])
+        if tokens is not None and not by_reference and not faults:
+            return Masked(tokens, faults)
+        faults |= {i: found for i, found in by_reference.items() if isinstance(found, BadText)}
+        none = _nothing(1)
+        parts: list[Tokens] = []
+        for i in range(len(texts.counts)):
+            own = by_reference.get(i)
+            parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
+        return Masked(joined(parts) if parts else _nothing(0), faults)
+
+    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+        """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
+        is_text = texts.kinds == ORDINARY
+        found = engine(texts.texts)
+        # (text, part of it) -> part; (part, token of it) -> token: each follows all earlier ones
+        lengths = np.ones(len(is_text), np.int64)
+        lengths[is_text] = np.diff(found.offsets)
+        ends = np.append(0, np.cumsum(lengths))
+        is_special = np.zeros(int(ends[-1]), bool)
+        is_special[ends[:-1][~is_text]] = True
+        ids = np.empty(len(is_special), np.uint32)
+        ids[is_special], ids[~is_special] = self._ids[texts.kinds[~is_text]], found.ids
+        mask, unknown = self._mask(texts, ids, is_special, ends)
+        if len(self._greedy):
+            unknown |= np.isin(texts.kinds, self._greedy)
+        return Tokens(ids, ends[np.append(0, np.cumsum(texts.counts))], mask), unknown
+
+    def _mask(
+        self, texts: Parted, ids: Ids, is_special: npt.NDArray[np.bool_], ends: Counts
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        """Which tokens count, uint8[n], and of which parts that is not known, bool[p]. *ends*: those of the parts in tokens."""
+        widths = np.full(len(texts.kinds), 2, np.int64)
+        widths[texts.kinds == ORDINARY] = np.diff(text_buffers(texts.texts)[1])
+        places = np.append(0, np.cumsum(widths))
+        unknown = np.zeros(len(widths), bool)
+        spans = texts.spans[texts.spans[:, 0] < texts.spans[:, 1]]
+        # place -> part, and how far within it
+        part = np.searchsorted(places, spans, "right") - 1
+        within = spans - places[part]
+        first, last = ends[part].T.copy()  # of a part that begins at this place
+        inner = within > 0
+        if inner.any():
+            self._widths = self._widths or Widths(self._definition)
+            begin = np.append(0, np.cumsum(self._widths.of(ids, is_special)))
+            extra = begin[ends[1:]] - begin[ends[:-1]] - widths
+            unknown[part[inner]] = ~self._widths.is_right(extra[part[inner]])
+            unknown |= self._widths.changes(texts, unknown.copy(), part[inner])
+            at = begin[ends[part]] + np.append(extra, 0)[part] + within
+            # The first token that ends after the place, and the first that begins at it or after it.
+            first = np.where(inner[:, 0], np.searchsorted(begin[1:], at[:, 0], "right"), first)
+            last = np.where(inner[:, 1], np.searchsorted(begin[:-1], at[:, 1], "left"), last)
+            known = ~(inner & np.append(unknown, False)[part]).any(axis=1)  # the others would be somewhere in other texts
+            first, last = first[known], last[known]
+        edges = np.zeros(len(ids) + 1, np.int64)
+        np.add.at(edges, first, 1)
+        np.add.at(edges, last, -1)
+        return (np.cumsum(edges[:-1]) > 0).astype(np.uint8), unknown
+
+    def _by_reference(self, texts: Parted, numbers: list[int]) -> dict[int, Tokens | BadText]:
+        """The tokens of some texts, or why there are none."""
+        if not numbers:
+            return {}
+        self.by_reference += len(numbers)
+        found: dict[int, Tokens | BadText] = {}
+        some = dict(zip(numbers, texts_of(texts, numbers), strict=True))
+        for i in numbers:
+            if any(SPECIAL in part for part in some[i].parts if isinstance(part, str)):
+                found[i] = BadText("unencodable", "it holds U+1FFFF, which is no character")
+                del some[i]
+        try:
+            return found | self._spoken(some, texts.texts)
+        except UnencodableError:
+            for i, one in some.items():
+                try:
+                    found |= self._spoken({i: one}, texts.texts)
+                except UnencodableError as error:
+                    found[i] = BadText("unencodable", str(error))
+        return found
+
+    def _spoken(self, some: Mapping[int, OneText], texts: pa.LargeStringArray) -> dict[int, Tokens | BadText]:
+        """The tokens of some of the *texts*, whose length says how long they may take."""
+        spoken: list[Encoded] = []
+
+        def encode(_: pa.LargeStringArray) -> Tokens:
+            self._speak = self._speak or _speaker(self._definition, self._ids)
+            try:
+                spoken[:] = self._speak([*some.values()])
+            except (KeyboardInterrupt, SystemExit, MemoryError):
+                raise
+            except BaseException as error:  # libraries panic in Rust, which is no Exception
+                raise UnencodableError(f"{type(error).__name__}: {error}") from error
+            return Tokens(np.empty(0, np.uint32), np.zeros(len(texts) + 1, np.int64))
+
+        watched(encode, self._config.model_copy(update={"lossy": True}))(texts)
+        found: dict[int, Tokens | BadText] = {}
+        for (i, one), (ids, places) in zip(some.items(), spoken, strict=True):
+            if not self._config.lossy and not len(ids) and any(map(is_visible, "".join(map(str, one.parts)))):
+                found[i] = BadText("unencodable", "it has no tokens for any of it; tokenizer.lossy allows that")
+            else:
+                found[i] = Tokens(ids, np.array([0, len(ids)]), _mask(one.spans, places))
+        return found
+
+
+def _nothing(count: int) -> Tokens:
+    """The tokens of texts that have none."""
+    return Tokens(np.empty(0, np.uint32), np.zeros(count + 1, np.int64), np.empty(0, np.uint8))
+
+
+def one_of(tokens: Tokens | None, i: int) -> Tokens:
+    """The tokens of text *i* alone."""
+    assert tokens is not None
+    assert tokens.mask is not None
+    start, stop = int(tokens.offsets[i]), int(tokens.offsets[i + 1])
+    return Tokens(tokens.ids[start:stop], np.array([0, stop - start]), tokens.mask[start:stop])
+
+
+def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
+    """Some of the texts, one by one, in characters."""
+    widths = np.full(len(texts.kinds), 2, np.int64)
+    is_text = texts.kinds == ORDINARY
+    widths[is_text] = np.diff(text_buffers(texts.texts)[1])
+    parts, ordinary = np.append(0, np.cumsum(texts.counts)), np.append(0, np.cumsum(is_text))
+    places = np.append(0, np.cumsum(widths))[parts]
+    spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text follow those of all earlier ones
+    spans[-1] = len(texts.spans)
+    for i in numbers:
+        kinds = texts.kinds[parts[i] : parts[i + 1]].tolist()
+        own = texts.spans[spans[i] : spans[i + 1]] - places[i]
+        yield _one_text(kinds, iter(texts.texts[ordinary[parts[i]] : ordinary[parts[i + 1]]].to_pylist()), own)
+
+
+def _one_text(kinds: list[int], ordinary: Iterator[str], spans: Counts) -> OneText:
+    """One text of its parts. *spans*: in bytes."""
+    parts, places = list[str | int](), dict[int, int]()
+    borders = np.unique(spans).tolist()[::-1]  # the next one is the last
+    at = length = 0
+    for kind in kinds:
+        part = kind if kind != ORDINARY else next(ordinary)
+        data = part.encode() if isinstance(part, str) else b"  "
+        while borders and borders[-1] < at + len(data):
+            border = borders.pop()
+            places[border] = length + len(data[: border - at].decode())
+        parts.append(part)
+        at, length = at + len(data), length + (len(part) if isinstance(part, str) else 2)
+    places |= dict.fromkeys(borders, length)
+    return OneText(parts, [(places[start], places[stop]) for start, stop in spans.tolist()])
+
+
+class Widths:
+    """How many bytes of text each token of an engine stands for, where that is known."""
+
+    def __init__(self, definition: Definition) -> None:
+        self._adds_space = self._is_nfc = False
+        self._table = np.empty(0, np.int64)
+        if isinstance(definition, ByteValues):
+            self._table = np.ones(257, np.int64)
+        elif isinstance(definition, Ranks):
+            self._table = _table({token: len(text) for text, token in definition.ranks.items()})
+        else:
+            self._load(definition)
+
+    def _load(self, of: TokenizerJson) -> None:
+        before, splits = (list(_flat(of.definition.get(key))) for key in ("normalizer", "pre_tokenizer"))
+        kinds = {one.get("type") for one in before}
+        is_space = any(one.get("replacement") == LONE_SPACE for one in splits) or any(
+            one.get("content") == LONE_SPACE for one in before
+        )
+        model = of.definition.get("model") or {}
+        vocabulary: dict[str, int] = of.tokenizer.get_vocab(with_added_tokens=False)
+        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            return  # a word's tokens have more characters than the word
+        if any(one.get("type") == "ByteLevel" for one in splits) and kinds <= {"NFC"}:
+            widths = {i: len(token) for token, i in vocabulary.items()}
+            self._adds_space = any(one.get("add_prefix_space", True) for one in splits if one.get("type") == "ByteLevel")
+        elif (
+            is_space
+            and all(_is_lone_space(one) for one in before)
+            and {one.get("type") for one in splits} <= {"Metaspace", "Split"}
+        ):
+            widths = {i: len(token.replace(LONE_SPACE, " ").encode()) for token, i in vocabulary.items()}
+            if model.get("byte_fallback"):
+                bytes_of = {f"<0x{value:02X}>" for value in range(256)}
+                widths |= {i: 1 for token, i in vocabulary.items() if token in bytes_of}
+            self._adds_space = True
+        else:
+            return
+        self._is_nfc = kinds == {"NFC"}
+        for token in of.definition.get("added_tokens") or []:
+            # A space may be added after each of them.
+            is_unsure = self._adds_space or (bool(before) and token.get("normalized", True))
+            widths[int(token["id"])] = NO_WIDTH if is_unsure else _width_of_added(token, token["content"] in vocabulary)
+        if (unknown := model.get("unk_token")) in vocabulary:
+            widths[vocabulary[unknown]] = NO_WIDTH
+        self._table = _table(widths)
+
+    def of(self, ids: Ids, is_special: npt.NDArray[np.bool_]) -> Counts:
+        """The width of each token, int64[n]: 2 where it is special."""
+        if not len(self._table):
+            return np.where(is_special, 2, NO_WIDTH)
+        return np.where(is_special, 2, self._table[np.minimum(ids, len(self._table) - 1)])
+
+    def is_right(self, extra: Counts) -> npt.NDArray[np.bool_]:
+        """Whether parts have the tokens of all their bytes, and of *extra* ones: bool[k]. An engine may add a space before."""
+        right: npt.NDArray[np.bool_] = (extra == 0) | ((extra == 1) & self._adds_space)
+        return right
+
+    def changes(self, texts: Parted, known: npt.NDArray[np.bool_], parts: Counts) -> npt.NDArray[np.bool_]:
+        """Which of some *parts* are ordinary text that is changed before it is tokenized: bool[p]."""
+        changed = np.zeros(len(texts.kinds), bool)
+        if not self._is_nfc:
+            return changed
+        data, offsets = text_buffers(texts.texts)
+        above = np.append(0, np.cumsum(data[offsets[0] : offsets[-1]] >= MAY_COMBINE))[offsets - offsets[0]]
+        number = np.cumsum(texts.kinds == ORDINARY) - 1
+        for part in np.unique(parts[~known[parts]]).tolist():
+            i = int(number[part])
+            if above[i + 1] > above[i]:
+                changed[part] = not unicodedata.is_normalized("NFC", texts.texts[i].as_py())
+        return changed
+
+
+def _width_of_added(token: Mapping[str, Any], in_model: bool) -> int:
+    """The width of an added token, unless it has the space around it. *in_model*: other text may become the same token."""
+    text, has_space = str(token["content"]), token.get("lstrip") or token.get("rstrip")
+    return NO_WIDTH if has_space or (in_model and not PRINTABLE.fullmatch(text)) else len(text.encode())
+
+
+def _table(widths: Mapping[int, int]) -> Counts:
+    """Widths by the ids, and one more for all that have none."""
+    table = np.full(max(widths, default=0) + 2, NO_WIDTH, np.int64)
+    table[np.fromiter(widths, np.int64, len(widths))] = np.fromiter(widths.values(), np.int64, len(widths))
+    return table
+
+
+def _is_lone_space(part: Mapping[str, Any]) -> bool:
+    """Whether a normalizer does nothing but write each space as the lone one, or put one before the text."""
+    if part.get("type") == "Prepend":
+        return part.get("prepend") == LONE_SPACE
+    return part.get("type") == "Replace" and part.get("pattern") == {"String": " "} and part.get("content") == LONE_SPACE
+
+
+def _flat(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer, or those that a sequence is made of."""
+    inner = (part or {}).get("normalizers") or (part or {}).get("pretokenizers")
+    if inner:
+        for one in inner:
+            yield from _flat(one)
+    elif part and part.get("type") != "Sequence":
+        yield part
+
+
+def has_independent_parts(definition: Definition) -> bool:
+    """Whether the parts of a text have the same tokens alone as between special tokens."""
+    if not isinstance(definition, TokenizerJson):
+        return True
+    added = definition.definition.get("added_tokens") or []
+    special, others = ([token["content"] for token in added if bool(token.get("special")) is kind] for kind in (True, False))
+    if any(other in text for other in others for text in special):
+        return False  # the engine passes over a special token's text, and what is in it
+    splits = _flat(definition.definition.get("pre_tokenizer"))
+    return not any(one.get("prepend_scheme") == "first" for one in splits)
+
+
+def _with_own_space(definition: Definition, specials: Mapping[str, int]) -> list[int]:
+    """The numbers of the special tokens that take the space around them, or are found as whole words alone."""
+    if not isinstance(definition, TokenizerJson):
+        return []
+    numbers = {text: number for number, text in enumerate(specials)}
+    added = definition.definition.get("added_tokens") or []
+    takes = [token["content"] for token in added if any(token.get(option) for option in ("lstrip", "rstrip", "single_word"))]
+    return [numbers[text] for text in takes if text in numbers]
+
+
+def _mask(spans: list[tuple[int, int]], places: Counts) -> npt.NDArray[np.uint8]:
+    """Which tokens have a character of a span: uint8[n]."""
+    edges = np.zeros(int(max([0, *(stop for _, stop in spans), *places.max(axis=0, initial=0)])) + 2, np.int64)
+    for start, stop in spans:
+        edges[start] += 1
+        edges[stop] -= 1
+    counted = np.append(0, np.cumsum(np.cumsum(edges) > 0))
+    begin, end = places.T
+    mask: npt.NDArray[np.uint8] = (counted[np.maximum(end, begin + 1)] > counted[begin]).astype(np.uint8)
+    return mask
+
+
+def special_tokens(definition: Definition) -> Mapping[str, int]:
+    """The special tokens of a tokenizer, by their strings."""
+    if isinstance(definition, ByteValues):
+        return {}
+    if isinstance(definition, Ranks):
+        return definition.special
+    named = [token["content"] for token in definition.definition.get("added_tokens") or [] if token.get("special")]
+    return {text: definition.tokenizer.token_to_id(text) for text in named if text}
+
+
+def _speaker(definition: Definition, ids: Ids) -> Speak:
+    """The function that tokenizes what was rendered. *ids*: those of the special tokens, by their numbers."""
+    if isinstance(definition, TokenizerJson):
+        return _json_speaker(definition, ids)
+    encoding = None if isinstance(definition, ByteValues) else definition.encoding
+
+    def parts_of(part: str) -> tuple[list[int], list[bytes]]:
+        if encoding is None:
+            return [byte + 1 for byte in part.encode()], [bytes([byte]) for byte in part.encode()]
+        found = encoding.encode_ordinary(part)
+        return found, encoding.decode_tokens_bytes(found)
+
+    def speak(one: OneText) -> Encoded:
+        found, places, at = list[int](), [np.empty((0, 2), np.int64)], 0
+        for part in one.parts:
+            if isinstance(part, int):
+                found.append(int(ids[part]))
+                places.append(np.array([[at, at + 2]]))
+                at += 2
+                continue
+            tokens, spelled = parts_of(part)
+            # byte -> character: the bytes of a character that are not its first have 10 as their first bits
+            data = np.frombuffer(part.encode(), np.uint8)
+            character = np.append(np.cumsum((data & 0xC0) != 0x80) - 1, len(part))
+            ends = np.cumsum([len(token) for token in spelled], dtype=np.int64)
+            starts = np.append(0, ends[:-1])[: len(ends)]
+            found += tokens
+            places.append(np.stack([character[starts], character[ends - 1] + 1], axis=1) + at)
+            at += len(part)
+        return Encoded(np.array(found, np.uint32), np.concatenate(places))
+
+    return lambda rendered: map(speak, rendered)
+
+
+def _json_speaker(definition: TokenizerJson, ids: Ids) -> Speak:
+    """With the tokenizer itself, in which each special token has a name that is in no text. What surrounds one then is tokenized
+    as it is around the token.
+    """
+    named, tokens = [SPECIAL + chr(NUMBERS + number) for number in range(len(ids))], []
+    numbers = {text: number for number, text in enumerate(special_tokens(definition))}
+    for token in definition.definition.get("added_tokens") or []:
+        if token.get("special") and token["content"] in numbers:
+            token = {**token, "content": named[numbers[token["content"]]], "normalized": False}
+        tokens.append(token)
+    plain = {**definition.definition, **dict.fromkeys(("truncation", "padding", "post_processor")), "added_tokens": tokens}
+    tokenizer = type(definition.tokenizer).from_str(json.dumps(plain))
+    there = {text: int(i) for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    to_id = np.arange(max(there.values(), default=0) + 1, dtype=np.uint32)
+    for token in tokens:
+        if token["content"] in there:
+            number = ord(token["content"][1]) - NUMBERS if token["content"] in set(named) else None
+            to_id[there[token["content"]]] = definition.tokenizer.token_to_id(token["content"]) if number is None else ids[number]
+
+    def speak(rendered: Sequence[OneText]) -> Iterator[Encoded]:
+        texts = ["".join(named[part] if isinstance(part, int) else part for part in one.parts) for one in rendered]
+        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield Encoded(to_id[np.array(encoding.ids, np.int64)], np.array(encoding.offsets, np.int64).reshape(-1, 2))
+
+    return speak

@@ -1,0 +1,113 @@
+"""The messages of a conversation: read from JSON, with the keys and roles of templates, and looked for in rendered text."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The keys of a message's reasoning: templates ask for one of them."""
+INSTEAD_OF_CONTENT = ("tool_calls", "function_call", *REASONING)
+"""A message that has one of these needs no content."""
+END_OF_THOUGHT = "</think>"
+"""Templates leave out the text of earlier answers up to this."""
+
+
+class RefusedError(Exception):
+    """A conversation that cannot be encoded. ``reason``: the name under which it is counted."""
+
+    def __init__(self, detail: str, reason: str = "unencodable") -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Names(NamedTuple):
+    """The keys that messages have for a role and for content, and roles as templates know them, by what they are here."""
+
+    role: str = "role"
+    content: str = "content"
+    roles: Mapping[str, str] = {}
+
+    def applied(self, message: Message) -> Message:
+        """The message as templates know it."""
+        found = {name: value for name, value in message.items() if name not in (self.role, self.content)}
+        role = message[self.role]
+        content = {"content": message[self.content]} if self.content in message else {}
+        return {"role": self.roles.get(role, role), **content, **found}
+
+    def fault_of(self, messages: Sequence[Message]) -> str | None:
+        """The first message that has no role, or no content; None where each has both."""
+        for i, message in enumerate(messages):
+            role = message.get(self.role)
+            lacks = [] if isinstance(role, str) and role else [self.role]
+            if message.get(self.content) is None and all(message.get(name) is None for name in INSTEAD_OF_CONTENT):
+                lacks.append(self.content)
+            if lacks:
+                is_missing = " or ".join(map(repr, lacks))
+                found = ", ".join(map(repr, message)) or "nothing"
+                return (
+                    f"its message {i} has no {is_missing}; it has {found}. Set source.messages to the keys that it has, such as "
+                    "{role: from, content: value}"
+                )
+        return None
+
+
+USUAL = Names()
+
+
+def read_messages(text: str) -> list[Message]:
+    """The messages of a conversation, which is JSON. RefusedError where they are not a list of objects, or there is none."""
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"its messages are not JSON ({error})") from error
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise RefusedError("its messages are not a list of objects")
+    if not messages:
+        raise RefusedError("it has no messages", "no_messages")
+    return messages
+
+
+def lost_message(messages: Sequence[Message], rendered: str) -> int | None:
+    """The number of the first message whose content does not occur in the rendered text; None where all do. Space around it,
+    letters' case, and what JSON and HTML write for a character make no difference, and neither does a thought that is left out.
+    """
+    at, plain = 0, None
+    for i, message in enumerate(messages):
+        for text in _texts(message.get("content")):
+            content = text.strip()
+            found = rendered.find(content, at)
+            if found < 0 and content not in rendered:
+                answer = content.rpartition(END_OF_THOUGHT)[2].strip()
+                written = (json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1], html.escape(content))
+                if any(one and one in rendered for one in (answer, *written)):
+                    continue
+                plain = _plain(rendered) if plain is None else plain
+                if _plain(content) not in plain:
+                    return i
+            at = max(at, found + len(content))
+    return None
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """The texts of a message's content: it is one, or a list of them and of parts that have one."""
+    if isinstance(content, str):
+        yield content
+    for part in content if isinstance(content, list) else ():
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def with_reasoning(message: Message) -> Message:
+    """A message whose reasoning has all names by which templates ask for it."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

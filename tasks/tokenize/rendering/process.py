@@ -1,0 +1,206 @@
+"""The process that renders conversations. A template can use much time and memory: this process has limits for each conversation,
+and it is no loss where one ends it.
+
+It reads settings, and then batches of conversations. It writes their parts, as bytes for the tokenizer. `processes` has the
+other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import select
+import signal
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
+
+from tasks.tokenize.rendering.messages import Names, RefusedError
+from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, ORDINARY, Limits, Settings
+from tasks.tokenize.rendering.templates import NotATemplateError, Rendered, Renderer
+
+ANSWER_BYTES = 4 << 20
+"""Text after which an answer is sent, and the next one begins."""
+IDLE_SECONDS = 60
+"""A process that nobody uses for this time ends."""
+LEAST_MEMORY, MEMORY_OF_A_BYTE = 256 << 20, 64
+"""Memory that any conversation may need, and each of its bytes."""
+SHARE_OF_SECONDS = 0.1
+"""Of the seconds that a tokenizer may take: what a conversation may take, and each megabyte of it."""
+TRIAL = (
+    ("user",),
+    ("user", "assistant"),
+    ("system", "user", "assistant"),
+    ("user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant"),
+)
+"""The roles of conversations that every template is tried on."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _TooLongError(BaseException):
+    """The time of a conversation is over. It is no Exception, so that no template can go on."""
+
+
+class Limiter:
+    """Calls functions within limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._memory = self._seconds = 0
+        self._most_memory = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+    def call(self, function: Callable[[T], R], argument: T, size: int, what: str = "for it", others: int = 0) -> R:
+        """Call a function with an argument of *size* bytes, while this process has *others*. RefusedError where it fails, or
+        reaches a limit, with the words *what* it is called for.
+        """
+        seconds = self._limits.seconds * SHARE_OF_SECONDS * (1 + size / 1e6)
+        memory = min(LEAST_MEMORY + MEMORY_OF_A_BYTE * (-(-size >> 20) << 20), self._limits.memory)
+        self._limit_memory(memory + others)
+        self._limit_time(seconds)
+        try:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                return function(argument)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except _TooLongError:
+            share = f"tokenizer.max_seconds allows {SHARE_OF_SECONDS:.0%} of itself, and as much for each megabyte"
+            detail = f"the chat template takes more than {seconds:.1f} seconds of processor time {what}: {share}"
+            raise RefusedError(detail, "limits") from None
+        except MemoryError:
+            raise RefusedError(f"the chat template takes more than {memory:,} bytes of memory {what}", "limits") from None
+        except (RefusedError, NotATemplateError):
+            raise
+        except Exception as error:  # whatever a conversation makes of a template, or of this code
+            raise RefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
+
+    def _limit_memory(self, most: int) -> None:
+        if most != self._memory:
+            with contextlib.suppress(ValueError, OSError):  # not every system has it
+                resource.setrlimit(resource.RLIMIT_DATA, (most, self._most_memory))
+            self._memory = most
+
+    def _limit_time(self, seconds: float) -> None:
+        """Let the system end this process where Python cannot: within a single operation."""
+        now = time.process_time()
+        if now + seconds + 1 > self._seconds:
+            self._seconds = int(now + 1.5 * seconds + 3)
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._most_seconds))
+
+
+def trial(renderer: Renderer, limiter: Limiter, names: Names) -> str | None:
+    """The fault of a template that a few short messages show; None where there is none. Whatever it does not accept of them is
+    left to the documents.
+    """
+    for roles in TRIAL:
+        text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])
+        try:
+            limiter.call(renderer, text, len(text), f"for a conversation of short messages: {', '.join(roles)}")
+        except RefusedError as error:
+            if error.reason in ("limits", "no_day"):
+                return str(error)
+    return None
+
+
+class _Answer:
+    """Rendered conversations on their way."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.text_bytes = 0
+        self._counts, self._kinds, self._ends, self._spans = (array("q") for _ in range(4))
+        self._faults: list[tuple[int, str, str]] = []
+        self._at = 0
+
+    def add(self, rendered: Rendered) -> None:
+        for start, stop in rendered.spans:
+            self._spans.extend((self._at + start, self._at + stop))
+        for part in rendered.parts:
+            if isinstance(part, int):
+                self._kinds.append(part)
+                self._at += 2
+                continue
+            self._kinds.append(ORDINARY)
+            self.texts.append(part)
+            self.text_bytes += len(part)
+            self._ends.append(self.text_bytes)
+            self._at += len(part)
+        self._counts.append(len(rendered.parts))
+
+    def refuse(self, error: RefusedError) -> None:
+        self._faults.append((len(self._counts), error.reason, str(error)))
+        self._counts.append(0)
+
+    def send(self, out: BinaryIO) -> None:
+        faults = json.dumps(self._faults).encode() if self._faults else b""
+        arrays = (self._counts, self._kinds, self._ends, self._spans)
+        out.write(ANSWER.pack(*map(len, arrays), self.text_bytes, len(faults)))
+        for one in arrays:
+            out.write(one.tobytes())
+        out.write(b"".join(self.texts))
+        out.write(faults)
+        out.flush()
+
+
+def _serve(renderer: Renderer, limiter: Limiter, requests: BinaryIO, out: BinaryIO) -> None:
+    """Render batches until there are no more, or none for a while."""
+    while select.select([requests], [], [], IDLE_SECONDS)[0]:
+        head = requests.read(BATCH.size)
+        if len(head) < BATCH.size:
+            return
+        count, size = BATCH.unpack(head)
+        offsets = array("q", requests.read(8 * (count + 1)))
+        data = requests.read(size)
+        answer = _Answer()
+        for i in range(count):
+            text = data[offsets[i] : offsets[i + 1]]
+            try:
+                answer.add(limiter.call(renderer, text.decode(), len(text), others=2 * (size + ANSWER_BYTES)))
+            except RefusedError as error:
+                answer.refuse(error)
+            if answer.text_bytes > ANSWER_BYTES:
+                answer.send(out)
+                answer = _Answer()
+        answer.send(out)
+
+
+def _say(facts: dict[str, Any], out: BinaryIO) -> None:
+    said = json.dumps(facts).encode()
+    out.write(FACTS.pack(len(said)) + said)
+    out.flush()
+
+
+def _too_long(*_: object) -> None:
+    raise _TooLongError
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells this process, too: the other side decides
+    signal.signal(signal.SIGPROF, _too_long)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    requests, out = open(0, "rb", closefd=False), sys.stdout.buffer  # noqa: SIM115
+    (size,) = FACTS.unpack(requests.read(FACTS.size))
+    given = json.loads(requests.read(size))
+    settings, limiter = Settings(**given["settings"]), Limiter(Limits(**given["limits"]))
+    try:
+        renderer = limiter.call(Renderer, settings, len(settings.template), "to be read")
+        fault = trial(renderer, limiter, renderer.names)
+    except (RefusedError, NotATemplateError) as error:
+        fault = str(error)
+    if fault is not None:
+        _say({"fault": fault}, out)
+        return
+    _say({"fault": None, "why_slow": renderer.why_slow}, out)
+    _serve(renderer, limiter, requests, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""A request to a process that renders conversations, and its answer."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+ORDINARY = -1
+"""The kind of a part that is an ordinary text. Others are the numbers of special tokens."""
+
+FACTS = struct.Struct("<q")
+"""Bytes of the JSON that follows: first the settings and limits, then why they cannot be used, or what is slow about them."""
+BATCH = struct.Struct("<2q")
+"""Conversations and bytes of a batch. Its offsets follow, int64[n + 1], and its texts in UTF-8."""
+ANSWER = struct.Struct("<6q")
+"""Lengths of what follows: parts of each conversation, kinds of all parts, ends of the ordinary ones in their texts, starts and
+stops of what counts (all int64), those texts in UTF-8, and as JSON (number, reason, detail) of each conversation that is refused.
+"""
+
+
+class Settings(NamedTuple):
+    """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``names``: the keys and
+    roles of messages, where they are unusual ones. ``divides``: whether a conversation may be rendered once for all its
+    beginnings, where the template allows that.
+    """
+
+    template: str
+    tokens: dict[str, str]
+    roles: tuple[str, ...]
+    day: str | None
+    specials: tuple[str, ...]
+    names: dict[str, Any] | None
+    divides: bool
+
+
+class Limits(NamedTuple):
+    """``seconds``: ten times the processor time that a conversation may take. ``memory``: the most that a process may have."""
+
+    seconds: float
+    memory: int

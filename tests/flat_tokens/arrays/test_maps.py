@@ -1,0 +1,234 @@
+"""Mapped files: one bound for all arrays of a process, and errors of the system as they are."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+
+from flat_tokens.arrays import maps
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.stores.store import Store
+from flat_tokens.writer import ArrayWriter
+
+OBJECT = 12
+KINDS = ("mmap", "compact", "blosc")
+
+
+def written(root: Path, kind: str, items: np.ndarray[Any, Any]) -> StoredArray:
+    """An array of many small files."""
+    if kind == "blosc":
+        array = zarr.create_array(
+            root / kind, shape=items.shape, chunks=(OBJECT,), dtype="<u4", zarr_format=2, compressors=numcodecs.Blosc("lz4")
+        )
+        array[:] = items
+        return open_array(Store.at(root / kind), "uint32")
+    spec = LAYOUTS[cast(LayoutName, kind)].encoded_tokens
+    spec = replace(spec, object_length=OBJECT, chunk_length=4, block_length=spec.block_length and 2)
+    store = replace(Store.at(root), durable=False)
+    with ArrayWriter(store, kind, spec) as writer:
+        writer.append(items)
+    return open_array(store / kind, "uint32")
+
+
+def gathered(array: StoredArray, starts: np.ndarray[Any, Any], length: int = 3) -> np.ndarray[Any, Any]:
+    out = np.empty((len(starts), length), np.uint32)
+    array.gather(starts, np.full(len(starts), length), out.reshape(-1), np.arange(len(starts)) * length)
+    return out
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sys, threading
+from pathlib import Path
+import numpy as np
+from tests.flat_tokens.arrays.test_maps import KINDS, gathered, open_array
+from flat_tokens.stores.store import Store
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+items = np.arange(12 * 40, dtype=np.uint32)
+arrays = [open_array(Store.at(f"{sys.argv[1]}/{k}/{kind}"), "uint32") for k in range(4) for kind in KINDS]
+problems = []
+
+def read(seed):
+    rng = np.random.default_rng(seed)
+    try:
+        for turn in range(3):
+            for array in (arrays[k] for k in rng.permutation(len(arrays))):
+                starts = rng.integers(0, len(items) - 3, 60)
+                if not np.array_equal(gathered(array, starts), items[starts[:, None] + np.arange(3)]):
+                    raise ValueError("other items than were written")
+                for start in starts[:5].tolist():
+                    if not np.array_equal(array.read(start, start + 3), items[start : start + 3]):
+                        raise ValueError("other items than were written")
+                if not np.array_equal(array.read(0, len(items)), items):
+                    raise ValueError("other items than were written")
+                if (count := len(os.listdir("/proc/self/fd"))) > 62:
+                    raise ValueError(f"{count} descriptors")
+    except BaseException as error:
+        problems.append(error)
+        raise
+
+read(0)  # all that is imported late is there: a fork in the middle of an import leaves its lock behind
+threads = [threading.Thread(target=read, args=(seed,)) for seed in range(1, 5)]
+for thread in threads:
+    thread.start()
+child = os.fork()
+for thread in threads if child else []:
+    thread.join()
+if not child:
+    read(9)
+elif os.waitpid(child, 0)[1]:
+    problems.append("the child failed")
+if problems:
+    os._exit(1)
+"""
+
+
+def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path: Path) -> None:
+    """By several threads and a forked child: 480 files of 12 arrays, with 64 descriptors."""
+    items = np.arange(OBJECT * 40, dtype=np.uint32)
+    for k in range(4):
+        for kind in KINDS:
+            written(tmp_path / str(k), kind, items)
+    ignored = "ignore:This process:DeprecationWarning"  # the fork while there are threads is the point
+    done = subprocess.run(
+        [sys.executable, "-W", ignored, "-c", FEW_DESCRIPTORS, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A bound of eight files. What other tests have mapped is let go."""
+    gc.collect()
+    maps._make_room(0)
+    monkeypatch.setattr(maps, "bound", lambda: 8)
+    return 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_share_the_bound(tmp_path: Path, eight: int, kind: str) -> None:
+    items = np.arange(OBJECT * 20, dtype=np.uint32)
+    arrays = [written(tmp_path / str(k), kind, items) for k in range(3)]
+    starts = np.random.default_rng(0).permutation(np.arange(20) * OBJECT)
+    for _ in range(2):
+        for array in arrays:
+            assert np.array_equal(gathered(array, starts)[:, 0], items[starts])
+            assert len(maps._alive) <= eight
+    del arrays, array
+    gc.collect()
+    assert len(maps._alive) == len(maps._kept) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_used_last_stays_mapped(tmp_path: Path, eight: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is read now and then is not opened again, however many others are read in between."""
+    hot, cold = (written(tmp_path / name, kind, np.arange(OBJECT * 40, dtype=np.uint32)) for name in ("hot", "cold"))
+    hot.read(0, 3)
+    opened: list[str] = []
+
+    def noted(path: str, damaged: Any) -> mmap.mmap:
+        opened.append(path)
+        return maps.map_file(path, damaged)
+
+    monkeypatch.setattr("flat_tokens.arrays.stored.map_file", noted)
+    for k in range(40):
+        cold.read(k * OBJECT, k * OBJECT + 3)
+        hot._decoded.clear()
+        assert hot.read(0, 3).tolist() == [0, 1, 2]
+    assert len(opened) == 40
+    assert not [path for path in opened if "hot" in path]
+
+
+def test_the_bound_follows_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, expected in ((1024, 512), (3, 1), (1, 1), (1 << 20, 4096), (maps.resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr(maps.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert maps.bound() == expected
+        assert 1 <= maps.at_a_time() <= expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_others_hold_the_descriptors_fewer_files_are_mapped(
+    tmp_path: Path, eight: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = np.arange(OBJECT * 20, dtype=np.uint32)
+    array = written(tmp_path, kind, items)
+    array.read(0, len(items))
+    real, free = mmap.mmap, 2
+
+    def refused(*arguments: Any, **options: Any) -> mmap.mmap:
+        if len(maps._alive) >= free:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(mmap, "mmap", refused)
+    array._decoded.clear()
+    assert np.array_equal(array.read(0, len(items)), items)
+    assert len(maps._alive) <= free
+
+
+SYSTEM = ("EMFILE", "ENFILE", "EACCES", "EPERM", "ESTALE", "EIO", "ENOMEM", "ENODEV", "EAGAIN", "EOVERFLOW")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operation", ["mmap", "open"])
+def test_errors_of_the_system_are_raised_as_they_are(
+    tmp_path: Path, kind: str, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file's path, and never as damage of the file."""
+    array = written(tmp_path, kind, np.arange(OBJECT * 3, dtype=np.uint32))
+    array.read(0, 3)  # its index is known
+    path = array.store.path(array._spec.object_key(0))
+    real = os.open
+    for name in SYSTEM:
+        code = getattr(errno, name)
+
+        def refuse(*arguments: Any, code: int = code, **options: Any) -> Any:
+            if operation == "open" and arguments[0] != path:
+                return real(*arguments, **options)
+            raise OSError(code, os.strerror(code), *([arguments[0]] if operation == "open" else []))
+
+        maps._make_room(0)
+        array._decoded.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(*((mmap, "mmap") if operation == "mmap" else (os, "open")), refuse)
+            for read in (lambda: array.read(0, 3), lambda: gathered(array, np.array([0, 5])), lambda: array.read(0, 3 * OBJECT)):
+                with pytest.raises(OSError, match=r".") as caught:
+                    read()
+                assert type(caught.value) is type(OSError(code, ""))
+                assert (caught.value.errno, caught.value.filename) == (code, path)
+                assert "damaged" not in str(caught.value)
+                assert str(caught.value).startswith(f"[Errno {code}] {os.strerror(code)}")
+    assert array.read(0, 3).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_damage(tmp_path: Path, kind: str) -> None:
+    array = written(tmp_path, kind, np.arange(OBJECT * 3, dtype=np.uint32))
+    array.read(0, 3)
+    path = Path(array.store.path(array._spec.object_key(0)))
+    path.unlink()
+    for make, complaint in (
+        (path.touch, "is empty"),
+        (path.mkdir, "is a directory"),
+        (lambda: os.mkfifo(path), "is not a plain file"),
+    ):
+        make()
+        maps._make_room(0)
+        array._decoded.clear()
+        with pytest.raises(ValueError, match=f"{path}: {complaint}. The file is damaged: remove it and build again."):
+            array.read(0, 3)
+        path.rmdir() if path.is_dir() else path.unlink()

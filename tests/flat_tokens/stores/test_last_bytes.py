@@ -1,0 +1,112 @@
+"""Stores whose clients read no last bytes of an object, such as Azure's: sizes are those of the manifest, or are asked for."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import flat_tokens
+from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import MANIFEST
+from flat_tokens.reader import open_split
+from flat_tokens.stores.store import Store
+
+SEQUENCES = [[100 * i + k for k in range(i % 50)] for i in range(900)]
+
+
+class NoLastBytes(MemoryFileSystem):  # type: ignore[misc]
+    """Its requests begin at a byte of the object, as adlfs's do. It notes whose sizes it was asked for."""
+
+    protocol = "nolast"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked: ClassVar[list[str]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("nolast://").replace("//", "/")))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        if (start or 0) < 0:
+            raise ValueError("offset must be non-negative")
+        if (file := self.store.get(self._strip_protocol(path))) is None:
+            raise FileNotFoundError(path)
+        return bytes(file.getvalue()[start or 0 : end])
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        self.asked.append(path)
+        return dict(super().info(path, **options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    fsspec.register_implementation("nolast", NoLastBytes, clobber=True)
+    yield
+    NoLastBytes.store.clear()
+
+
+def asked_for_objects() -> list[str]:
+    return [path for path in NoLastBytes.asked if "/c/" in path or path.rsplit("/", 1)[-1].isdigit()]
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout: Any) -> None:
+    url = f"nolast://{uuid.uuid4().hex}"
+    write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    NoLastBytes.asked.clear()
+    train = flat_tokens.open(url).train
+    rows = train.packed(64).batch([3, 200])
+    expected = np.concatenate([np.array(one, np.int64) for one in SEQUENCES])
+    assert rows.targets.tolist() == [expected[64 * i : 64 * i + 64].tolist() for i in (3, 200)]
+    assert pickle.loads(pickle.dumps(train)).sequence(77).tolist() == SEQUENCES[77]
+    assert asked_for_objects() == []
+    assert flat_tokens.verify(url, "full").token_count == len(expected)
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+def test_without_a_manifest_sizes_are_asked_for(layout: Any) -> None:
+    """A split by itself, too. No object is read whole for its last bytes."""
+    url = f"nolast://{uuid.uuid4().hex}"
+    store = write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    store.remove(MANIFEST)
+    for train in (flat_tokens.open(url).train, open_split(Store.at(url) / "train")):
+        assert train.sequence(77).tolist() == SEQUENCES[77]
+        assert [row.tolist() for row in train.documents(5).batch([3, 4]).targets] == [
+            [300, 301, 302, 0, 0],
+            [400, 401, 402, 403, 0],
+        ]
+
+
+def test_ranges_of_missing_and_empty_objects() -> None:
+    store = Store.at(f"nolast://{uuid.uuid4().hex}")
+    store.put("some", b"0123456789")
+    store.put("empty", b"")
+    found = store.read_ranges(["some", "missing", "empty", "some", "some"], [-4, -4, -4, 2, -40], [None, None, None, 5, None])
+    assert isinstance(found[1], FileNotFoundError)
+    assert [found[k] for k in (0, 2, 3, 4)] == [b"6789", b"", b"234", b"0123456789"]
+
+
+def test_a_missing_object_is_an_error_of_its_own() -> None:
+    url = f"nolast://{uuid.uuid4().hex}"
+    store = write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)])
+    store.remove("train/encoded_tokens/c/0")
+    for tokens in (flat_tokens.open(url).train.encoded_tokens, open_array(store / "train/encoded_tokens", "uint32")):
+        with pytest.raises(FileNotFoundError):
+            tokens.read(0, 5)
+
+
+@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
+def test_a_cache_works_as_ever(tmp_path: Any, layout: Any) -> None:
+    url = f"nolast://{uuid.uuid4().hex}"
+    write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    for _ in range(2):
+        train = flat_tokens.open(url, cache=tmp_path, cache_bytes=10**8).train
+        assert train.sequence(77).tolist() == SEQUENCES[77]

@@ -1,0 +1,349 @@
+"""Conversations through the whole pipeline: none loses its text, a bad one is a bad document, and masks are those of a reader."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+import flat_tokens
+from flows.pipelines.plan import plan
+from tasks.config import BuildConfig, MessageNames, Source
+from tasks.tokenize.chat import Chat
+from tasks.tokenize.parts import Widths
+from tests.faults.support import build_here
+
+Talk = list[dict[str, Any]]
+START, STOP = "<|im_start|>", "<|im_end|>"
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+GENERATION = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+)
+GOOD: Talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of bytes with two special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (START, STOP)])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def build(tokenizer: Path, tmp_path: Path) -> Callable[..., flat_tokens.Dataset]:
+    """Build a dataset of lines of JSON, or of Parquet, in the column ``talk``."""
+
+    def built(lines: list[str] | pa.Table, template: str = CHATML, on_bad: str = "error", **source: Any) -> flat_tokens.Dataset:
+        build_here(settings(tmp_path, tokenizer, lines, template, on_bad, **source))
+        return flat_tokens.open(tmp_path / "out")
+
+    return built
+
+
+def settings(
+    path: Path, tokenizer: Path, lines: list[str] | pa.Table, template: str = CHATML, on_bad: str = "error", **source: Any
+) -> dict[str, Any]:
+    (path / "x.jinja").write_text(template)
+    name = path / ("in.jsonl" if isinstance(lines, list) else "in.parquet")
+    if isinstance(lines, list):
+        name.write_text("".join(f"{line}\n" for line in lines))
+    else:
+        pq.write_table(lines, name)
+    return {
+        "output": str(path / "out"),
+        "source": {"path": str(name), "messages_column": "talk", "chat_template": str(path / "x.jinja"), **source},
+        "tokenizer": str(tokenizer),
+        "validation_fraction": 0,
+        "documents": {"on_bad": on_bad},
+    }
+
+
+def line(talk: Any) -> str:
+    return json.dumps({"talk": talk})
+
+
+class Reader:
+    """A parser of ChatML in tokens, which knows nothing of templates: its messages, and which of its tokens should count."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        own = Tokenizer.from_file(str(tokenizer))
+        self._start, self._stop = own.token_to_id(START), own.token_to_id(STOP)
+        values = {character: value for value, character in enumerate(byte_characters())}
+        self._byte = {i: values[token] for token, i in own.get_vocab(with_added_tokens=False).items()}
+
+    def read(self, ids: list[int]) -> tuple[list[tuple[str, str]], list[int]]:
+        messages, mask, at = [], list[int](), 0
+        while at < len(ids):
+            assert ids[at] == self._start
+            stop = ids.index(self._stop, at)
+            text = bytes(self._byte[i] for i in ids[at + 1 : stop])
+            role, _, content = text.partition(b"\n")
+            assert self._byte[ids[stop + 1]] == ord("\n")
+            messages.append((role.decode(), content.decode()))
+            counts = int(role == b"assistant")
+            mask += [0] * (len(role) + 2) + [counts] * (len(content) + 1) + [0]
+            at = stop + 2
+        return messages, mask
+
+    def check(self, dataset: flat_tokens.Dataset, talks: list[Talk]) -> None:
+        """Check that a dataset holds these conversations, in order, with these masks."""
+        assert dataset.train.seq_count == len(talks)
+        for i, talk in enumerate(talks):
+            messages, mask = self.read(dataset.train.sequence(i).tolist())
+            assert messages == [(message["role"], message["content"]) for message in talk]
+            assert dataset.train.mask(*dataset.train.span(i)).tolist() == mask
+
+
+def byte_characters() -> Iterator[str]:
+    """The character of each byte in a byte-level tokenizer."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return (chr(value if value in seen else next(hidden)) for value in range(256))
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason", "told"),
+    [
+        ([{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}], "no_content", "no 'role' or 'content'; it has 'from'"),
+        ([{"role": "user", "text": "x"}], "no_content", "no 'content'; it has 'role', 'text'"),
+        ([*GOOD, {"role": "user", "content": None}], "no_content", "message 2 has no 'content'"),
+        ([*GOOD, {"role": None, "content": "x"}], "no_content", "message 2 has no 'role'"),
+        ([*GOOD, {}], "no_content", "message 2 has no 'role' or 'content'"),
+        ([], "no_messages", "it has no messages"),
+        ([*GOOD, {"role": "critic", "content": "bad"}], "not_rendered", "leaves out the content of its message 2, of role"),
+        ([{"role": "critic", "content": "bad"}], "not_rendered", "the chat template makes nothing of it"),
+        (["x"], "unencodable", "its messages are not a list of objects"),
+        ([{"role": "user", "content": {"a": 1}}], "unencodable", "the chat template says: "),
+    ],
+)  # fmt: skip
+def test_a_conversation_that_loses_its_text_is_a_bad_document(
+    build: Callable[..., flat_tokens.Dataset], tokenizer: Path, talk: Any, reason: str, told: str
+) -> None:
+    """The error names file, row and reason. Those before and after it are there where such are left out, and counted."""
+    template = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'critic' %}").replace(
+        "m.content", "(m.content or '')"
+    )
+    lines = [line(GOOD), line(talk), line(GOOD)]
+    with pytest.raises(ValueError, match=r"in\.jsonl, row 1: the conversation cannot be encoded: ") as failed:
+        build(lines, template)
+    assert told in str(failed.value)
+    assert f"[{reason}]" in str(failed.value)
+    opened = build(lines, template, "skip")
+    Reader(tokenizer).check(opened, [GOOD, GOOD])
+    assert opened.manifest["totals"]["documents"]["skipped"] == {reason: 1}
+
+
+@pytest.mark.parametrize("kind", ["lines", "lists", "JSON"])
+def test_messages_with_other_names(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, kind: str) -> None:
+    """Their keys and roles are given in the source's configuration. Other keys are still there for the template."""
+    talk = [{"from": "human", "value": "2+2?", "n": "1"}, {"from": "gpt", "value": "4"}, {"from": "tool", "value": "!"}]
+    source = {"messages": {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}}
+    table = pa.table({"talk": [talk] if kind == "lists" else [json.dumps(talk)]})
+    opened = build([line(talk)] if kind == "lines" else table, **source)
+    expected = [*GOOD, {"role": "tool", "content": "!"}]
+    Reader(tokenizer).check(opened, [expected])
+    recorded = opened.manifest["provenance"]["sources"][0]
+    assert recorded["messages"] == recorded["chat"]["messages"] == source["messages"]
+
+
+def test_other_names_are_part_of_keys_where_they_are_set() -> None:
+    """Keys of everything else are what they were."""
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None}
+    assert Chat(template="x").model_dump(mode="json") == usual
+    named = Chat(template="x", messages=MessageNames(role="from")).model_dump(mode="json")
+    assert named == {**usual, "messages": {"role": "from", "content": "content", "roles": {}}}
+    assert Chat.model_validate_json(Chat(template="x").model_dump_json()) == Chat(template="x")
+    assert (
+        Source(path="in", messages_column="m").reading()
+        == Source(path="in", messages_column="m", messages={"role": "r"}).reading()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"messages": {"role": "from"}}, "has messages, which is for messages; give its messages_column, too"),
+        ({"messages_column": "m", "messages": {"role": "content"}}, "role and content are both 'content'"),
+        ({"messages_column": "m", "messages": {"rôle": "from"}}, "Extra inputs are not permitted"),
+        ({"messages_column": "m", "messages": {"role": ""}}, "at least 1 character"),
+    ],
+)
+def test_names_that_make_no_sense_are_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Source(path="in", **more)
+
+
+WORDS = [
+    "a",
+    "Z ",
+    " ",
+    "\n",
+    "é",
+    "😀",
+    "中",
+    START,
+    STOP,
+    "<|im_",
+    "end|>",
+    "\\n",
+    '"',
+    "\u2028",
+    "\U000f0000",
+    "\0",
+    "{% x %}",
+]
+
+
+def good_talk(drawn: random.Random) -> Talk:
+    return [
+        {"role": drawn.choice(["user", "assistant", "system"]), "content": "".join(drawn.choices(WORDS, k=drawn.randrange(9)))}
+        for _ in range(drawn.randrange(1, 7))
+    ]
+
+
+def nested(depth: int, brackets: tuple[str, str]) -> str:
+    return brackets[0] * depth + "1" + brackets[1] * depth
+
+
+def bad_lines(drawn: random.Random) -> str:
+    """A line whose conversation is bad, in one of many ways."""
+    talk = good_talk(drawn)
+    place = drawn.randrange(len(talk))
+    character = drawn.choice(["\\ud83f\\udffe", "\\ud83f\\udfff", "\\udbff\\udffe", "\\udbff\\udfff", "\\ud800", "\\udfff x"])
+    depth, brackets = drawn.choice([101, 300, 700, 990, 5000, 100_000]), drawn.choice([("[", "]"), ('{"a":', "}")])
+    values: list[str] = [
+        f'"a{character}b"',
+        f'["{character}"]',
+        f'{{"{character}": 1}}',
+        nested(depth, brackets),
+        "null",
+        "5",
+        "true",
+        "NaN",
+        "1" * 5000,
+        '{"a": 1}',
+        "[1, null]",
+    ]
+    parts = [json.dumps(message) for message in talk]
+    parts[place] = drawn.choice(
+        [
+            *(f'{{"role": "user", "content": {value}}}' for value in values),
+            f'{{"role": {drawn.choice(["null", "5", "[]", "{}", nested(300, brackets)])}, "content": "x"}}',
+            '{"from": "human", "value": "x"}',
+            "{}",
+            "null",
+            "[]",
+            '"x"',
+            '{"role": "user"}',
+            '{"content": "x"}',
+            f'{{"role": "user", "content": "x", "more": {nested(depth, brackets)}}}',
+        ]
+    )
+    broken = [
+        f'{{"talk": [{", ".join(parts)}]}}',
+        '{"talk": []}',
+        '{"talk": {}}',
+        '{"talk": null}',
+        '{"talk": 5}',
+        "{}",
+        '{"talk": [',
+        '{"talk": "[}"}',
+        json.dumps({"talk": f"[{', '.join(parts)}]"}),
+    ]
+    return drawn.choices(broken, weights=[20, 1, 1, 1, 1, 1, 1, 1, 5])[0]
+
+
+@pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["divided", "marked"])
+def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, template: str) -> None:
+    """Of 1,000 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them."""
+    drawn = random.Random(7)
+    lines, talks = list[str](), list[Talk]()
+    for _ in range(1000):
+        if drawn.random() < 0.33:
+            lines.append(bad_lines(drawn))
+            continue
+        talks.append(good_talk(drawn))
+        is_text = drawn.random() < 0.3
+        lines.append(line(json.dumps(talks[-1], ensure_ascii=drawn.random() < 0.5) if is_text else talks[-1]))
+    opened = build(lines, template, "skip")
+    Reader(tokenizer).check(opened, talks)
+    counts = opened.manifest["totals"]["documents"]
+    assert sum(counts["skipped"].values()) == 1000 - len(talks)
+    assert {"no_content", "no_messages", "unencodable", "null", "wrong_type", "malformed"} <= set(counts["skipped"])
+
+
+def test_a_template_that_cannot_be_divided_says_so_before_it_is_used(
+    build: Callable[..., flat_tokens.Dataset], tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tokens and masks are the same. ``plan`` says it, too."""
+    alone = CHATML.replace("{% for", "{% set last = messages|last %}{% for")
+    with caplog.at_level(logging.WARNING):
+        opened = build([line(GOOD)] * 3, alone)
+    assert "each beginning of a conversation is rendered alone" in caplog.text
+    assert "line 1 uses 'messages' as a whole" in caplog.text
+    Reader(tokenizer).check(opened, [GOOD] * 3)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        plan(BuildConfig.model_validate(settings(tmp_path, tokenizer, [line(GOOD)] * 4, alone)))
+    assert "each beginning of a conversation is rendered alone" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        build([line(GOOD)] * 5)
+    assert not caplog.text
+
+
+def test_an_engine_that_differs_is_not_used_for_conversations(
+    build: Callable[..., flat_tokens.Dataset],
+    tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reference tokenizes the first conversations, too. Where tokens or masks differ it tokenizes all of the source."""
+    monkeypatch.setattr(Widths, "of", lambda self, ids, is_special: np.full(len(ids), 2))
+    monkeypatch.setattr(Widths, "is_right", lambda self, extra: extra == extra)
+    with caplog.at_level(logging.WARNING):
+        opened = build([line(GOOD)] * 3)
+    assert "does not give the tokens and masks of" in caplog.text
+    assert "Using the slower reference engine for its conversations" in caplog.text
+    Reader(tokenizer).check(opened, [GOOD] * 3)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ 'x'|center(6000000000) }}" + CHATML, "takes more than [0-9,]+ bytes of memory"),
+        ("{{ messages|random }}" + CHATML, "it uses 'random', which gives something else each time"),
+        ("{{ strftime_now('%Y') }}" + CHATML, "asks for the day. Set source.chat_date"),
+        ("{% if %}" + CHATML, "the chat template is not one"),
+    ],
+)
+def test_a_template_is_tried_before_anything_is_made(
+    build: Callable[..., flat_tokens.Dataset], tmp_path: Path, template: str, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        build([line(GOOD)], template, "skip")
+    assert not (tmp_path / "out" / "versions").exists()
+
+
+def test_a_conversation_of_many_messages(build: Callable[..., flat_tokens.Dataset], tokenizer: Path) -> None:
+    """Long ones are like others."""
+    talk: Talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
+    Reader(tokenizer).check(build([line(GOOD), line(talk), line(GOOD)]), [GOOD, talk, GOOD])

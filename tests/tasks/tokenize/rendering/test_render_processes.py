@@ -1,0 +1,264 @@
+"""Processes that render: limits of time and memory, and conversations that end a process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tasks.tokenize.engines import large_string_array
+from tasks.tokenize.rendering import processes
+from tasks.tokenize.rendering.processes import BadText, Parted, Renderers
+from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
+from tests.examples import first_fast
+
+LIMITS = Limits(seconds=4, memory=1 << 33)
+"""0.4 seconds of processor time for a short conversation."""
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+TOO_MUCH = [
+    "{{ 'x'|center(6000000000) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(x=10) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{{ '{:>6000000000}'.format(1) }}",
+    "{{ 'x'.center(6000000000) }}",
+    "{{ 'x'.ljust(6000000000)|length }}",
+    "{{ 'x'.rjust(6000000000)|length }}",
+    "{{ 'x'.zfill(6000000000) }}",
+    "{{ '\t'.expandtabs(2000000000) }}",
+    "{{ '%6000000000d' % 1 }}",
+    "{{ '%*d' % (2000000000, 1) }}",
+    "{{ '%.2000000000f' % 1.0 }}",
+    "{{ '{:.2000000000f}'.format(1.0) }}",
+    "{{ '{0:>{1}}'.format(1, 6000000000) }}",
+    "{{ '{x:>6000000000}'.format_map({'x': 1}) }}",
+    "{{ '%s'|format('x'|center(6000000000)) }}",
+    "{{ 'x'|indent(6000000000) }}",
+    "{{ 'a b'|wordwrap(1, wrapstring='x'|center(600000000)) }}",
+    "{{ [1]|batch(6000000000, 0)|list }}",
+    "{{ messages|slice(6000000000, 0)|list }}",
+    "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+    "{{ ('x' * 1000000)|replace('x', 'y' * 1000) }}",
+    "{{ (['x' * 1000000] * 1000)|join('z' * 1000000) }}",
+    "{{ range(99999)|map('center', 100000)|join }}",
+    "{{ (1).to_bytes(6000000000, 'big') }}",
+    "{{ 'x'.encode().center(6000000000) }}",
+    "{{ 'ab'.encode() * 10000000000 }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x]|join %}{% endfor %}",
+    "{% set ns = namespace(x=2) %}{% for i in range(60) %}{% set ns.x = ns.x ** 64 %}{% endfor %}",
+    "{% set ns = namespace(x=7) %}{% for i in range(99) %}{% set ns.x = ns.x ** 9 // 3 %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f(n) %}{% if n %}{% set x = f(n - 1) ~ f(n - 1) %}{{ x ~ x }}{% else %}x{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for a in range(99999) recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
+    "{% for a in range(99999) %}{% set x = range(99999)|list|tojson %}{% endfor %}",
+    "{% for a in range(99999) %}{% filter upper %}{{ 'x' * 100000 }}{% endfilter %}{% endfor %}",
+    "{% set x %}{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}{% endset %}{{ x|length }}",
+    "{{ messages[0].content.join('x' * 1000000)|list|map('center', 1000)|list|length }}",
+    "{{ (range(99999)|list * 10)|map('string')|map('center', 9999)|list|length }}",
+    "{{ ('{' * 1000)|pprint }}{% for a in range(99999) %}{{ ('a' * 1000000)|wordcount }}{% endfor %}",
+    "{% for a in range(99999) %}{{ ('<' * 1000000)|striptags }}{% endfor %}",
+    "{% for a in range(99999) %}{{ ('a.b ' * 100000)|urlize }}{% endfor %}",
+    "{% for a in range(99999) %}{{ ('a ' * 100000)|title }}{% endfor %}",
+    "{% for a in range(99999) %}{{ range(99999)|groupby('real')|list|length }}{% endfor %}",
+    "{% for a in range(99999) %}{{ range(99999)|sort(reverse=true)|length }}{% endfor %}",
+    "{% for a in range(99999) %}{{ range(99999)|unique|list|length }}{% endfor %}",
+    "{% for a in range(99999) %}{{ ('ab' * 500000)|list|length }}{% endfor %}",
+    "{% for a in range(99999) %}{{ {'a': 'x' * 1000000}|tojson|length }}{% endfor %}",
+    "{% for a in range(99999) %}{% if ('x' * 1000000) in ('x' * 999999 ~ 'y') %}{% endif %}{% endfor %}",
+    "{% for a in range(99999) %}{{ strftime_now('%Y' * 10000)|length }}{% endfor %}",
+]
+"""Templates that take all time or memory, by what they do it with."""
+
+
+@pytest.fixture(autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    yield
+    processes._end_all()
+    gc.collect()
+
+
+def renderers(template: str, limits: Limits = LIMITS, **more: Any) -> Renderers:
+    usual = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None, "divides": True}
+    return Renderers(Settings(template=template, **{**usual, **more}), limits)
+
+
+def talks(*contents: str) -> pa.LargeStringArray:
+    return large_string_array(*(json.dumps([{"role": "user", "content": text}]) for text in contents))
+
+
+def outcomes(found: Iterator[Parted]) -> list[str | BadText]:
+    """Of each conversation its text, or why it is refused."""
+    told: list[str | BadText] = []
+    for one in found:
+        parts = iter(one.texts.to_pylist())
+        kinds = iter(one.kinds.tolist())
+        for i, count in enumerate(one.counts.tolist()):
+            texts = ["<s>" if next(kinds) != ORDINARY else next(parts) for _ in range(count)]
+            told.append(one.faults.get(i) or "".join(texts))
+    return told
+
+
+@pytest.mark.parametrize("template", first_fast(TOO_MUCH, 2), ids=[f"{i}" for i in range(len(TOO_MUCH))])
+@pytest.mark.parametrize("place", ["everywhere", "for one conversation"])
+def test_a_template_has_limits(template: str, place: str) -> None:
+    """It is refused when it is tried, or the one conversation is for which it takes too much. This process takes no memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if place == "everywhere":
+        with pytest.raises(ValueError, match=r"the chat template (takes more than|ends its process)"):
+            renderers(template + ALL)
+    else:
+        render = renderers("{% if messages[0].content == 'now' %}" + template + "{% endif %}" + ALL)
+        first, refused, last = outcomes(render(talks("a", "now", "b")))
+        assert (first, last) == ("a", "b")
+        assert isinstance(refused, BadText)
+        assert refused.reason == "limits"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% if %}", "the chat template is not one: Expected an expression"),
+        ("{% for i in messages %}", "the chat template is not one: Unexpected end of template"),
+        ("{{ x|nothing }}", "the chat template is not one: No filter named 'nothing'"),
+        ("{{ messages|random }}", "it uses 'random', which gives something else each time"),
+        ("{{" + "(" * 500 + "1" + ")" * 500 + "}}", "the chat template is not one: maximum recursion depth"),
+        ("{% for i in [] %}" * 25 + "{% endfor %}" * 25, "the chat template is not one: too many statically nested blocks"),
+        ("{{ strftime_now('%Y') }}", r"the chat template asks for the day. Set source.chat_date"),
+    ],
+)
+def test_what_is_no_template_is_said_before_any_conversation(template: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        renderers(template, day=None)
+
+
+def test_why_a_template_is_slow_is_known_before_any_conversation() -> None:
+    assert renderers(ALL).why_slow is None
+    told = renderers("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}").why_slow
+    assert told == "it has no loop over the messages at its top level"
+    later = (
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+        "{% endif %}{% endfor %}{% for m in messages %}{{ '' if loop.index0 > ns.last else '' }}{{ m.content }}{% endfor %}"
+    )
+    assert renderers(later).why_slow == "what it writes for a message depends on later ones"
+
+
+def test_answers_come_in_parts_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is larger than an answer: all conversations of it, with their places."""
+    contents = [f"{i}<s>" + "x" * 300_000 for i in range(40)]
+    found = list(
+        renderers("{% for m in messages %}<s>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")(talks(*contents))
+    )
+    assert len(found) > 1
+    assert outcomes(iter(found)) == ["<s>" + text for text in contents]
+    sizes = [len(text) for text in contents]
+    for one in found:
+        at = 0
+        for size, span in zip(sizes[: len(one.counts)], one.spans.tolist(), strict=True):
+            assert span == [at + 2, at + 2 + size]
+            at += 2 + size
+        del sizes[: len(one.counts)]
+
+
+def test_a_conversation_that_ends_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before and after it are rendered by other processes."""
+    render = renderers(ALL)
+    real = processes.RenderProcess.render
+
+    def ends(self: processes.RenderProcess, texts: pa.LargeStringArray) -> Iterator[Parted]:
+        if any("end" in text for text in texts.to_pylist()):
+            self._process.kill()
+        return real(self, texts)
+
+    monkeypatch.setattr(processes.RenderProcess, "render", ends)
+    told = outcomes(render(talks("a", "b", "end 1", "c", "end 2")))
+    assert [text if isinstance(text, str) else text.reason for text in told] == ["a", "b", "limits", "c", "limits"]
+
+
+def test_a_process_that_somebody_ends_is_replaced() -> None:
+    """No conversation is refused for it."""
+    render = renderers(ALL)
+    for _ in range(3):
+        for _, one in processes._idle:
+            one._process.send_signal(signal.SIGKILL)
+        assert outcomes(render(talks("a", "b"))) == ["a", "b"]
+
+
+def test_a_process_whose_reader_is_gone_ends() -> None:
+    """Nothing is left behind by a build that is killed."""
+    render = renderers(ALL)
+    assert outcomes(render(talks("a"))) == ["a"]
+    ((_, one),) = processes._idle
+    process = one._process
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(30) == 0
+
+
+def test_threads_have_processes_of_their_own() -> None:
+    render = renderers(ALL)
+    found: dict[int, list[Any]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [outcomes(render(talks(*(f"{number} {i} {k}" for i in range(20))))) for k in range(5)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == {n: [[f"{n} {i} {k}" for i in range(20)] for k in range(5)] for n in range(3)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_uses_processes_of_its_own() -> None:
+    """Two processes never speak with the same one."""
+    render = renderers(ALL)
+    assert outcomes(render(talks("a"))) == ["a"]
+    child = os.fork()
+    if child == 0:
+        is_right = not processes._idle and outcomes(render(talks("b"))) == ["b"]
+        processes._end_all()
+        os._exit(0 if is_right else 1)
+    assert outcomes(render(talks("c"))) == ["c"]
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time zone, language and hash seed."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert outcomes(renderers("{{ strftime_now('%s %A %Z') }} " + ALL)(talks("a"))) == ["1721952000 Friday  a"]
+
+
+def test_a_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the environment it has what it needs to begin."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    given: list[Any] = []
+    real = subprocess.Popen
+
+    class Watched(real):  # type: ignore[type-arg, misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            given.append(kwargs["env"])
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    renderers(ALL)
+    assert given
+    assert all("AWS_SECRET_ACCESS_KEY" not in env for env in given)

@@ -1,0 +1,189 @@
+"""Templates in their sandbox: the same text each time, special strings and marks that nobody forges, every failure refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.tokenize.rendering.messages import RefusedError
+from tasks.tokenize.rendering.request import Settings
+from tasks.tokenize.rendering.templates import MAX_DEPTH, NotATemplateError, Rendered, Renderer
+from tests.examples import examples
+
+SPECIALS = ("<|im_start|>", "<|im_end|>", "<s>")
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+MARKED = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+
+
+def renderer(template: str, **more: Any) -> Renderer:
+    usual = {"tokens": {"bos_token": "<s>"}, "roles": ("assistant",), "day": None, "specials": SPECIALS, "names": None}
+    return Renderer(Settings(template=template, divides=True, **{**usual, **more}))
+
+
+def user(content: Any, **more: Any) -> str:
+    return json.dumps([{"role": "user", "content": content, **more}])
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[0].items",
+        "[messages[0].items]",
+        "messages[0].items|string",
+        "messages[0]['keys'] ~ ''",
+        "'%s' % messages[0].items",
+        "'{}'.format(messages[0].items)",
+        "messages|attr('copy')",
+        "''.join",
+        "''.format",
+        "{'a': ''.join}|pprint",
+        "[''.join]|join",
+        "messages|map('upper')",
+        "'ab'|list|reverse",
+        "messages|selectattr('role')|string",
+        "messages|batch(2)",
+        "messages|slice(2)",
+        "messages[0]|items",
+        "joiner()",
+        "cycler('a')",
+        "cycler('a').next",
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "joiner",
+    ],
+)
+def test_nothing_with_an_address_becomes_text(expression: str) -> None:
+    """It would be another text in each process."""
+    with pytest.raises(RefusedError, match="where text is wanted"):
+        renderer(ALL + "{{ " + expression + " }}")(user("x"))
+
+
+@pytest.mark.parametrize("expression", ["messages|random", "['a']|random", "lipsum()", "lipsum(1)|upper"])
+def test_functions_that_give_something_else_each_time_are_refused(expression: str) -> None:
+    with pytest.raises(NotATemplateError, match="which gives something else each time"):
+        renderer(ALL + "{{ " + expression + " }}")
+
+
+def test_functions_are_of_use_all_the_same() -> None:
+    """They are called, and their results are text."""
+    template = (
+        "{{ messages[0].items()|list|length }}{{ 'ab'|list|reverse|join }}{{ messages|map(attribute='role')|join(',') }}"
+        "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{% set j = joiner(';') %}{{ j() }}{{ j() }}"
+        "{{ range(3)|list }}{{ '{}!'.format('x') }}{{ messages[0].content.strip().upper() }}{{ dict(a=1)['a'] }}"
+    )
+    (text,) = renderer(template)(user(" y ")).parts
+    assert text == b"2bauserab;[0, 1, 2]x!Y1"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "told"),
+    [
+        ("{{ messages[0].content[0][0] }}", [["x"]], None),
+        (ALL, "\U0001fffe", "it holds U+1FFFE"),
+        (ALL, "\U0001ffff", "it holds U+1FFFF"),
+        (ALL, "a\U0010fffeb", "it holds U+10FFFE"),
+        (ALL, {"a": ["\U0010ffff"]}, "it holds U+10FFFF"),
+        (ALL, {"\U0010ffff": 1}, "it holds U+10FFFF"),
+        (ALL, "\ud800", "half of a surrogate pair"),
+        ("{{ messages[0].content[:-1] }}{{ messages[0].content }}", "<s>", "cuts a string of a special token"),
+        ("{{ messages[0].content|reverse }}{{ messages[0].content }}", "<s>", "cuts a string of a special token"),
+        ("{{ '\\U0010fffe' }}" + ALL, "x", "makes U+10FFFE of it"),
+        ("{{ '\\U0001ffff' }}" + ALL, "x", "makes U+1FFFF of it"),
+        ("{{ 1 / 0 }}", "x", "the chat template says: division by zero"),
+        ("{{ messages[0].content.nothing.more }}", "x", "the chat template says: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "x", "the chat template says: maximum recursion depth"),
+        ("{{ messages[0].content + 1 }}", "x", "the chat template says: "),
+        ("{{ 'x' * 70000 }}" + ALL, "x", "the chat template makes 70,001 characters of it"),
+        ("{{ '' }}", "", "the chat template makes nothing of it"),
+        ("{{ messages[0].role }}", "x", "leaves out the content of its message 0, of role 'user'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rendered_is_refused(template: str, content: Any, told: str | None) -> None:
+    """Whatever the template or the conversation does."""
+    rendered = renderer(template)
+    if told is None:
+        assert rendered(user(content))
+        return
+    with pytest.raises(RefusedError) as refused:
+        rendered(user(content))
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
+    """How deep is the same with every Python. Rendering goes on with the next conversation."""
+    of = renderer("{{ messages[0].content|tojson }}")
+    deep: Any = "x"
+    for _ in range(MAX_DEPTH):
+        deep = make(deep)
+    assert isinstance(of(user(deep)), Rendered)
+    for more in (1, 20, 600):
+        for _ in range(more):
+            deep = make(deep)
+        with pytest.raises(RefusedError, match="nested too deep"):
+            of(user(deep))
+    assert isinstance(of(user("x")), Rendered)
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        (MARKED, "a\U0010fffeb\U0010ffff"),
+        (MARKED.replace("m.role", "m.content"), "\U0010fffe\U00100000\U00100001\U00100002\U00100003x"),
+        ("{{ messages[0].content.encode().decode('unicode_escape') }}" + MARKED, "\\U0010fffe x \\U0010ffff"),
+        ("{{ '%c' % messages[0].number }}" + MARKED, "x"),
+        ("{{ '{:c}'.format(messages[0].number) }}" + ALL, "x"),
+        ("{{ messages[0].content|replace('u', '\\U0010fffe') }}" + ALL, "u"),
+    ],
+)
+def test_marks_are_not_forged(template: str, content: str) -> None:
+    """Neither by characters in a message nor by a template that decodes what a message spells."""
+    with pytest.raises(RefusedError, match=r"it holds U\+10FFF|makes U\+10FFF"):
+        renderer(template)(user(content, number=0x10FFFE))
+
+
+def test_a_seal_belongs_to_one_conversation() -> None:
+    """Characters of the alphabet of seals are text, wherever they are."""
+    of = renderer(MARKED)
+    text = "".join(chr(0x100000 + i) for i in range(0, 0xFFFE, 997))
+    rendered = of(json.dumps([{"role": "user", "content": text}, {"role": "assistant", "content": text}]))
+    size = len(text.encode())
+    assert rendered.parts == [f"user:{text}assistant:{text}".encode()]
+    assert rendered.spans == [(5, 5 + size), (15 + size, 15 + 2 * size)]
+
+
+alphabet = st.sampled_from(["<s>", "<|im_", "start|>", "<", "|im_end|>", "s>", "a", "é", "😀", "\U000f0000", "\U000f0001", "\n"])
+
+
+@given(st.lists(st.lists(alphabet, max_size=6).map("".join), min_size=1, max_size=4))
+@examples(200)
+def test_text_of_messages_stays_text(contents: list[str]) -> None:
+    """Special tokens are those of the template alone, however messages' strings meet; marks are where the content is."""
+    of = renderer(
+        "{% for m in messages %}<s>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
+    )
+    rendered = of(json.dumps([{"role": "user", "content": text} for text in contents]))
+    parts: list[bytes | int] = []
+    spans, at = [], 0
+    for text in contents:
+        parts += [2, b"user\n" + text.encode(), 1]
+        spans.append((at + 7, at + 9 + len(text.encode())))
+        at += 9 + len(text.encode())
+    assert rendered == Rendered(parts, spans)
+
+
+def test_other_names_of_messages() -> None:
+    names = {"role": "from", "content": "value", "roles": {"gpt": "assistant"}}
+    of = renderer("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", names=names)
+    rendered = of(json.dumps([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]))
+    assert rendered.parts == [b"human:a;assistant:b;"]
+    assert rendered.spans == [(8, 20)]
+    for talk in ([{"role": "user", "content": "a"}], [{"from": "human"}]):
+        with pytest.raises(RefusedError, match="has no '") as refused:
+            of(json.dumps(talk))
+        assert refused.value.reason == "no_content"

@@ -1,0 +1,124 @@
+"""Characters on which libraries of different versions of Unicode differ: texts with them are left to the reference engine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from flat_tokens.vocabulary import CL100K, O200K, R50K, TokenizerJson
+from tasks.config import TokenizerConfig
+from tasks.tokenize.characters import BLOCK_BYTES, CHARACTERS_OF_17, LETTERS_OF_17, UNICODE_17, UNICODE_17_SYMBOLS, divided
+from tasks.tokenize.engines import Encode, Tokens, ids_of, large_string_array
+from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
+from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
+from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, sequence, split
+from tests.tasks.tokenize.test_tokenizers import write_ranks
+
+ALL = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+LETTERS = {chr(point) for first, last in UNICODE_17 for point in range(first, last)}
+SYMBOLS = {chr(point) for first, last in UNICODE_17_SYMBOLS for point in range(first, last)}
+
+
+def test_they_are_those_that_unicode_17_added() -> None:
+    assert len(LETTERS | SYMBOLS) == len(LETTERS) + len(SYMBOLS) == 4803
+
+
+@pytest.mark.parametrize(("found_by", "those"), [(LETTERS_OF_17, LETTERS), (CHARACTERS_OF_17, LETTERS | SYMBOLS)])
+def test_each_of_them_is_found_and_no_other(found_by: Any, those: set[str]) -> None:
+    found = found_by.texts(large_string_array(*ALL))
+    assert {character for character, is_found in zip(ALL, found, strict=True) if is_found} == those
+
+
+def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays() -> None:
+    """At the ends, and where blocks end."""
+    for lead in range(4):
+        filler = "a" * (BLOCK_BYTES - lead)
+        texts = large_string_array("", filler + "\U000323b0", "x\u088f", "\u20ac" * 99, "\ua7f1", "")
+        assert LETTERS_OF_17.texts(texts).tolist() == [False, True, True, False, True, False]
+        assert LETTERS_OF_17.texts(texts[2:5]).tolist() == [True, False, True]
+    assert LETTERS_OF_17.texts(large_string_array()).tolist() == []
+
+
+@given(texts=st.lists(st.text(st.sampled_from("a \u088f\u0890\ua7ce\ua7d0中\U00010940\U0001f600é")), max_size=6))
+def test_texts_with_them_keep_their_places(texts: list[str]) -> None:
+    """The other engine gets them alone."""
+    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    seen: list[str] = []
+
+    def others(some: pa.LargeStringArray) -> Tokens:
+        seen.extend(some.to_pylist())
+        return tokenizer.reference(some)
+
+    array = large_string_array(*texts)
+    found, expected = divided(tokenizer.reference, others, LETTERS_OF_17.texts)(array), tokenizer.reference(array)
+    assert (found.ids.tolist(), found.offsets.tolist()) == (expected.ids.tolist(), expected.offsets.tolist())
+    assert seen == [text for text in texts if LETTERS & set(text)]
+
+
+def pair_tokenizer(pre_tokenizer: dict[str, Any]) -> tuple[Encode, Encode]:
+    """A tokenizer whose tokens tell where its pattern splits, for any two bytes make one; its two engines."""
+    merges = [list(pair) for pair in itertools.product(ALPHABET, ALPHABET)]
+    vocabulary = {token: i for i, token in enumerate([*ALPHABET, *map("".join, merges)])}
+    definition = definition_of(None, pre_tokenizer, {"type": "BPE", "vocab": vocabulary, "merges": merges}, [])
+    loaded = json_tokenizer(TokenizerJson("pairs", "pairs", definition, Tokenizer.from_str(json.dumps(definition))))
+    assert loaded.why_slow is None
+    assert loaded.make_fast is not None
+    return loaded.make_fast(), loaded.reference
+
+
+def rank_tokenizer(path: Path, pattern: str) -> tuple[Encode, Encode]:
+    """The same of ranks."""
+    tokens = [bytes([one]) for one in range(256)] + [bytes(pair) for pair in itertools.product(range(256), repeat=2)]
+    write_ranks(path, {token: i for i, token in enumerate(tokens)})
+    loaded = load_tokenizer(TokenizerConfig(name=str(path), pattern=pattern))
+    assert loaded.make_fast is not None
+    return loaded.make_fast(), loaded.reference
+
+
+def differing(engines: tuple[Encode, Encode], characters: list[str]) -> Iterator[str]:
+    """Characters whose texts have other tokens by one engine than by the other."""
+    for around in ("a{}.", "1{}1", "A{}b", "'{}", " {}", "\n {} ", "'s{}a\n"):
+        for start in range(0, len(characters), 50_000):
+            some = characters[start : start + 50_000]
+            texts = large_string_array(*(around.replace("{}", character) for character in some))
+            one, other = (encode(texts) for encode in engines)
+            if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)):
+                yield from (some[i] for i in range(len(some)) if not np.array_equal(ids_of(one, i), ids_of(other, i)))
+
+
+PRE_TOKENIZERS = [
+    bytes_(regex=True),
+    *(sequence(split(pattern), bytes_()) for pattern in PATTERNS),
+    sequence(*map(split, DEEPSEEK), bytes_()),
+]
+NEW = sorted(LETTERS | SYMBOLS)[::9]
+
+
+def test_engines_agree_on_new_characters() -> None:
+    assert list(differing(pair_tokenizer(PRE_TOKENIZERS[-1]), NEW)) == []
+
+
+def test_engines_agree_on_new_characters_of_ranks(tmp_path: Path) -> None:
+    assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", O200K), NEW)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(PRE_TOKENIZERS)))
+def test_engines_agree_on_every_character(number: int) -> None:
+    assert list(differing(pair_tokenizer(PRE_TOKENIZERS[number]), ALL)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", [R50K, CL100K, O200K])
+def test_engines_agree_on_every_character_of_ranks(tmp_path: Path, pattern: str) -> None:
+    assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", pattern), ALL)) == []

@@ -1,0 +1,48 @@
+"""The family of tokenizer.json files: each has the tokens of ``tokenizers``, by the fast engine where its options are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from flat_tokens.vocabulary import TokenizerJson
+from tasks.tokenize.engines import Engine, ids_of, large_string_array
+from tasks.tokenize.tokenizers import json_tokenizer
+from tests.tasks.tokenize.family import Member, family, texts
+
+MEMBERS = family()
+
+
+def check(member: Member, characters: int) -> None:
+    """Compare the engine that a build uses with ``tokenizers``, which takes special tokens' text for text."""
+    data = json.dumps(member.definition)
+    expected = Tokenizer.from_str(data)
+    expected.encode_special_tokens = True
+    loaded = json_tokenizer(TokenizerJson(member.name, member.name, json.loads(data), expected))
+    assert (loaded.why_slow is None) == member.is_known, (member.name, loaded.why_slow)
+    some = [*texts(member, characters), *loaded.probes()]
+    tokens = Engine(loaded, member.is_known)(large_string_array(*some))
+    for i, encoding in enumerate(expected.encode_batch_fast(some, add_special_tokens=False)):
+        assert np.array_equal(ids_of(tokens, i), encoding.ids), (member.name, some[i])
+
+
+def test_the_family_is_large_and_most_of_it_is_known() -> None:
+    """Options that published tokenizers use must not fall to the slow engine."""
+    assert len({member.name for member in MEMBERS}) == len(MEMBERS) > 400
+    assert sum(member.is_known for member in MEMBERS) > 300
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_member_has_the_tokens_of_the_library(first: int) -> None:
+    """A sample of the family, from all of its parts."""
+    for member in MEMBERS[first::43]:
+        check(member, 2_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+def test_a_member_has_the_tokens_of_the_library_on_a_million_characters(member: Member) -> None:
+    check(member, 1_000_000 if member.is_known else 20_000)

@@ -1,0 +1,224 @@
+"""One document of many goes through both engines: a difference stops the build, and the reference engine then makes all anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flat_tokens
+import tasks.tokenize.engines
+import tasks.tokenize.tokenizers
+from flat_tokens.text.rows import keys_of, with_completions
+from flows.pipelines.build import build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
+from tasks.models import Slice, SourceFile
+from tasks.output.paths import CACHE, RECEIPT
+from tasks.text.documents import Tally, TextBatch
+from tasks.tokenize.engines import (
+    Encode,
+    Encoder,
+    Engine,
+    EnginesDifferError,
+    Tokens,
+    UnencodableError,
+    joined,
+    large_string_array,
+    sampled,
+    tokens_of,
+)
+from tasks.tokenize.masks import Completions
+from tasks.tokenize.tokenizers import load_tokenizer
+
+DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
+
+
+@pytest.fixture
+def every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All documents go through both engines."""
+    monkeypatch.setattr(tasks.tokenize.engines, "SAMPLED_ONE_IN", 1)
+
+
+def reference(texts: pa.LargeStringArray) -> Tokens:
+    return load_tokenizer(TokenizerConfig(name="bytes")).reference(texts)
+
+
+def wrong_about(word: str, encode: Encode = reference) -> Encode:
+    """An engine that gives the last token of each text with the word another id."""
+
+    def encode_wrongly(texts: pa.LargeStringArray) -> Tokens:
+        tokens = encode(texts)
+        for i, text in enumerate(texts.to_pylist()):
+            tokens.ids[tokens.offsets[i + 1] - 1 : tokens.offsets[i + 1]] += np.uint32(word in text)
+        return tokens
+
+    return encode_wrongly
+
+
+def engine(make_fast: Callable[[], Encode], **changes: Any) -> Engine:
+    bytes_ = load_tokenizer(TokenizerConfig(name="bytes"))
+    return Engine(dataclasses.replace(bytes_, name="some", make_fast=make_fast, **changes), fast=True)
+
+
+def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
+    """What ``tokens_of`` makes of the documents of a file; their rows are 10, 11, ..."""
+    path = tmp_path / "part.txt"
+    path.write_text("unused")
+    file = SourceFile(source=0, name="part.txt", location=str(path), format="text", size=6, sha256="0" * 64)
+    array = large_string_array(*texts)
+    documents = TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64) + np.uint64(10))
+    slice_, source = Slice(file=file, start=0, stop=6, text_bytes=6), Source(name="s", path=str(path))
+    batch, _ = tokens_of(documents, slice_, source, DocumentPolicy(), encoder, Tally())
+    return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)
+
+
+def test_one_document_of_ten_thousand_is_chosen_by_its_key() -> None:
+    """The same ones in whatever batch they are."""
+    keys = np.random.default_rng(1).integers(0, 1 << 64, 1_000_000, np.uint64, endpoint=False)
+    chosen = sampled(keys)
+    assert 60 < len(chosen) < 140
+    assert sampled(keys[chosen]) == list(range(len(chosen)))
+    assert sampled(np.arange(1000, dtype=np.uint64)[:0]) == []
+
+
+@pytest.mark.usefixtures("every_document")
+def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path: Path) -> None:
+    one = engine(lambda: wrong_about("yes"))
+    assert len(tokens(one, "no", "neither", tmp_path=tmp_path).ids) == 9
+    expected = (
+        "^part.txt, row 12: the fast engine does not give the tokens of some .token 2 is 117, the reference engine's 116.. "
+        "Nothing is published. Set tokenizer.engine: reference. Tokens of earlier versions may differ, too.$"
+    )
+    with pytest.raises(EnginesDifferError, match=expected):
+        tokens(one, "no", "neither", "yes", "no", tmp_path=tmp_path)
+
+
+@pytest.mark.usefixtures("every_document")
+def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
+    def without_last(texts: pa.LargeStringArray) -> Tokens:
+        found = reference(texts)
+        return Tokens(found.ids[:-1], np.minimum(found.offsets, len(found.ids) - 1))
+
+    with pytest.raises(EnginesDifferError, match=r"row 11: .*token 1 is missing, the reference engine's 99"):
+        tokens(engine(lambda: without_last), "ab", "ab", tmp_path=tmp_path)
+
+
+@pytest.mark.usefixtures("every_document")
+def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
+    """Not what the engine would give the document alone."""
+    calls: list[int] = []
+
+    def right_alone(texts: pa.LargeStringArray) -> Tokens:
+        calls.append(len(texts))
+        return (reference if len(texts) == 1 else wrong_about(""))(texts)
+
+    with pytest.raises(EnginesDifferError, match="row 10"):
+        tokens(engine(lambda: right_alone), "ab", "cd", tmp_path=tmp_path)
+    assert calls == [2]
+
+
+@pytest.mark.usefixtures("every_document")
+@pytest.mark.parametrize(("at", "is_found"), [(500, True), (1500, False)])
+def test_of_a_long_document_the_beginning_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, is_found: bool
+) -> None:
+    """Up to a character's end."""
+    monkeypatch.setattr(tasks.tokenize.engines, "SAMPLED_BYTES", 1000)
+    one, text = engine(lambda: wrong_about("yes")), "é" + "x" * (at - 2) + "yes" + "é" * 1000
+    if not is_found:
+        assert len(tokens(one, text, tmp_path=tmp_path).ids) == len(text.encode())
+        return
+    with pytest.raises(EnginesDifferError):
+        tokens(one, text, tmp_path=tmp_path)
+
+
+@pytest.mark.usefixtures("every_document")
+def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
+    """Each document is two texts of the engine."""
+    text = with_completions(large_string_array("ask"), large_string_array("yes")).cast(pa.large_string())[0].as_py()
+    right = tokens(Completions(engine(lambda: reference)), text, tmp_path=tmp_path)
+    assert right.mask is not None
+    assert right.mask.tolist() == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(EnginesDifferError, match="row 10"):
+        tokens(Completions(engine(lambda: wrong_about("yes"))), text, tmp_path=tmp_path)
+
+
+@pytest.mark.usefixtures("every_document")
+def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path) -> None:
+    def refuse(texts: pa.LargeStringArray) -> Tokens:
+        raise UnencodableError("too much")
+
+    one = engine(lambda: reference, reference=refuse)
+    assert len(tokens(one, "ab", tmp_path=tmp_path).ids) == 2
+
+
+@pytest.mark.usefixtures("every_document")
+def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def counted(texts: pa.LargeStringArray) -> Tokens:
+        calls.append(len(texts))
+        return reference(texts)
+
+    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), reference=counted)
+    tokens(Engine(tokenizer, fast=False), "ab", tmp_path=tmp_path)
+    assert len(calls) == 2  # the second time to see that there is no fast engine
+
+
+def test_tokens_keep_their_mask() -> None:
+    """Where they are changed, and between processes."""
+    ids, offsets, mask = np.arange(3, dtype=np.uint32), np.array([0, 3]), np.array([0, 1, 1], np.uint8)
+    whole = Tokens(ids, offsets, mask)
+    assert whole._replace(ids=ids + np.uint32(1)).mask is mask
+    again = pickle.loads(pickle.dumps(whole))
+    assert (again.ids.tolist(), again.offsets.tolist(), again.mask.tolist()) == ([0, 1, 2], [0, 3], [0, 1, 1])
+    both = joined([whole, whole])
+    assert both.mask is not None
+    assert both.mask.tolist() == [0, 1, 1] * 2
+    assert joined([Tokens(ids, offsets)]).mask is None
+
+
+def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what was stored before the difference was seen."""
+    make = tasks.tokenize.tokenizers.gigatoken_encode
+    monkeypatch.setattr(tasks.tokenize.tokenizers, "gigatoken_encode", lambda of: wrong_about("zebra", make(of)))
+    key = keys_of(large_string_array("a zebra, number 200"), None)
+    monkeypatch.setattr(tasks.tokenize.engines, "sampled", lambda keys: np.flatnonzero(keys == key).tolist())
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(json.loads(DEMO.read_text()), indent=3))
+    texts = [f"a zebra, number {i}" for i in range(300)]
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        rows = texts[i * 100 : i * 100 + 100]
+        (tmp_path / "in" / f"{i}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    # The first documents are without it, so that the trial does not see it.
+    (tmp_path / "in" / "0.jsonl").write_text("".join(json.dumps({"text": f"none {i}"}) + "\n" for i in range(100)))
+
+    def built(engine: str) -> Any:
+        config = {
+            "output": str(tmp_path / "out"),
+            "sources": [{"name": "s", "path": str(tmp_path / "in")}],
+            "tokenizer": {"name": str(tokenizer), "engine": engine},
+            "validation_fraction": 0,
+        }
+        with Threads(1) as runner:
+            return build(BuildConfig.model_validate(config), runner)
+
+    with pytest.raises(EnginesDifferError, match=r"2.jsonl, row 0: the fast engine does not give the tokens of .*tokenizer.json"):
+        built("auto")
+    with pytest.raises(FileNotFoundError):
+        flat_tokens.open(str(tmp_path / "out"))
+    assert list((tmp_path / "out" / CACHE).glob(f"*/{RECEIPT}"))
+    made = built("reference")
+    train = flat_tokens.open(made.path).train
+    loaded = load_tokenizer(TokenizerConfig(name=str(tokenizer)))
+    for i in range(100, 300):
+        assert loaded.decode(train.sequence(i).tolist()) == texts[i]
