@@ -302,6 +302,7 @@ def without_duplicates(
         text_bytes += part.shard.text_bytes
         yield part
     meter.begin("duplicates", text_bytes)
+    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
     output.seconds["duplicates"] = round(duplicates.seconds, 3)
 
 

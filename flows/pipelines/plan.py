@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import look_into
-from tasks.download.slices import slices_of
+from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, SourceFile
@@ -111,17 +111,19 @@ def plan(config: BuildConfig) -> Plan:
     chosen = [file._replace(size=file.size or here.size) for file, here in zip(chosen, files, strict=True)]
     check_files(config, files)
     warn_of_separators(config, files)
-    slices = [list(slices_of([cut], config.slice_bytes)) for cut in cuts]
+    slices = [
+        list(slices_of((cut for cut in cuts if cut.file.source == index), config.slice_bytes)) for index in range(len(pinned))
+    ]
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     recipe = make_recipe(config, workspace, tokenizer, [part for parts in slices for part in parts], chats)
 
     indexed = indexed_versions(root)
     # A build does all of this, too.
     starting, looking = looking - begun + clock() - looked, looked - looking
-    whole, slice_count, sampled = Sums(), sum(map(len, slices)), Tally()
+    whole, slice_count, sampled = Sums(), 0, Tally()
     for index, source in enumerate(pinned):
         mine = [i for i, file in enumerate(files) if file.source == index]
-        parts = [part for i in mine for part in slices[i]]
+        parts = slices[index]
         sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, sampled)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
@@ -136,7 +138,7 @@ def plan(config: BuildConfig) -> Plan:
         content = sample.total / _size(chosen[i] for i in mine)
         looked_into = {chosen[i].name for i in mine}
         others = [file.size or 0 for file in source.files if file.name not in looked_into]
-        slice_count += sum(max(1, round(content * size / config.slice_bytes)) for size in others)
+        slice_count += len(parts) + slices_forecast([content * size for size in others], config.slice_bytes)
 
     complete = len(files) == len(found)
     version = build_id(provenance(config, pinned, files, tokenizer, chats), layout) if complete else None
@@ -172,6 +174,13 @@ def plan(config: BuildConfig) -> Plan:
         sampled_documents=sampled.read,
         losses=losses_of(recipe, sampled),
     )
+
+
+def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
+    """How many slices files with so much text each make, about: large ones alone, small ones in runs."""
+    large = [size for size in text_bytes if SMALL_PART * size > slice_bytes]
+    small = sum(text_bytes) - sum(large)
+    return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small / slice_bytes)
 
 
 def beside_items(layout: LayoutName, whole: Sums, validation_fraction: float) -> int:

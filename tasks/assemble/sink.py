@@ -29,7 +29,8 @@ class VersionSink:
     all its documents or None, by the slice's key.
 
     A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
-    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard.
+    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard. A part may be added only when
+    its thread has ended a task of several slices: a slice of the same task does not wait for that.
     """
 
     def __init__(
@@ -40,15 +41,23 @@ class VersionSink:
         self._added = self._next = 0
         self._stopped = False
         self._streamed: dict[int, UnfinishedLocation] = {}
+        self._firsts = {number for number, _ in order.values()}
+        self._threads: dict[int, int] = {}
+        self._stored: set[int] = set()
+        """Slices that are not streamed: like those that are equal to earlier ones, their tokens arrive when they are added."""
 
     @contextlib.contextmanager
     def stream(self, key: str) -> Iterator[VersionStream | None]:
         """A block in which a slice streams its tokens. None where it has to be stored as a shard."""
         number, all_in = self._order[key]
         with self._change:
-            self._change.wait_for(lambda: self._stopped or number in (self._added, self._next))
-            streams = not self._stopped and all(writer.may_stream for writer in self._writers.values())
-        if not streams:
+            self._threads[number] = threading.get_ident()
+            self._change.wait_for(lambda: self._stopped or self._is_next(number) or self._waits_for_itself(number))
+            streams = not self._stopped and self._is_next(number)
+            if not (streams and all(writer.may_stream for writer in self._writers.values())):
+                self._stored.add(number)
+                self._change.notify_all()
+        if number in self._stored:
             yield None
             return
         stream = VersionStream(self._writers, self._target, all_in, lambda: self._pass_on(number + 1))
@@ -62,6 +71,24 @@ class VersionSink:
             raise
         if stream.location is not None:
             self._streamed[number] = stream.location
+
+    def skip(self, key: str) -> None:
+        """The slice of that key has tokens already: they arrive when its part is added."""
+        with self._change:
+            number, _ = self._order[key]
+            self._threads[number] = threading.get_ident()
+            self._stored.add(number)
+            self._change.notify_all()
+
+    def _is_next(self, number: int) -> bool:
+        return number in (self._added, self._next)
+
+    def _waits_for_itself(self, number: int) -> bool:
+        """Whether a part before slice *number* has to be added, perhaps after the task that this thread is working on."""
+        here = threading.get_ident()
+        is_one_task = any(self._threads.get(before) == here for before in range(self._added, number))
+        first = max(self._added, self._next)
+        return is_one_task and any(before in self._stored or before not in self._firsts for before in range(first, number))
 
     def _pass_on(self, number: int) -> None:
         """Let slice *number* start: all earlier tokens have arrived. They may not be synced yet."""

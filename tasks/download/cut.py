@@ -100,7 +100,7 @@ def at_hand(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) ->
 def _brought(missing: Sequence[FileRange], sources: tuple[Source, ...], workspace: Workspace) -> list[FileRange]:
     """Ranges of files that were not here, with the places where they are now."""
     small = [part for part in missing if part.file.found and is_small(part.file.found) and _can_be_brought(part.file)]
-    if len(small) < max(len(missing), 2):
+    if not small or len(small) < len(missing):
         return [_range_at_hand(part, sources, workspace) for part in missing]
     first = small[0].file
     with _fetching[len(small), first.name, first.sha256, workspace.scratch]:

@@ -40,6 +40,10 @@ class Sink(Protocol):
         """
         ...
 
+    def skip(self, key: str) -> None:
+        """The slice of that key has tokens already: they arrive when its part is added."""
+        ...
+
 
 HereOnly = Annotated[Sink | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
 """A sink, which this process alone has: in JSON, and in any other process, it is none."""

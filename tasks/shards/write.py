@@ -64,6 +64,8 @@ def tokenize_or_load(
     stored = load_or_published(workspace.root, versions, key)
     if stored is not None:
         meter.add("tokenize", slice_.text_bytes, stored.read, stored.token_count, stored=slice_.text_bytes)
+        if sink is not None:
+            sink.skip(key)
         return stored
     here = at_hand(slice_, recipe.sources, workspace)
     if sink is not None:

@@ -23,6 +23,7 @@ from tests.benchmarks.page import Section, page, rendered, title_of
 
 TABLES = (
     "build",
+    "shapes",
     "peers",
     "refresh",
     "duplicates",

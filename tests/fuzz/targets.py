@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import functools
 import gzip
 import io
 import itertools
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
 import zstandard
+from blake3 import blake3
 from zarr.codecs import BloscCodec
 
 import flat_tokens
@@ -35,11 +37,13 @@ from flows.pipelines.build import build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source
 from tasks.derive.inputs import examine
-from tasks.download.cut import Record, cut_file, look_into, recorded
+from tasks.download.cut import cut_files, look_into
+from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
+from tasks.download.table import MAGIC, CutFile, known_files, remember_files
 from tasks.garbage import Policy, collect
 from tasks.groups import Group, put_group, read_group, read_report
-from tasks.models import digest_of
+from tasks.models import FoundFile, digest_of
 from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
@@ -73,6 +77,12 @@ def each(names: Sequence[str], *calls: Callable[[], object]) -> None:
 # Source files
 
 
+def _cut_in_memory(found: FoundFile, *shared: Any) -> CutFile:
+    """As small files are cut."""
+    (cut,) = cut_files((found,), *shared)
+    return cut
+
+
 def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, **settings: Any) -> Target:
     """A source file, found, unpacked, cut into slices and read as a build does it, under each policy for bad documents."""
 
@@ -82,10 +92,10 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
         chosen = Source(name="one", path=str(path.parent), **settings)
         place = Workspace(Store.at(work / "out"), str(work / "staging"), str(work / "scratch"))
 
-        def read(on_bad: str) -> None:
+        def read(on_bad: str, cut_of: Callable[..., CutFile]) -> None:
             (found,) = resolve_source(chosen, 0).files
             text_bytes = 0
-            for part in look_into(found, (chosen,), 1000, place).slices:
+            for part in slices_of([cut_of(found, (chosen,), 1000, place)], 1000):
                 policy = DocumentPolicy.model_validate({"on_bad": on_bad, "max_bytes": 1 << 20})
                 for documents in read_documents(part, chosen, policy, Tally()):
                     text_bytes += documents.texts.nbytes
@@ -96,7 +106,8 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
             path.write_bytes(data)
             for left in (work / "scratch" / "files").glob("*"):
                 left.unlink()
-            each((file,), *(lambda on_bad=on_bad: read(on_bad) for on_bad in ("error", "skip", "replace")))
+            ways = {"error": look_into, "skip": _cut_in_memory, "replace": look_into}
+            each((file,), *(functools.partial(read, on_bad, cut_of) for on_bad, cut_of in ways.items()))
 
         return Fuzzed(seeds(), mutate, run, (file,))
 
@@ -470,16 +481,16 @@ def _records(work: Path) -> Fuzzed:
     version = str(read_pointer(root).version)
     chosen = Source(name="one", path=str(work / "in"), id_column="id")
     (found,) = resolve_source(chosen, 0).files
-    found = found.model_copy(update={"immutable": "ETag:1"})
+    found = found._replace(immutable="ETag:1")
     place = Workspace(root, str(work / "staging"), str(work / "scratch"))
-    cut_file(found, (chosen,), 1000, place)
+    remember_files(root, (chosen,), 1000, cut_files((found,), (chosen,), 1000, place), 0)
     lease = output / "_running/build-0"
     lease.parent.mkdir(exist_ok=True)
     lease.write_text(json.dumps({"at": "2026-01-01T00:00:00+00:00", "host": "here"}))
     note = output / "_cache/files" / f"{'0' * 64}.json"
     note.write_text(json.dumps({"uri": "https://a/b", "sha256": "0" * 64}))
     names = {
-        b"cut": next((output / "_cache/files").glob("*.cut.json")),
+        b"files": next((output / "_cache/files").glob("*.table")),
         b"pin": output / f"pins/{version}.json",
         b"origin": output / f"origins/{version}.json",
         b"run": next((output / "runs").glob(f"*-{version}.json")),
@@ -488,27 +499,24 @@ def _records(work: Path) -> Fuzzed:
     }
     contents = {path: path.read_bytes() for path in names.values()}
 
-    def seal(value: Any) -> Any:
-        if isinstance(value, dict) and "cuts" in value:
-            with contextlib.suppress(Exception):
-                facts = {key: item for key, item in value.items() if key != "digest"}
-                value["digest"] = Record.model_validate(facts).digest
-        return value
-
-    inner = either(json_values(seal), json_values(seal), havoc(*JSON_WORDS))
+    inner = either(json_values(), json_values(), havoc(*JSON_WORDS))
 
     def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
         name, _, content = data.partition(b"\n")
-        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+        content = inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+        if name == b"files" and chance.random() < 0.7:
+            body = content[len(MAGIC) + 32 :]
+            content = MAGIC + blake3(body).digest() + body
+        return name + b"\n" + content
 
     def run(data: bytes) -> None:
         name, _, content = data.partition(b"\n")
-        path = names.get(name, names[b"cut"])
+        path = names.get(name, names[b"files"])
         path.write_bytes(content)
         try:
             each(
                 (str(output),),
-                lambda: recorded([found], (chosen,), 1000, [root]),
+                lambda: known_files([found], (chosen,), 1000, [root]),
                 lambda: pin_note(root, version),
                 lambda: read_origin(root, version),
                 lambda: run_of(open_corpus(output)),

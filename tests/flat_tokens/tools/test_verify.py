@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
+import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.verify import Sample, choose, sample
@@ -230,6 +231,7 @@ def test_a_package_that_is_not_installed_makes_documents_unreachable(
     demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(vars(flat_tokens.extras.pa), "_package", None)  # as if nobody had used it
     status, said = verified(capsys, "--trust-records", str(demo), "--sample", "1/1", "--documents", "3")
     assert status == 0
     assert any("pip install" in reason for reason in said["documents"]["not_reachable"])

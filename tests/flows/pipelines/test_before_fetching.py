@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,25 @@ from flows.pipelines.build import build
 from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
+from tasks.models import FoundFile
 
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files that are fetched; there is one in a store, and it is called so."""
     seen: list[str] = []
-    fetch = tasks.download.cut.fetch_file
+    fetch, read = tasks.download.cut.fetch_file, tasks.download.cut.read_small
 
-    def note(found: Any, *arguments: Any, **settings: Any) -> Any:
+    def note(found: FoundFile, *arguments: Any, **settings: Any) -> Any:
         seen.append(found.name)
         return fetch(found, *arguments, **settings)
 
+    def note_all(pack: Sequence[FoundFile], *arguments: Any, **settings: Any) -> Any:
+        seen.extend(found.name for found in pack)
+        return read(pack, *arguments, **settings)
+
     monkeypatch.setattr(tasks.download.cut, "fetch_file", note)
+    monkeypatch.setattr(tasks.download.cut, "read_small", note_all)
     fs = fsspec.filesystem("memory")
     fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n'})
     yield seen

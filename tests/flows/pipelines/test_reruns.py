@@ -56,11 +56,12 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """A directory of three files, half of the documents validation."""
+    """A directory of three files, each a slice; half of the documents validation."""
     for name in ("a", "b", "c"):
         write_notes(tmp_path / "in" / f"{name}.jsonl", 20)
     source = {"name": "notes", "path": str(tmp_path / "in"), "id_column": "id"}
-    return {"output": str(tmp_path / "out"), "sources": [source], "tokenizer": "bytes", "validation_fraction": 0.5}
+    common = {"tokenizer": "bytes", "validation_fraction": 0.5, "slice_bytes": 10_000}
+    return {"output": str(tmp_path / "out"), "sources": [source], **common}
 
 
 def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshResult:
@@ -261,8 +262,10 @@ def notes(*texts: str) -> str:
 
 
 def hub_settings(tmp_path: Path) -> Settings:
+    """A dataset of the hub, whose files are a slice each."""
     source = {"name": "hub", "hub": {"path": "org/notes"}, "id_column": "id"}
-    return {"output": str(tmp_path / "out"), "sources": [source], "tokenizer": "bytes", "validation_fraction": 0.5}
+    common = {"tokenizer": "bytes", "validation_fraction": 0.5, "slice_bytes": 100}
+    return {"output": str(tmp_path / "out"), "sources": [source], **common}
 
 
 def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]) -> None:
@@ -386,7 +389,8 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path:
         assert flat_tokens.open(result.path).manifest["provenance"]["sources"][0]["revision"] == commit
         assert keys(result.path, "train") == keys(first.path, "train")
     assert stand_in_hub.count("a.tsv", "GET") <= asked
-    assert not (tmp_path / "out-tokenizer" / "_cache" / "files").exists()
+    kept = [path.suffix for path in (tmp_path / "out-tokenizer" / "_cache" / "files").glob("*")]
+    assert set(kept) <= {".table"}  # what is known of the files, none of them
     beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
     assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
 

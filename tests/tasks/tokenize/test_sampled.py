@@ -20,7 +20,7 @@ from flat_tokens.text.rows import keys_of, with_completions
 from flows.pipelines.build import build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
-from tasks.models import Slice, SourceFile
+from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT
 from tasks.text.documents import Tally, TextBatch
 from tasks.tokenize.engines import (
@@ -37,6 +37,7 @@ from tasks.tokenize.engines import (
 )
 from tasks.tokenize.masks import Completions
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.slices import range_of_slice
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
 
@@ -75,7 +76,7 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     file = SourceFile(source=0, name="part.txt", location=str(path), format="text", size=6, sha256="0" * 64)
     array = large_string_array(*texts)
     documents = TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64) + np.uint64(10))
-    slice_, source = Slice(file=file, start=0, stop=6, text_bytes=6), Source(name="s", path=str(path))
+    slice_, source = range_of_slice(file, 0, 6, 6), Source(name="s", path=str(path))
     batch, _ = tokens_of(documents, slice_, source, DocumentPolicy(), encoder, Tally())
     return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)
 
@@ -208,6 +209,7 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
             "sources": [{"name": "s", "path": str(tmp_path / "in")}],
             "tokenizer": {"name": str(tokenizer), "engine": engine},
             "validation_fraction": 0,
+            "slice_bytes": 3000,
         }
         with Threads(1) as runner:
             return build(BuildConfig.model_validate(config), runner)

@@ -1,0 +1,170 @@
+"""Shapes of sources.
+
+The same text as 20,000 text files of 4 kB, as 2,000 files of JSON lines or Parquet, and as one file of each, cl100k_base; and
+100,000 small files. The *script* of 15 lines (`tests/benchmarks/short_script.py`) has a pool of two, tiktoken and `np.save`. Wall
+time, processor time (user and system), peak memory, and the most files and directories that the output had while the build ran;
+median of the rounds. Then the same text as one Parquet file, with what a build may have besides: *written* is the bytes that the
+processes wrote for a byte of the version.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, python, warm
+from tests.benchmarks.build import TOKENIZER
+
+PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
+FILES, FILE_BYTES = 20_000, 4_000
+LARGER_FILES = 2_000
+MANY_FILES = 100_000
+
+
+class Measured(NamedTuple):
+    """Figures of a command. ``entries``: the most files and directories at the output while it ran."""
+
+    seconds: float
+    cpu: float
+    peak: int
+    entries: int
+
+    def cells(self, name: str) -> list[str]:
+        return [
+            name,
+            f"{self.seconds:.2f}",
+            f"{self.cpu:.2f}",
+            f"{self.peak / 1e6:,.0f}",
+            f"{self.entries:,}" if self.entries else "",
+        ]
+
+
+def texts_of(bench: Bench) -> Iterator[str]:
+    """The text in pieces of FILE_BYTES characters."""
+    left = ""
+    for path in bench.corpus.paths:
+        for text in pq.read_table(path, columns=["text"])["text"].to_pylist():
+            left += text + "\n\n"
+            while len(left) >= FILE_BYTES:
+                yield left[:FILE_BYTES]
+                left = left[FILE_BYTES:]
+
+
+def write_shapes(bench: Bench, texts: Sequence[str]) -> Path:
+    """The text in each shape, below one directory."""
+    home = bench.fresh("shapes")
+    share = max(1, len(texts) // bench.size(LARGER_FILES, 20))
+    for number, text in enumerate(texts):
+        path = home / f"text/{number // 500:03d}/{number:06d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, newline="")
+    for name, size in (("many", share), ("one", len(texts))):
+        for start in range(0, len(texts), size):
+            rows = [{"text": text} for text in texts[start : start + size]]
+            for kind in ("jsonl", "parquet"):
+                path = home / f"{name}-{kind}/{start:06d}.{kind}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if kind == "parquet":
+                    pq.write_table(pa.Table.from_pylist(rows), path)
+                else:
+                    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+def measured(bench: Bench, words: Sequence[object], output: Path | None, before: Callable[[], object] = lambda: None) -> Measured:
+    """A command's figures, each the median of the rounds; *before* each, what it needs."""
+    found = []
+    for _ in range(bench.times):
+        before()
+        most, over = [0], threading.Event()
+        looking = threading.Thread(target=_look, args=(output, most, over))
+        looking.start()
+        run = bench.run(words)
+        over.set()
+        looking.join()
+        found.append(Measured(run.seconds, run.cpu, run.peak, most[0]))
+    return Measured(*(statistics.median(figures) for figures in zip(*found, strict=True)))
+
+
+def _look(output: Path | None, most: list[int], over: threading.Event) -> None:
+    while output is not None and not over.wait(0.05):
+        try:
+            most[0] = max(most[0], sum(1 for _ in output.rglob("*")))
+        except OSError:  # something went away meanwhile
+            continue
+
+
+def measure(bench: Bench) -> list[Grid]:
+    texts = [text for text, _ in zip(texts_of(bench), range(bench.size(FILES, 200)), strict=False)]
+    home, output = write_shapes(bench, texts), bench.fresh("shapes-output")
+    warm(path for path in home.rglob("*") if path.is_file())
+
+    def config(name: str, source: dict[str, Any], **settings: Any) -> Path:
+        path = bench.scratch / f"shapes-{name}.yaml"
+        path.write_text(json.dumps({"output": str(output), "source": source, "tokenizer": TOKENIZER, **settings}))
+        return path
+
+    def flows(command: str, path: Path) -> list[str]:
+        return python("-m", "flows", command, path, *(("--no-server", "--quiet") if command != "plan" else ()))
+
+    def afresh() -> None:
+        shutil.rmtree(output, ignore_errors=True)
+
+    def edit() -> None:
+        path = home / "text/000/000100.txt"
+        path.write_text(path.read_text() + "One line more.\n")
+
+    text = config("text", {"path": str(home / "text")})
+    rows = [measured(bench, python(HERE / "short_script.py", home / "text", bench.scratch / "ids.npy"), None).cells("the script")]
+    rows.append(measured(bench, flows("build", text), output, afresh).cells(f"build of {len(texts):,} text files"))
+    rows.append(measured(bench, flows("build", text), output).cells("the same, nothing changed"))
+    rows.append(measured(bench, flows("refresh", text), output, edit).cells("the same, one file changed, `refresh`"))
+    for kind in ("jsonl", "parquet"):
+        for name in ("many", "one"):
+            directory = home / f"{name}-{kind}"
+            count = sum(1 for _ in directory.iterdir())
+            here = config(f"{name}-{kind}", {"path": str(directory)})
+            label = f"build of {count:,} {kind} file{'s' if count > 1 else ''}"
+            rows.append(measured(bench, flows("build", here), output, afresh).cells(label))
+    many = bench.fresh("shapes-many")
+    for number in range(bench.size(MANY_FILES, 300)):
+        path = many / f"{number // 1000:03d}/{number:06d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"note {number}\n")
+    here = config("hundred", {"path": str(many)})
+    count = bench.size(MANY_FILES, 300)
+    rows.append(measured(bench, flows("plan", here), None).cells(f"`plan` of {count:,} files of 11 bytes"))
+    rows.append(measured(bench, flows("build", here), output, afresh).cells("build of the same"))
+
+    features: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("two threads", {}, {"workers": 2}),
+        ("nine processes", {}, {"workers": 9}),
+        ("kept columns", {"keep_columns": ["id"]}, {}),
+        ("`duplicates: drop`", {}, {"documents": {"duplicates": "drop"}}),
+        ("`compact`", {}, {"layout": "compact"}),
+        ("loss mask", {"prompt_column": "id", "completion_column": "text"}, {}),
+    ]
+    corpus = bench.share(0.25)
+    others = []
+    for name, source, settings in features:
+        plain = {"path": f"{corpus.directory}/*.parquet", **source}
+        here = config("feature", plain, slice_bytes=bench.size(32_000_000, 1_000_000), **settings)
+        afresh()
+        written = bench.run(python(HERE / "written_bytes.py", *flows("build", here)[1:]))
+        stored = bytes_below(output / "versions")
+        found = json.loads(written.out.splitlines()[-1])
+        others.append([name, f"{found['seconds']:.2f}", f"{found['cpu']:.2f}", f"{found['written'] / stored:.2f}"])
+    for name in ("shapes", "shapes-output", "shapes-many"):
+        bench.fresh(name)
+    return [
+        Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows),
+        Grid(["one Parquet source, quarter of the text", "s", "processor, s", "written / version"], others),
+    ]
