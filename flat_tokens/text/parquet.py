@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
+from flat_tokens.text.footers import FOOTERS
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
@@ -38,7 +39,11 @@ def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
         if file.content is not None:
             opened = pa.BufferReader(file.content)
         settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
-        yield stack.enter_context(pa.parquet.ParquetFile(opened, **settings))
+        state, known = FOOTERS.find(file)
+        parquet = stack.enter_context(pa.parquet.ParquetFile(opened, metadata=known, **settings))
+        if known is None:
+            FOOTERS.keep(file, state, parquet.metadata)
+        yield parquet
 
 
 def _batches(
@@ -179,7 +184,8 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
     """The metadata of a file that has the columns and whose footer is sound."""
     with file.open() as opened:
         footer = Footer(opened)
-        with pa.parquet.ParquetFile(footer, pre_buffer=True) as parquet:
+        state, known = FOOTERS.find(file)
+        with pa.parquet.ParquetFile(footer, metadata=known, pre_buffer=True) as parquet:
             check_columns(file, parquet.schema_arrow)
             try:
                 metadata = sound_metadata(parquet, footer, file.columns)
@@ -191,6 +197,8 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
                     f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption "
                     "first."
                 ) from error
+            if known is None:
+                FOOTERS.keep(file, state, metadata)
             yield metadata
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.columns import kind_of, merged
+from flat_tokens.columns import common, kind_of
 from flat_tokens.steps import Steps
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Rows, as_unicode, keys_of, text_buffers, too_long
@@ -53,7 +53,7 @@ class Tally:
     """Counts of a slice's rows, by what became of them. ``file_rows``: rows of each range that was read to its end. ``seen``:
     about how many of its ``text_bytes`` have been read.
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
-    kept columns, as far as they have been read.
+    kept columns, as far as they have been read; ``kind_files``: the first file that made each of them what it is.
     """
 
     rows: int = 0
@@ -66,6 +66,7 @@ class Tally:
     before_steps: int = 0
     step_seconds: float = 0
     kinds: dict[str, str] = field(default_factory=dict)
+    kind_files: dict[str, str] = field(default_factory=dict)
     file_rows: list[int] = field(default_factory=list)
 
     def add(self, refused: Tally) -> None:
@@ -153,11 +154,20 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
 
 def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
     """Note the kinds of kept columns. ValueError, naming the file, where a column is of two that do not go together."""
-    here = {name: kind_of(columns.column(name)) for name in columns.schema.names}
-    try:
-        tally.kinds = merged(here, tally.kinds)
-    except ValueError as error:
-        raise ValueError(f"{part.file.name}: {error}. Mend it, or leave the column out of source.keep_columns.") from error
+    kinds, files = dict[str, str](), dict(tally.kind_files)
+    for name in columns.schema.names:
+        known, here = tally.kinds.get(name, "null"), kind_of(columns.column(name))
+        fits = common(known, here)
+        if fits is None:
+            first = files[name]
+            remedy = "or leave the column out of source.keep_columns."
+            if first == part.file.name:
+                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Mend it, {remedy}")
+            raise ValueError(f"column {name!r} is {known} in {first} and {here} in {part.file.name}. Mend one of them, {remedy}")
+        if fits != known:
+            files[name] = part.file.name
+        kinds[name] = fits
+    tally.kinds, tally.kind_files = kinds, files
 
 
 def _take_steps(

@@ -1,0 +1,256 @@
+"""Runs of small files: read together, they have the documents that each file has alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tasks.text.runs
+from flat_tokens.columns import joined, merged
+from flat_tokens.text import limits, plain
+from flat_tokens.text.formats import FileFormat
+from flat_tokens.text.together import plain_texts
+from tasks.config import DocumentPolicy, Source
+from tasks.models import FileRange, Slice, SourceFile
+from tasks.text.documents import Tally, read_documents
+from tasks.text.files import plan_ranges, stamp
+from tests.examples import examples
+from tests.tasks.text.test_slices import WRITERS
+
+PIECES = [b"a", b"\n", b"\r\n", b"\r", b"--", b"-", b"\n\n", plain.BOM, b"\xff", "é".encode(), b"0123456789"]
+CONTENTS = st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=12).map(b"".join), min_size=2, max_size=9)
+"""The bytes of some files."""
+POLICIES = st.builds(
+    DocumentPolicy,
+    on_bad=st.sampled_from(["error", "skip", "replace"]),
+    empty=st.sampled_from(["keep", "skip"]),
+    max_bytes=st.sampled_from([3, 20, 1 << 20]),
+)
+
+
+class Found(NamedTuple):
+    """What was read of some files: texts, keys, file and row of each document, kept columns, and the counts."""
+
+    documents: list[tuple[str, int, int, int]]
+    columns: pa.RecordBatch | None
+    counts: dict[str, Any]
+
+
+def written(directory: Path, contents: list[bytes], kind: FileFormat, source: Source) -> list[FileRange]:
+    """Files with these contents, each as its one range."""
+    directory.mkdir(exist_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+    ranges = []
+    for number, content in enumerate(contents):
+        path = directory / f"{number:03}.{kind}"
+        path.write_bytes(content)
+        ends = "crlf" if kind == "text" and b"\r\n" in content and source.document_separator else None
+        facts: dict[str, Any] = {"location": str(path), "stamp": stamp(str(path)), "line_ends": ends}
+        file = SourceFile(0, path.name, len(content), f"{number:064x}", kind, **facts)
+        ranges += plan_ranges(file, source, 1 << 30)
+    return ranges
+
+
+def read(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found:
+    documents, columns, kinds = list[tuple[str, int, int, int]](), list[pa.RecordBatch](), dict[str, str]()
+    counts, file_rows, file = Tally(), list[int](), 0
+    for slice_ in slices:
+        tally, rows, begun = Tally(), list[Any](), len(documents)
+        for batch in read_documents(slice_, source, policy, tally):
+            documents += zip(
+                batch.texts.to_pylist(), batch.keys.tolist(), batch.rows.tolist(), [0] * len(batch.texts), strict=True
+            )
+            columns += [] if batch.columns is None else [batch.columns]
+        starts = np.cumsum([0, *tally.file_rows])
+        for i in range(begun, len(documents)):
+            text, key, row, _ = documents[i]
+            number = int(np.searchsorted(starts, row, "right")) - 1
+            documents[i] = (text, key, file + number, row - int(starts[number]))
+        file += len(slice_.ranges)
+        file_rows += tally.file_rows
+        kinds = merged(kinds or tally.kinds, tally.kinds)
+        for field in ("rows", "read", "written", "text_bytes", "skipped", "replaced"):
+            value = getattr(tally, field)
+            rows = getattr(counts, field)
+            rows.update(value) if field in ("skipped", "replaced") else setattr(counts, field, rows + value)
+    sums = {field: getattr(counts, field) for field in ("rows", "read", "written", "text_bytes")}
+    reasons = {field: +getattr(counts, field) for field in ("skipped", "replaced")}
+    return Found(documents, joined(columns) if columns else None, {**sums, **reasons, "kinds": kinds, "file_rows": file_rows})
+
+
+def outcome(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found | str:
+    try:
+        return read(slices, source, policy)
+    except ValueError as error:
+        return str(error)
+
+
+def check_same(ranges: list[FileRange], source: Source, policy: DocumentPolicy, batch_bytes: int) -> None:
+    """A run of files gives what each of them gives alone, or the same error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "BATCH_BYTES", batch_bytes)
+        patch.setattr(tasks.text.runs, "ENTRY_BYTES", 1)
+        together = outcome([Slice(tuple(ranges))], source, policy)
+        alone = outcome([Slice((part,)) for part in ranges], source, policy)
+    assert together == alone
+
+
+@examples(300)
+@given(CONTENTS, POLICIES, st.sampled_from([None, "\n", "\n\n", "--", "\r\n", "a"]), st.sampled_from([1, 7, 30, 1 << 20]))
+def test_plain_text_together(
+    tmp_path: Path, contents: list[bytes], policy: DocumentPolicy, separator: str | None, batch_bytes: int
+) -> None:
+    source = Source(path="x", document_separator=separator)
+    check_same(written(tmp_path / "in", contents, "text", source), source, policy, batch_bytes)
+
+
+VALUES = st.sampled_from(["text", "", "é\u2028", None, 5, ["x"]])
+LINES = st.one_of(
+    st.fixed_dictionaries(
+        {"text": VALUES},
+        optional={"id": st.sampled_from(["one", 2, None, 1.5]), "n": st.sampled_from([None, 1, 2.5]), "m": st.just(7)},
+    ).map(lambda line: json.dumps(line).encode()),
+    st.sampled_from(
+        [b"", b" ", b"{", b"[]", b'{"text": "\\ud800"}', b'{"text": "\xff"}', b'{"text": "a"}\r', b'{"text": "b"} null']
+    ),
+)
+JSON_FILES = st.lists(
+    st.tuples(st.sampled_from([b"", plain.BOM]), st.lists(LINES, min_size=1, max_size=4), st.sampled_from([b"", b"\n", b"\n\n"])),
+    min_size=2,
+    max_size=7,
+).map(lambda files: [begin + b"\n".join(lines) + end or b"\n" for begin, lines, end in files])
+SOURCES = st.sampled_from([{}, {"id_column": "id"}, {"keep_columns": ("m", "n")}, {"messages_column": "text"}])
+
+
+@examples(300)
+@given(JSON_FILES, POLICIES, SOURCES, st.sampled_from([1, 60, 1 << 20]))
+def test_json_lines_together(
+    tmp_path: Path, contents: list[bytes], policy: DocumentPolicy, settings: dict[str, Any], batch_bytes: int
+) -> None:
+    source = Source(path="x", **settings)
+    try:
+        ranges = written(tmp_path / "in", contents, "jsonl", source)
+    except ValueError:  # a file without the column, which no build gets further with
+        return
+    check_same(ranges, source, policy, batch_bytes)
+
+
+ROWS = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(["one", "", "é", "two" * 9]), st.integers(0, 99), st.sampled_from([1.5, 2.0])), max_size=5
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@examples(60)
+@given(files=ROWS, policy=POLICIES, settings=SOURCES.filter(lambda one: "messages_column" not in one), few=st.booleans())
+def test_rows_together(
+    tmp_path: Path,
+    kind: str,
+    files: list[list[tuple[str, int, float]]],
+    policy: DocumentPolicy,
+    settings: dict[str, Any],
+    few: bool,
+) -> None:
+    form, write = WRITERS[kind]
+    source, contents = Source(path="x", **settings), list[bytes]()
+    for number, rows in enumerate(files):
+        texts, ids, n = zip(*rows, strict=True) if rows else ((), (), ())
+        # Types differ from file to file, as those of files by several writers do.
+        kinds = (pa.string(), pa.large_string()) if form in ("parquet", "arrow") else (pa.string(), pa.string())
+        columns = {"text": pa.array(texts, kinds[number % 2]), "id": pa.array(ids, pa.int64()), "m": pa.array(ids, pa.int32())}
+        write(tmp_path / "file", pa.table({**columns, "n": pa.array(n, pa.float64())}), 1 + number % 4)
+        contents.append((tmp_path / "file").read_bytes())
+    try:
+        ranges = written(tmp_path / "in", contents, form, source)
+    except ValueError:  # JSON lines without a line, CSV without a header
+        return
+    if len(ranges) > 1:
+        check_same(ranges, source, policy, 20 if few else 1 << 20)
+
+
+def test_many_files_are_one_batch(tmp_path: Path) -> None:
+    """Of about 4 MB of text, whatever each file has."""
+    source = Source(path="x")
+    for kind, content in (("text", b"some text"), ("jsonl", b'{"text": "some text"}')):
+        ranges = written(tmp_path / "in", [content] * 50, kind, source)  # type: ignore[arg-type]
+        (batch,) = read_documents(Slice(tuple(ranges)), source, DocumentPolicy(), Tally())
+        assert batch.texts.to_pylist() == ["some text"] * 50
+
+
+def test_a_bad_document_is_named_by_its_file_and_row(tmp_path: Path) -> None:
+    source = Source(path="x")
+    good = b'{"text": "a"}\n\n{"text": "b"}\n'
+    ranges = written(tmp_path / "in", [good, good, b'{"text": "c"}\n{"text": null}\n', good], "jsonl", source)
+    with pytest.raises(ValueError, match=r"^002.jsonl, row 1: the text is null \[null\]"):
+        read([Slice(tuple(ranges))], source, DocumentPolicy())
+    ranges = written(tmp_path / "in", [b"a", plain.BOM, b"\xff", b"\xfe"], "text", source)
+    with pytest.raises(ValueError, match=r"^002.text, row 0: the text is not valid UTF-8"):
+        read([Slice(tuple(ranges))], source, DocumentPolicy())
+
+
+def test_columns_of_two_kinds_are_named_by_their_file(tmp_path: Path) -> None:
+    source = Source(path="x", keep_columns=("n",))
+    ranges = written(
+        tmp_path / "in", [b'{"text": "a", "n": 1}', b'{"text": "b", "n": null}', b'{"text": "c", "n": "x"}'], "jsonl", source
+    )
+    with pytest.raises(ValueError, match=r"column 'n' is int64 in 000.jsonl and text in 002.jsonl"):
+        read([Slice(tuple(ranges))], source, DocumentPolicy())
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def rewrite(path: Path) -> None:
+    content, before = path.read_bytes(), path.stat()
+    path.write_bytes(content[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_a_link(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+
+
+@pytest.mark.parametrize("change", [grow, rewrite, Path.unlink, replace_by_a_pipe, replace_by_a_link])
+@pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])
+def test_a_file_that_changes_is_named(tmp_path: Path, change: Callable[[Path], Any], kind: FileFormat) -> None:
+    source = Source(path="x", text_column="text")
+    content = {"text": b"some text", "jsonl": b'{"text": "a"}', "csv": b"text\na\n"}[kind]
+    ranges = written(tmp_path / "in", [content] * 3, kind, source)
+    change(tmp_path / "in" / f"001.{kind}")
+    if change is rewrite:
+        # What is written within the clock's grain may leave no trace; then the table of files does not know the file.
+        ranges[1] = ranges[1]._replace(file=ranges[1].file._replace(stamp=(len(content), 0, 0, 0)))
+    with pytest.raises(ValueError, match=f"^001.{kind} changed while the build read it"):
+        read([Slice(tuple(ranges))], source, DocumentPolicy())
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), min_size=1, max_size=6),
+    st.sampled_from(["", "\n", "--", "-a-"]),
+)
+def test_texts_are_those_of_each_file(contents: list[bytes], separator: str) -> None:
+    data = np.frombuffer(b"".join(contents), np.uint8)
+    texts, counts = plain_texts(data, np.cumsum(list(map(len, contents))), separator.encode())
+    wanted = [plain.split(one, separator.encode()).to_pylist() if one else [] for one in contents]
+    assert (texts.to_pylist(), counts.tolist()) == ([text for some in wanted for text in some], list(map(len, wanted)))
