@@ -72,6 +72,9 @@ def arrow_of(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+@pytest.mark.skipif(
+    int(pa.__version__.partition(".")[0]) < 23, reason="this pyarrow reads Parquet's UUID and JSON as what they are stored as"
+)
 @pytest.mark.parametrize("form", ["parquet", "parquet of another writer", "arrow"])
 @pytest.mark.parametrize("storage", [pa.string(), pa.large_string(), pa.string_view()])
 def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, storage: pa.DataType) -> None:
