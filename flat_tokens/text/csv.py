@@ -248,12 +248,20 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     yield Range(0, file.size, None, file.size)
 
 
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The cells of a line; none where it is not a line of such a file."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
 def _other_delimiter(file: TextFile) -> str | None:
     """A delimiter by which the first row names all columns that are wanted; None where no other one than the file's does."""
     with file.open() as opened:
         line = opened.readline(limits.LOOK_BYTES).removeprefix(BOM).decode("utf-8", "replace")
     others = (one for one in DELIMITERS if one != _delimiter(file))
-    return next((one for one in others if set(file.columns) <= set(next(csv.reader([line], delimiter=one), []))), None)
+    return next((one for one in others if set(file.columns) <= set(_cells(line, one))), None)
 
 
 CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before=lambda file, part: 0)

@@ -18,7 +18,8 @@ rng, seen, copies = np.random.default_rng(0), FirstTexts(), 0
 for start in range(0, int(sys.argv[1]), 50_000):
     digests = rng.integers(0, 1 << 63, (50_000, 2)).astype(np.uint64)
     digests[::10] = digests[1]
-    copies += len(seen.add(digests, 0, np.arange(start, start + 50_000, dtype=np.uint64)).copies)
+    rows = np.arange(start, start + 50_000, dtype=np.uint64)
+    copies += len(seen.add(digests, np.zeros_like(rows), rows).copies)
 print(copies)
 """
 

@@ -31,8 +31,8 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
     out = str(tmp_path / "out")
     merged = merge_datasets([*datasets], out, workers=2)
     seen = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
-    assert {name.split(" ")[0] for name in seen} == {"examine", "count", "write", "finalize"}
-    assert {f"examine {datasets[0]}", "write train tokens 0 to 6", f"finalize {merged.version}"} <= set(seen)
+    assert {name.split(" ")[0] for name in seen} == {"examine", "count", "split", "finalize"}
+    assert {f"examine {datasets[0]}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(seen)
     assert set(seen.values()) == {"Completed"}
 
     subset_dataset(out, str(tmp_path / "subset"), Subset(count=1))

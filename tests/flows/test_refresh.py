@@ -52,7 +52,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
     assert "| notes | 8 (+3) |" in summary
-    assert "| came | notes | `b.jsonl` |" in summary
+    assert "| added | notes | `b.jsonl` |" in summary
     assert f"Removed: `{first.version}`." in summary
     assert "| all documents | 3 | 0 | 0 | 0 |" in summary
     histories = asyncio.run(artifacts("my-notes-refreshes"))

@@ -107,4 +107,6 @@ def test_it_leaves_what_its_flow_leaves(tmp_path: Path) -> None:
         assert by_the_command["id"] != by_the_flow["id"]
         assert by_the_command["flow_id"] == flow["id"]
         expected, found = left_by(by_the_flow, api), left_by(by_the_command, api)
+    for one in (expected, found):  # whether its file was known or read again depends on the grain of the clock
+        one["shown"].pop("nothing-download", None)
     assert found == {**expected, "tags": sorted(["flat-tokens", *expected["tags"]])}  # which commands give all runs
