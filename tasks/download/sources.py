@@ -42,6 +42,11 @@ CHECK_ACCESS = "Check the address, the network, and the credentials in the envir
 
 def resolve_source(source: Source, index: int) -> PinnedSource:
     """The files of a source, ordered by name. ValueError where there are none, or where one must not be read."""
+    template = None if source.chat_template is None else local_path(source.chat_template)
+    if template is not None and kind_of(template) is None:
+        raise ValueError(
+            f"source {source.name!r}: there is no chat template at {template}{_place(template)}{_nearest(Path(template))}"
+        )
     if source.hub is not None:
         return resolve_hub(source, index)
     assert source.path is not None

@@ -76,3 +76,12 @@ def test_files_whose_names_say_that_they_are_of_several_formats_are_not_fetched(
     ):
         run(tmp_path, build, "memory://before")
     assert fetched == []
+
+
+def test_a_chat_template_that_is_not_there_is_told_before_the_text_is_fetched(tmp_path: Path, fetched: list[str]) -> None:
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    source = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_template": str(tmp_path / "templte.jinja")}
+    words = rf"no chat template at {tmp_path}/templte.jinja\. Did you mean {tmp_path}/template.jinja\?"
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, build, source=source)
+    assert fetched == []
