@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from deployments import supervised as module
-from deployments.supervised import RESTARTS, Process, Supervised, stop
+from deployments.supervised import RESTARTS, Process, Supervised, adopt_orphans, stop
+from tests.conftest import ROOT
 
 SLEEPS = "import time; print(flush=True); time.sleep(600)"
 HAS_A_CHILD = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]); time.sleep(600)"
@@ -24,25 +25,14 @@ def begin(program: str) -> Callable[[], Process]:
     return start
 
 
-@pytest.fixture
-def sleeper() -> Iterator[Supervised]:
-    one = Supervised("worker 'x'", begin(SLEEPS))
-    yield one
-    stop([one])
-    assert one.process.stdout is not None
-    one.process.stdout.close()
-
-
 def killed(one: Supervised) -> Process:
     before = one.process
     before.kill()
     before.wait()
-    assert before.stdout is not None
-    before.stdout.close()
     return before
 
 
-def test_a_killed_process_is_started_again(sleeper: Supervised) -> None:
+def a_killed_process_is_started_again(sleeper: Supervised) -> None:
     assert sleeper.end() is None
     before = killed(sleeper)
     assert sleeper.end() == "was killed by signal 9 (Killed, which the system does where memory is short)"
@@ -51,7 +41,7 @@ def test_a_killed_process_is_started_again(sleeper: Supervised) -> None:
     assert sleeper.process.pid != before.pid
 
 
-def test_one_that_ends_again_and_again_is_given_up(sleeper: Supervised) -> None:
+def one_that_ends_again_and_again_is_given_up(sleeper: Supervised) -> None:
     for _ in range(RESTARTS):
         killed(sleeper)
         sleeper.start_again()
@@ -60,30 +50,54 @@ def test_one_that_ends_again_and_again_is_given_up(sleeper: Supervised) -> None:
         sleeper.start_again()
 
 
-def test_one_that_ran_for_long_is_started_again_however_often(sleeper: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
+def one_that_ran_for_long_is_started_again_however_often(sleeper: Supervised) -> None:
+    module.STEADY_SECONDS = 0.0
     for _ in range(RESTARTS + 2):
         killed(sleeper)
         sleeper.start_again()
 
 
-def test_what_a_killed_process_started_goes_on_and_is_stopped_with_the_service() -> None:
+def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleeper: Supervised) -> None:
     """A run goes on without its worker. Ctrl-C ends it all the same."""
     one = Supervised("worker", begin(HAS_A_CHILD))
-    assert one.process.stdout is not None
-    one.process.stdout.readline()  # its child has begun
     output = one.process.stdout
-    group = one.process.pid
-    one.process.kill()
-    one.process.wait()
+    assert output is not None
+    output.readline()  # its child has begun
+    group = killed(one).pid
     one.start_again()
-    os.killpg(group, 0)
-    again = one.process.stdout
-    stop([one])
+    os.killpg(group, 0)  # the child goes on
+    stop([one], keep=[sleeper])
     assert output.read() == b""  # the child has ended: nobody writes any more
-    for file in (output, again):
-        assert file is not None
-        file.close()
+    assert sleeper.end() is None
+
+
+BEHAVIOURS = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        a_killed_process_is_started_again,
+        one_that_ends_again_and_again_is_given_up,
+        one_that_ran_for_long_is_started_again_however_often,
+        what_a_killed_process_started_goes_on_and_is_stopped_with_the_service,
+    )
+}
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_in_a_process_of_its_own(behaviour: str) -> None:
+    """As a service is one: it takes every process whose parent has ended for its own, and stops it."""
+    program = f"from tests.deployments.test_supervised import show; show({behaviour!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def show(behaviour: str) -> None:
+    """Show one of BEHAVIOURS in this process, which adopts orphans."""
+    adopt_orphans()
+    sleeper = Supervised("worker 'x'", begin(SLEEPS))
+    try:
+        BEHAVIOURS[behaviour](sleeper)
+    finally:
+        stop([sleeper])
 
 
 @pytest.mark.parametrize(

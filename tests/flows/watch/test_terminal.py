@@ -17,6 +17,12 @@ from tasks.progress import Done, Progress, meter
 MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=100e6)
 
 
+@pytest.fixture(autouse=True)
+def _server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have lost their server."""
+    monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: False)
+
+
 @pytest.mark.parametrize("columns", range(20, 200, 7))
 def test_it_is_one_line_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for what the terminal writes behind it when somebody presses Ctrl-C."""
