@@ -39,6 +39,8 @@ from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at
 
+EXPORT_RECORD = ".export/export.json"
+"""The record of a finished export, next to its files."""
 BATCH_TOKENS = 1 << 19
 """Tokens processed at a time: 2 MB, which fit into a processor's cache."""
 
@@ -89,7 +91,7 @@ class Files(NamedTuple):
     def at(cls, path_or_url: str | os.PathLike[str]) -> Self:
         """The files at a path or URL: all below a directory, one file, or those that begin with a prefix and a dot.
 
-        FileNotFoundError if there are none. Hidden files are left out.
+        FileNotFoundError if there are none, but for an export of no sequence. Hidden files are left out.
         """
         store, (above, name) = Store.at(path_or_url), file_at(path_or_url)
         if store.exists("") and store.info("")["type"] == "file":
@@ -97,6 +99,8 @@ class Files(NamedTuple):
         keys = sorted(key for key, _ in store.listing() if not key.startswith(".") and "/." not in key)
         if keys:
             return cls(store, tuple(keys))
+        if store.exists(EXPORT_RECORD):
+            return cls(store, ())
         if above.exists(""):
             beside = (posixpath.basename(path) for path in above.ask("ls", detail=False))
             keys = sorted(key for key in beside if key.startswith(f"{name}."))
@@ -225,6 +229,11 @@ class Joined:
     def seq_count(self) -> int:
         return sum(reader.seq_count for reader in self.readers)
 
+    @property
+    def loss_mask(self) -> str | None:
+        """What says which tokens count, if a reader has it: in the others all do."""
+        return next((of for reader in self.readers if (of := getattr(reader, "loss_mask", None)) is not None), None)
+
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:
         i, firsts = checked_index(i, self.seq_count, "the files"), self._firsts()
         k = bisect.bisect_right(firsts, i) - 1
@@ -235,7 +244,10 @@ class Joined:
         for first, reader in zip(self._firsts(), self.readers, strict=True):
             low, high = max(start - first, 0), min(stop - first, reader.seq_count)
             if low < high:
-                yield from reader.batches(low, high, max_tokens=max_tokens)
+                for batch in reader.batches(low, high, max_tokens=max_tokens):
+                    if self.loss_mask is not None and batch.loss_mask is None:
+                        batch = batch._replace(loss_mask=np.ones(batch.token_count, np.uint8))
+                    yield batch
 
     def _firsts(self) -> list[int]:
         return list(itertools.accumulate((reader.seq_count for reader in self.readers), initial=0))[:-1]

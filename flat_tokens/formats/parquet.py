@@ -10,9 +10,9 @@ import hashlib
 import posixpath
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +41,19 @@ READ_BUFFER_BYTES = 1 << 20
 PARQUET_ENDINGS = (".parquet", ".pq")
 ARROW_ENDINGS = (".arrow", ".ipc", ".feather")
 LABELS = "labels"
-"""The column beside the tokens of a dataset with a loss mask: the tokens that count, -100 for the others."""
+"""The column of lists next to the tokens of a dataset with a loss mask: the tokens that count, -100 for the others."""
 ARROW_MAGIC = b"ARROW1"
 STREAM_MAGIC = b"\xff\xff\xff\xff"
 
 
 @dataclass(frozen=True)
 class Lists(contract.Options):
-    """Options that Parquet and Arrow files share."""
+    """Options that Parquet and Arrow files share. ``labels``: read makes the loss mask of a column of lists of that name; ignore
+    passes over it.
+    """
 
     column: str = "input_ids"
+    labels: Literal["read", "ignore"] = field(default="read", metadata=contract.LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +66,7 @@ class Lists(contract.Options):
 
 @dataclass(frozen=True)
 class Parquet(Lists):
-    """How Parquet files are written and which column is read.
+    """How Parquet files are written and which columns are read.
 
     ``tokens_per_file`` and ``tokens_per_row_group``: at most, unless one sequence is longer. ``zstd`` makes files less than
     half as large, and several times as slow to write as disks are.
@@ -76,7 +79,7 @@ class Parquet(Lists):
 
 @dataclass(frozen=True)
 class Arrow(Lists):
-    """How Arrow files are written, with up to so many tokens, unless one sequence has more, and which column is read."""
+    """How Arrow files are written, with up to so many tokens, unless one sequence has more, and which columns are read."""
 
     tokens_per_file: int = 1 << 27
     tokens_per_batch: int = 1 << 20
@@ -163,13 +166,30 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
 # Reading
 
 
+class Part(NamedTuple):
+    """Rows of a file from row *first* on: a list array of token ids, and one of labels, if the file has them."""
+
+    first: int
+    ids: Any
+    labels: Any | None
+
+    def slice(self, low: int, high: int) -> Part:
+        """Its rows ``low:high``."""
+        labels = None if self.labels is None else self.labels.slice(low, high - low)
+        return Part(self.first + low, self.ids.slice(low, high - low), labels)
+
+
 @dataclass(frozen=True)
 class ListRows:
-    """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one."""
+    """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one.
+
+    ``loss_mask``: the column that says which of the tokens count, None without one. *reads_labels*: a column of labels is one.
+    """
 
     store: Store
     key: str
     column: str
+    reads_labels: bool = True
 
     @property
     def path(self) -> str:
@@ -179,8 +199,21 @@ class ListRows:
     def seq_count(self) -> int:
         raise NotImplementedError
 
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
-        """(first row, list array) of ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
+    @property
+    def loss_mask(self) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return [self.column, *([] if self.loss_mask is None else [self.loss_mask])]
+
+    def part(self, first: int, batch: Any) -> Part:
+        """A record batch of the columns, from row *first* on."""
+        return Part(first, batch.column(self.column), None if self.loss_mask is None else batch.column(self.loss_mask))
+
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
+        """Ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
         raise NotImplementedError
 
     @cached_property
@@ -195,13 +228,22 @@ class ListRows:
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
         done, stop = start, contract.checked_stop(start, stop, self.seq_count, self.path)
-        for first, array in self.arrays(start, stop, max_tokens):
-            low, high = max(start - first, 0), min(stop - first, len(array))
+        for part in self.parts(start, stop, max_tokens):
+            low, high = max(start - part.first, 0), min(stop - part.first, len(part.ids))
             if low < high:
-                yield from _batches(array.slice(low, high - low), self.path, first + low, max_tokens)
-                done = first + high
+                yield from _batches(part.slice(low, high), self.path, max_tokens)
+                done = part.first + high
         if done != stop:
             raise ValueError(f"{self.path}: says that it has {self.seq_count} rows, but ends before row {stop}")
+
+
+class RowGroup(NamedTuple):
+    """A row group by the footer: its rows, and of each column that is read the values of its lists (an empty one counts) and
+    where their pages begin.
+    """
+
+    rows: int
+    chunks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -209,41 +251,56 @@ class ParquetRows(ListRows):
     """The rows of a Parquet file. ValueError when it is made, if the file is not Parquet or has no such column of token ids."""
 
     def __post_init__(self) -> None:
-        if any(rows < 0 for rows, _, _ in self.groups):
+        if any(group.rows < 0 for group in self.groups):
             raise ValueError(f"{self.path}: has a row group of less than no rows")
 
     @cached_property
-    def groups(self) -> tuple[tuple[int, int, int], ...]:
-        """From the footer, of each row group: rows, values of its lists (an empty one counts), and where their pages begin."""
+    def _footer(self) -> tuple[str | None, tuple[RowGroup, ...]]:
+        """The column of labels, and the row groups."""
         with _refused_by_name(self.path, "Parquet"), self.store.fs.open(self.path, "rb") as opened:
             footer = Footer(opened)
             with pyarrow.parquet.ParquetFile(footer, pre_buffer=True) as file:
                 _check_column(file.schema_arrow, self.column, self.path)
-                metadata = sound_metadata(file, footer, [self.column])
-                leaf = next(i for i, column in enumerate(file.schema) if column.path.startswith(f"{self.column}."))
+                labels = _labels(file.schema_arrow, self.column) if self.reads_labels else None
+                columns = [self.column, *([] if labels is None else [labels])]
+                metadata = sound_metadata(file, footer, columns)
+                paths = [column.path for column in file.schema]
+                leaves = [next(i for i, path in enumerate(paths) if path.startswith(f"{column}.")) for column in columns]
                 found = map(metadata.row_group, range(metadata.num_row_groups))
-                chunks = [(group.num_rows, group.column(leaf)) for group in found]
-                return tuple((rows, chunk.num_values, first_page(chunk)) for rows, chunk in chunks)
+                chunks = [(group.num_rows, map(group.column, leaves)) for group in found]
+                return labels, tuple(
+                    RowGroup(rows, tuple((chunk.num_values, first_page(chunk)) for chunk in of_group))
+                    for rows, of_group in chunks
+                )
+
+    @property
+    def loss_mask(self) -> str | None:
+        return self._footer[0]
+
+    @property
+    def groups(self) -> tuple[RowGroup, ...]:
+        return self._footer[1]
 
     @property
     def seq_count(self) -> int:
-        return sum(rows for rows, _, _ in self.groups)
+        return sum(group.rows for group in self.groups)
 
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
         first = 0
         with self._opened() as file:
-            for group, (rows, values, first_page_at) in enumerate(self.groups):
+            for number, (rows, chunks) in enumerate(self.groups):
                 if first < stop and first + rows > start:
                     at = first
-                    self._check_pages(values, first_page_at)
-                    at_a_time = min(max(max_tokens * rows // max(values, 1), 1), MAX_BATCH_ROWS)
-                    for batch in file.iter_batches(at_a_time, [group], [self.column], use_threads=False):
-                        yield at, batch.column(self.column)
+                    for column, (values, first_page_at) in zip(self.columns, chunks, strict=True):
+                        self._check_pages(column, values, first_page_at)
+                    at_a_time = min(max(max_tokens * rows // max(chunks[0][0], 1), 1), MAX_BATCH_ROWS)
+                    for batch in file.iter_batches(at_a_time, [number], self.columns, use_threads=False):
+                        yield self.part(at, batch)
                         at += len(batch)
                         if at >= stop:
                             return
                     if at != first + rows:
-                        raise ValueError(f"{self.path}: row group {group} has {at - first} rows, but the file says {rows}")
+                        raise ValueError(f"{self.path}: row group {number} has {at - first} rows, but the file says {rows}")
                 first += rows
 
     @contextlib.contextmanager
@@ -257,14 +314,14 @@ class ParquetRows(ListRows):
         ):
             yield file
 
-    def _check_pages(self, values: int, start: int) -> None:
+    def _check_pages(self, column: str, values: int, start: int) -> None:
         """ValueError where a page of a column chunk says that it is larger than any is: the library would take that memory."""
         try:
             with self.store.fs.open(self.path, "rb") as opened:
                 for _ in pages_of(opened, start, values, LARGEST_PAGE):
                     pass
         except ValueError as error:
-            raise ValueError(f"{self.path}: column {self.column!r} cannot be read: {error}.") from error
+            raise ValueError(f"{self.path}: column {column!r} cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -276,18 +333,23 @@ class ArrowRows(ListRows):
             _check_column(schema, self.column, self.path)
 
     @cached_property
+    def loss_mask(self) -> str | None:
+        with self._opened() as (schema, _):
+            return _labels(schema, self.column) if self.reads_labels else None
+
+    @cached_property
     def seq_count(self) -> int:
         """Counted in one pass over the batches' headers, once."""
         with self._opened(mapped=True) as (_, batches):
             return sum(len(batch) for batch in batches)
 
-    def arrays(self, start: int, stop: int, max_tokens: int) -> Iterator[tuple[int, Any]]:
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
         # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
         first = 0
         with self._opened(mapped=stop - start == 1) as (_, batches):
             for batch in batches:
                 if first + len(batch) > start:
-                    yield first, batch.column(self.column)
+                    yield self.part(first, batch)
                 first += len(batch)
                 if first >= stop:
                     return
@@ -302,15 +364,38 @@ class ArrowRows(ListRows):
                 yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches)) if is_file else iter(file)
 
 
-def _batches(array: Any, path: str, first: int, max_tokens: int) -> Iterator[TokenBatch]:
-    """A list array's rows, whose numbers begin with *first*, in ranges of at most *max_tokens*."""
-    tokens, entries = _flat(array, path, first)
-    for part in contract.token_ranges(lambda i, j: entries[i : j + 1], 0, len(array), max_tokens):
-        yield TokenBatch.from_flat(tokens[part.start : part.stop], part.seq_starts)
+def _batches(part: Part, path: str, max_tokens: int) -> Iterator[TokenBatch]:
+    """The rows of a part, in ranges of at most *max_tokens*."""
+    tokens, entries = _flat(part.ids, path, part.first, "token id", 0)
+    mask = None if part.labels is None else _mask(part, path, tokens, entries)
+    ids, starts = tokens.astype(np.uint32), entries.astype(np.uint64)
+    for some in contract.token_ranges(lambda i, j: starts[i : j + 1], 0, len(part.ids), max_tokens):
+        batch = TokenBatch.from_flat(ids[some.start : some.stop], some.seq_starts)
+        yield batch if mask is None else batch._replace(loss_mask=mask[some.start : some.stop])
 
 
-def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-    """A list array's ids, uint32[n], a copy, and its rows' bounds, uint64[rows + 1]. ValueError for a row of a null or no id."""
+def _mask(part: Part, path: str, tokens: npt.NDArray[Any], entries: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Which tokens of a part count by its labels: uint8[n]. ValueError for a label that is neither its token nor -100."""
+    labels, bounds = _flat(part.labels, path, part.first, "label", IGNORED_LABEL)
+    remedy = (
+        f"A loss mask has a label for each token: the token, or {IGNORED_LABEL}. If {LABELS!r} is something else: labels=ignore"
+    )
+    if (wrong := np.flatnonzero(np.diff(bounds) != np.diff(entries))).size:
+        row = wrong[0]
+        counts = f"{np.diff(bounds)[row]} labels for {np.diff(entries)[row]} tokens"
+        raise ValueError(f"{path}: row {part.first + row} has {counts}. {remedy}")
+    counted: npt.NDArray[np.bool_] = labels == tokens
+    if (wrong := np.flatnonzero(~counted & (labels != IGNORED_LABEL))).size:
+        k = int(wrong[0])
+        row = part.first + int(np.searchsorted(entries, k, side="right")) - 1
+        raise ValueError(f"{path}: row {row} has label {labels[k]} for token {tokens[k]}. {remedy}")
+    return counted.astype(np.uint8)
+
+
+def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The values of a list array, integers[n], each a *what*, and its rows' bounds, int64[rows + 1]. ValueError for a null, and
+    for values outside of *least* to the largest token id.
+    """
     with _refused_by_name(path, "lists"):
         array.validate(full=True)  # nothing has checked the offsets, which may come from a stranger
     if array.null_count:
@@ -327,12 +412,12 @@ def _flat(array: Any, path: str, first: int) -> tuple[npt.NDArray[np.uint32], np
         return first + int(np.searchsorted(entries, np.flatnonzero(wrong)[0], side="right")) - 1
 
     if values.null_count:
-        raise ValueError(f"{path}: row {row(values.is_null().to_numpy(zero_copy_only=False))} has a null among its token ids")
-    ids = values.to_numpy()
-    if len(ids) and (ids.min() < 0 or ids.max() > MAX_TOKEN_ID):
-        wrong = (ids < 0) | (ids > MAX_TOKEN_ID)
-        raise ValueError(f"{path}: row {row(wrong)} holds {ids[wrong][0]}, but token ids are 0 to {MAX_TOKEN_ID}")
-    return ids.astype(np.uint32), entries.astype(np.uint64)
+        raise ValueError(f"{path}: row {row(values.is_null().to_numpy(zero_copy_only=False))} has a null among its {what}s")
+    found = values.to_numpy()
+    if len(found) and (found.min() < min(least, 0) or found.max() > MAX_TOKEN_ID):
+        wrong = (found < min(least, 0)) | (found > MAX_TOKEN_ID)
+        raise ValueError(f"{path}: row {row(wrong)} holds {found[wrong][0]}, but {what}s are {least} to {MAX_TOKEN_ID}")
+    return found, entries
 
 
 def _keys(files: Files, endings: tuple[str, ...]) -> list[str]:
@@ -384,10 +469,23 @@ def _check_column(schema: Any, column: str, path: str) -> None:
         found = "several columns" if indices else "no column"
         raise ValueError(f"{path} has {found} {column!r}; it has {names}. Set column.")
     kind = schema.field(indices[0]).type
+    if not _is_of_lists(kind):
+        raise ValueError(f"{path}: column {column!r} is of type {reprlib.repr(str(kind))}, but token ids are lists of integers")
+
+
+def _labels(schema: Any, column: str) -> str | None:
+    """The column of labels, if there is one of lists of integers. A label of a whole row is something else."""
+    indices = schema.get_all_field_indices(LABELS)
+    if column == LABELS or len(indices) != 1:
+        return None
+    return LABELS if _is_of_lists(schema.field(indices[0]).type) else None
+
+
+def _is_of_lists(kind: Any) -> bool:
+    """Whether a type is that of lists of integers."""
     types = pyarrow.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not lists or not types.is_integer(kind.value_type):
-        raise ValueError(f"{path}: column {column!r} is of type {reprlib.repr(str(kind))}, but token ids are lists of integers")
+    return bool(lists and types.is_integer(kind.value_type))
 
 
 def _is_arrow(store: Store, key: str) -> bool:
@@ -398,14 +496,19 @@ def _is_arrow(store: Store, key: str) -> bool:
     )
 
 
+def _opened_as(kind: type[ListRows]) -> Callable[[Store, str, Lists], ListRows]:
+    """How a file is opened, by the options."""
+    return lambda store, key, options: kind(store, key, options.column, options.labels == "read")
+
+
 PARQUET = Format(
     name="parquet",
     summary="Parquet files with a column of token lists, as datasets, TRL and others read",
-    keeps="sequences, empty ones too",
+    keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Parquet,
     recognise=lambda files: any(files.store.read_range(key, 0, 4) == b"PAR1" for key in _keys(files, PARQUET_ENDINGS)),
-    open=lambda files, options: contract.by_split(files, _keys(files, PARQUET_ENDINGS), ParquetRows, options.column),
+    open=lambda files, options: contract.by_split(files, _keys(files, PARQUET_ENDINGS), _opened_as(ParquetRows), options),
     plan=lambda splits, options: plan(splits, options, "{split}-{i:05d}-of-{count:05d}.parquet"),
     write=write_parquet,
     keeps_loss_mask=True,
@@ -413,11 +516,11 @@ PARQUET = Format(
 ARROW = Format(
     name="arrow",
     summary="Arrow files in a directory that datasets.load_from_disk reads",
-    keeps="sequences, empty ones too",
+    keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Arrow,
     recognise=lambda files: any(_is_arrow(files.store, key) for key in _keys(files, ARROW_ENDINGS)),
-    open=lambda files, options: contract.by_split(files, _arrow_keys(files), ArrowRows, options.column),
+    open=lambda files, options: contract.by_split(files, _arrow_keys(files), _opened_as(ArrowRows), options),
     plan=lambda splits, options: plan(splits, options, "{split}/data-{i:05d}-of-{count:05d}.arrow"),
     write=write_arrow,
     finish=finish_arrow,

@@ -28,7 +28,7 @@ WRITING_ONLY = (
     *("compression", "name", "tokenizer", "closing", "generation", "vocabulary_size", "inner_end_of_text"),
 )
 """Options of formats that have no effect on reading."""
-READING_ONLY = ("sequence", "ignore_offsets", "max_index_bytes", "bytes_type")
+READING_ONLY = ("sequence", "ignore_offsets", "max_index_bytes", "bytes_type", "labels")
 """Options of formats that have no effect on writing."""
 
 FORMAT_OPTION = "format_option_"

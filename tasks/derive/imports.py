@@ -48,6 +48,7 @@ class ImportPart(Model):
     split: Split
     start: int
     stop: int
+    masked: bool = Field(False, description="Whether the files say which tokens count")
 
     @property
     def label(self) -> str:
@@ -62,6 +63,7 @@ class ImportPart(Model):
             "range": (self.split, self.start, self.stop),
             "tokenizer": self.tokenizer or "",
             "semantics": FORMAT_SEMANTICS,
+            **({"loss_mask": True} if self.masked else {}),
         }
 
 
@@ -96,7 +98,7 @@ def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObje
         count = opened.splits[split].seq_count
         cuts = min(max(1, -(-sum(one.size for one in of_split(split, opened, stored)) // PART_BYTES)), max(count, 1))
         for start, stop in pairwise(count * i // cuts for i in range(cuts + 1)):
-            parts.append(ImportPart(**part, split=split, start=start, stop=stop))
+            parts.append(ImportPart(**part, split=split, start=start, stop=stop, masked=reads_mask(opened, split)))
     return parts
 
 
@@ -114,6 +116,11 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
         return stored
     opened = _opened(part.path, part.format, json.dumps(part.options, sort_keys=True), part.content)
     return write_shard(_make_shard(part, key, opened.splits[part.split], workspace), workspace)
+
+
+def reads_mask(opened: Opened, split: Split) -> bool:
+    """Whether the loss mask of a split is made of files of another format, as earlier releases did not."""
+    return opened.format != FLAT_TOKENS and has_loss_mask(opened.splits[split])
 
 
 def has_loss_mask(split: Readable) -> bool:
@@ -151,6 +158,8 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
     source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}
+    if any(reads_mask(opened, split) for split in SPLITS if split in opened.splits):
+        source["loss_mask"] = "labels"
     return Provenance(
         name=name,
         sources=({**source, "options": request.options, "files": files},),

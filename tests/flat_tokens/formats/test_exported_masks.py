@@ -1,4 +1,4 @@
-"""Exports of a dataset with a loss mask: as labels where the format has a place for them, and said where it has none."""
+"""Datasets with a loss mask in other formats: labels where the format has a place for them, and said where it has none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats.parquet import Parquet
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import Exported, export_of, write
+from flat_tokens.tools.import_ import import_dataset
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 10]]
 MASK = [0, 1, 1, 0, 1, 0]
@@ -32,7 +35,7 @@ def exported(dataset: Path, out: Path, format: str, **options: Any) -> Exported:
 
 
 def test_parquet_has_labels(masked: Path, tmp_path: Path) -> None:
-    """Beside the tokens, -100 where they do not count, however the rows come in groups. An import takes the tokens alone."""
+    """Next to the tokens, -100 where they do not count, however the rows come in groups."""
     done = exported(masked, tmp_path / "out", "parquet", tokens_per_row_group=3)
     table = pq.read_table(tmp_path / "out")
     assert table.column_names == ["input_ids", "labels"]
@@ -74,3 +77,112 @@ def test_the_column_of_labels_is_taken(masked: Path, tmp_path: Path) -> None:
 
 def test_which_formats_keep_it() -> None:
     assert {name for name, entry in FORMATS.items() if entry.keeps_loss_mask} == {"parquet", "arrow"}
+
+
+# Labels of files
+
+
+def content(dataset: Path) -> dict[str, Any]:
+    """Sequences and masks of the splits."""
+    found = {}
+    for name in ("train", "validation"):
+        split = getattr(flat_tokens.open(dataset), name)
+        mask = None if split.loss_mask is None else split.mask(0, split.token_count).tolist()
+        found[name] = ([split[i].tolist() for i in range(split.seq_count)], mask)
+    return found
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("masked_validation", [True, False])
+def test_a_mask_survives_a_round_trip(tmp_path: Path, format: str, masked_validation: bool) -> None:
+    """Of many sequences, some longer than a batch, in several files; each split has it or not."""
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 2**31, n, dtype=np.int64) for n in (*rng.integers(0, 9, 300), 3000)]
+    batch = flat_tokens.TokenBatch.from_sequences(sequences)
+    masked = batch._replace(loss_mask=rng.integers(0, 2, batch.token_count, np.uint8))
+    flat_tokens.write_dataset(tmp_path / "made", [masked], [masked if masked_validation else batch])
+    exported(tmp_path / "made", tmp_path / "out", format, tokens_per_file=700)
+    assert len(list((tmp_path / "out").rglob(f"*.{format}"))) > 2
+    import_dataset(tmp_path / "out", tmp_path / "back")
+    assert content(tmp_path / "back") == content(tmp_path / "made")
+    assert (content(tmp_path / "back")["validation"][1] is None) is not masked_validation
+    for split in open_any(tmp_path / "out").splits.values():
+        parts = list(split.batches(max_tokens=100))
+        assert max(len(part.encoded_tokens) for part in parts) <= 100
+        if parts[0].loss_mask is not None:
+            assert np.array_equal(np.concatenate([part.loss_mask for part in parts]), masked.loss_mask)
+
+
+def table(path: Path, **columns: Any) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def mask_of(path: Path, options: dict[str, Any] | None = None) -> list[int] | None:
+    (split,) = open_any(path, "parquet", Parquet(**(options or {}))).splits.values()
+    masks = [batch.loss_mask for batch in split.batches()]
+    return None if masks[0] is None else np.concatenate(masks).tolist()
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
+@pytest.mark.parametrize("lists", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large_list", "fixed"])
+def test_labels_of_any_width_are_read(tmp_path: Path, kind: Any, lists: Any) -> None:
+    ids, labels = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32())), pa.array([[-100, 6], [7, -100]], lists(kind))
+    assert mask_of(table(tmp_path / "a.parquet", input_ids=ids, labels=labels)) == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "complaint"),
+    [
+        ([[5, 6], [7]], "row 1 has 1 labels for 2 tokens"),
+        ([[5, 6, 7], [8]], "row 0 has 3 labels for 2 tokens"),
+        ([[5, 6], [7, 1]], "row 1 has label 1 for token 8"),
+        ([[-1, 6], [7, 8]], "row 0 has label -1 for token 5"),
+        ([[5, -101], [7, 8]], "row 0 holds -101, but labels are -100 to 2147483647"),
+        ([[5, None], [7, 8]], "row 0 has a null among its labels"),
+        ([[5, 6], None], "row 1 is null"),
+    ],
+)
+def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, complaint: str) -> None:
+    """With the file and the row; they can be passed over."""
+    ids = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
+    path = table(tmp_path / "a.parquet", input_ids=ids, labels=pa.array(labels, pa.list_(pa.int64())))
+    with pytest.raises(ValueError, match=f"{path}: {complaint}"):
+        mask_of(path)
+    with pytest.raises(ValueError, match=complaint):
+        import_dataset(path, tmp_path / "imported")
+    assert mask_of(path, {"labels": "ignore"}) is None
+    import_dataset(path, tmp_path / "passed over", options={"labels": "ignore"}, format="parquet")
+    assert flat_tokens.open(tmp_path / "passed over").train.loss_mask is None
+
+
+@pytest.mark.parametrize(
+    "labels", [pa.array([1, 0]), pa.array(["a", "b"]), pa.array([[0.5, 1.0], [1.0, 2.0]])], ids=["int", "text", "floats"]
+)
+def test_a_label_of_a_row_is_no_mask(tmp_path: Path, labels: Any) -> None:
+    ids = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
+    assert mask_of(table(tmp_path / "a.parquet", input_ids=ids, labels=labels)) is None
+    assert mask_of(table(tmp_path / "b.parquet", other=ids, labels=ids), {"column": "labels"}) is None
+
+
+def test_files_without_labels_count_whole_among_others(tmp_path: Path) -> None:
+    """In any order."""
+    ids = pa.array([[5, 6]], pa.list_(pa.int32()))
+    labels = pa.array([[-100, 6]], pa.list_(pa.int64()))
+    for name, columns in (("a", {}), ("b", {"labels": labels}), ("c", {})):
+        table(tmp_path / f"in/{name}.parquet", input_ids=ids, **columns)
+    import_dataset(tmp_path / "in", tmp_path / "out")
+    assert content(tmp_path / "out")["train"] == ([[5, 6]] * 3, [1, 1, 0, 1, 1, 1])
+
+
+def test_the_command_says_what_labels_are(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(masked), str(tmp_path / "out"), "--to", "parquet"]) == 0
+    assert main(["import", str(tmp_path / "out"), str(tmp_path / "back"), "--json"]) == 0
+    assert content(tmp_path / "back") == content(masked)
+    flags = ["--format", "parquet", "--labels", "ignore"]
+    assert main(["import", str(tmp_path / "out"), str(tmp_path / "plain"), *flags]) == 0
+    assert content(tmp_path / "plain")["train"] == (SEQUENCES, None)
+    with pytest.raises(SystemExit):
+        main(["export", str(masked), str(tmp_path / "other"), "--to", "parquet", "--labels", "ignore"])
+    assert "--labels" in capsys.readouterr().err
