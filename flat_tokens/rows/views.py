@@ -413,12 +413,14 @@ class DocumentsView(SplitView):
 
 
 class BlocksView(SplitView):
-    """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule: one read a row.
+    """Blocks of *length* tokens by Modalities' Megatron rule: one read a row.
 
-    Sequences fill a block one after another. One that goes beyond its end opens the next block, again from its first
-    token; a longer one than a block does not, and blocks then go on where the last ended. A last block that is not full
-    is dropped. ``starts``: int64[n], the first token of each block, computed from ``seq_starts`` alone. ValueError for
-    a length below 1.
+    Sequences fill a block one after another. One that goes beyond its end opens the next block, again from its first token.
+    One that is longer than a block fills this one, whatever its length: the next block begins where this one ends, but counts
+    the sequences after the long one. When one of these opens a block, the tokens between are in none; see ``fill``. A last
+    block that is not full is dropped.
+
+    ``starts``: int64[n], the first token of each block, computed from ``seq_starts`` alone. ValueError for a length below 1.
     """
 
     row_type: type[Any] = PackedTokens
@@ -430,6 +432,14 @@ class BlocksView(SplitView):
         if tokens.loss_mask is not None:
             self.row_type = MaskedTokens
         super().__init__(tokens, len(self.starts), fields, framework)
+
+    @property
+    def fill(self) -> float:
+        """The share of the split's tokens that are in a block: 0 to 1. The longer the sequences, the smaller it is."""
+        if not len(self.starts):
+            return 0.0
+        covered = int(np.minimum(np.diff(self.starts), self.length).sum()) + self.length
+        return covered / self.tokens.token_count
 
     def _read(self, i: int) -> PackedTokens | MaskedTokens:
         start = int(self.starts[i])
@@ -476,8 +486,8 @@ def block_starts(tokens: FlatTokens, length: int) -> Int64s:
         found_count += len(path)
         filled = int(entries[-1] - (counts_from[path[-1]] if len(path) else entries[0] - filled))
         block = int(starts[-1])
-    found.resize(found_count, refcheck=False)
-    return found
+    # Not resized: newer numpy copies where it resizes. The pages behind were never written to, so they take no memory.
+    return found[:found_count]
 
 
 def _filled_next(entries: Int64s, counts_from: Int64s, not_before: Int64s, length: int) -> Int64s:
