@@ -179,7 +179,7 @@ class FlatTokens:
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> BlocksView:
-        """Blocks of *length* tokens that start where sequences do, by Modalities' Megatron rule."""
+        """Blocks of *length* tokens by Modalities' Megatron rule, which leaves out most of long sequences: ``view.fill``."""
         return BlocksView(with_ends(self, bos, eos, loss_mask), length, fields=fields, framework=framework)
 
     def packed_documents(

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.opening import read_metadata
-from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits, split_of
+from flat_tokens.formats.contract import EXPORT_RECORD, ExportFile, Files, Format, Joined, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
 from flat_tokens.formats.litdata import LITDATA
 from flat_tokens.formats.mds import MDS
@@ -25,7 +25,8 @@ from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.manifest import SPLITS, SplitName
 from flat_tokens.reader import open_root, open_split, resolve
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import NO_OBJECT, Store
 
 __all__ = [
     "FLAT_TOKENS",
@@ -73,6 +74,8 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
             raise TypeError(f"options are {options!r}, but {FLAT_TOKENS} has none")
         return Opened(FLAT_TOKENS, splits)
     files = Files.at(path_or_url)
+    if (exported := _exported_nothing(files)) and format in (None, exported.format):
+        return exported
     if format is None:
         format = _recognise(files)
     chosen = FORMATS[format]
@@ -80,6 +83,19 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
         known = ", ".join(field.name for field in fields(chosen.options))
         raise TypeError(f"options are {options!r}, but those of {format} are {chosen.options.__qualname__}, with {known}")
     return Opened(format, chosen.open(files, chosen.options() if options is None else options))
+
+
+def _exported_nothing(files: Files) -> Opened | None:
+    """The empty splits of an export of no sequence, which has no files, or those alone that list the others."""
+    if len(files.keys) > len(SPLITS):
+        return None
+    try:
+        record = read_json(files.store, EXPORT_RECORD)
+        if record["parts"] != 0 or record["format"] not in FORMATS:
+            return None
+        return Opened(record["format"], {name: Joined(()) for name in SPLITS if name in record["splits"]})
+    except (*NO_OBJECT, ValueError, KeyError, TypeError):
+        return None
 
 
 def check_format(format: object, known: Collection[str]) -> None:

@@ -293,7 +293,8 @@ class Steps(Iterator[Any]):
 
     With *prefetch*, *threads* background threads load up to that many batches ahead. They end with the iterator: at its
     last batch, with ``close()`` or a ``with`` block, or when it is garbage. An error is raised where its batch is due;
-    asking again tries again. Of datasets in a store with a cache, a thread fetches what the steps behind them read.
+    asking again tries again. Of datasets in a store with a cache, a thread fetches what the steps behind them read. Pickled, it
+    continues with the same step elsewhere.
 
     ``state_dict()`` returns the progress and ``load_state_dict()`` continues from it, as torchdata's StatefulDataLoader
     wants it. IndexError for steps that the loader does not have.
@@ -310,6 +311,9 @@ class Steps(Iterator[Any]):
         self._closed = False
         self._changing = threading.Lock()  # one thread may close what another iterates over
         self._go_to(start)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resumed, (self._loader, self.step, self._stop, self._prefetch, self._threads, self._closed)
 
     def _go_to(self, step: int) -> None:
         if self._stop is not None and step > self._stop:
@@ -388,6 +392,15 @@ class Steps(Iterator[Any]):
                 f"With another batch size or start, make the loader with start={position} and begin at step 0."
             )
         self._go_to(step)
+
+
+def _resumed(loader: ByStep, step: int, stop: int | None, prefetch: int, threads: int, closed: bool) -> Steps:
+    """The same steps in another process: from the same one on, with threads of their own."""
+    steps = Steps(loader, step, stop, 0, threads)
+    steps._prefetch = prefetch
+    if closed:
+        steps.close()
+    return steps
 
 
 class _Ahead:

@@ -28,6 +28,7 @@ from flat_tokens.arrays.layouts import to_json
 from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
+from flat_tokens.formats.contract import EXPORT_RECORD
 from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, SplitName, manifest_of
 from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, resolve
@@ -48,7 +49,7 @@ examples:
   flat-tokens export out/web --to parquet --split validation corpus/held-out
 """
 
-PLAN, RECORD = f"{BESIDE}/plan.json", f"{BESIDE}/export.json"
+PLAN, RECORD = f"{BESIDE}/plan.json", EXPORT_RECORD
 STAGING = f"{BESIDE}/staging"
 READERS = 4
 ALWAYS_ROOM, SHARE_FOR_DOCUMENTS = 64 << 20, 0.1

@@ -63,7 +63,7 @@ def import_dataset(
         },
     }
     named = {name: corpus.splits.get(name) for name in SPLITS}
-    if not any(named.values()):  # an array by itself
+    if all(split is None for split in named.values()):  # an array by itself
         named["train"] = corpus.split(None)[1]
     write_dataset(out, _batches(named["train"]), _batches(named["validation"]), layout=layout, provenance=provenance)
     return open(out)

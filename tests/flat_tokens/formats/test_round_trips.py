@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.datatrove import Datatrove
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
 from flat_tokens.formats.olmo import Olmo
+from flat_tokens.manifest import SPLITS
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.export import export_of, write
+from flat_tokens.tools.import_ import import_dataset
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
@@ -72,3 +78,31 @@ def test_nothing_to_export_is_no_error(name: str, options: object, largest: int)
     """An empty shard stops no pipeline."""
     assert FORMATS[name].plan(splits_of([]), options) == []
     export(name, splits_of([]), f"memory://round-trip-{next(_numbers)}", options)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path) -> None:
+    """The record of the export says that there is nothing, and in which format. So does it where one split is asked for."""
+    flat_tokens.write_dataset(tmp_path / "made", [])
+    for splits in (SPLITS, ("train",)):
+        out, back = tmp_path / f"out {len(splits)}", tmp_path / f"back {len(splits)}"
+        write(export_of(tmp_path / "made", name, {}, splits), str(out))
+        opened = open_any(out)
+        assert opened.format == name
+        assert {split: (readable.seq_count, readable.token_count) for split, readable in opened.splits.items()} == dict.fromkeys(
+            splits, (0, 0)
+        )
+        for format in (None, name):
+            dataset = import_dataset(out, back / str(format), format)
+            assert (dataset.train.seq_count, dataset.validation.seq_count) == (0, 0)
+            assert dataset.manifest["provenance"]["imported"]["format"] == name
+        assert main(["stats", str(out)]) == 0
+        assert main(["verify", str(out), "--full"]) == 0
+
+
+def test_what_is_no_record_of_an_empty_export_is_passed_over(tmp_path: Path) -> None:
+    for content in ("{", "{}", "[]", '{"parts": 0}', '{"parts": 0, "format": "none", "splits": []}', '{"parts": 1}'):
+        (tmp_path / ".export").mkdir(exist_ok=True)
+        (tmp_path / ".export/export.json").write_text(content)
+        with pytest.raises(ValueError, match="in none of the formats that are known by their content"):
+            open_any(tmp_path)

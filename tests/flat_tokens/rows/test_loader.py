@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch
-from flat_tokens.rows.loader import ShuffledLoader, Steps
+from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
@@ -813,6 +814,28 @@ def test_a_state_of_another_batch_size_is_refused_with_what_to_do() -> None:
 
 
 # Processes
+
+
+@AHEAD
+def test_steps_can_be_pickled(prefetch: int, threads: int) -> None:
+    """They continue with the same step, and have threads of their own when they are asked for a batch."""
+    for loader in (ShuffledLoader(Numbers(100), 8), mixture(steps=13), ShuffledLoader(Numbers(100), 8, epochs=None)):
+        steps = loader.steps(2, 12, prefetch=prefetch, threads=threads)
+        for _ in range(3):
+            next(steps)
+        before = len(prefetching())
+        copied, twice = pickle.loads(pickle.dumps(steps)), copy.copy(steps)
+        assert len(prefetching()) == before
+        assert copied.step == steps.step == 5
+        assert copied.state_dict() == steps.state_dict()
+        expected = [digest_of(batch) for batch in steps]
+        assert len(expected) == 7
+        assert [digest_of(batch) for batch in copied] == [digest_of(batch) for batch in twice] == expected
+        assert list(pickle.loads(pickle.dumps(copied))) == []
+    steps = ShuffledLoader(Numbers(100), 8, epochs=None).steps(prefetch=prefetch, threads=threads)
+    steps.close()
+    assert list(pickle.loads(pickle.dumps(steps))) == []
+    assert prefetching() == []
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(2, 2, 3)])

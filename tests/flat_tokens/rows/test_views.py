@@ -279,6 +279,21 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
     assert_rows(train.blocks(block), rows)
 
 
+@given(lengths=st.lists(st.integers(0, 40), max_size=30), block=st.integers(1, 20))
+@examples(50)
+def test_fill_is_the_share_of_the_tokens_that_are_in_a_block(tmp_path: Path, lengths: list[int], block: int) -> None:
+    """Tokens that are in two blocks count once."""
+    view = split_of_lengths(tmp_path, lengths).blocks(block)
+    covered = {token for start in view.starts.tolist() for token in range(start, start + block)}
+    assert view.fill == (len(covered) / sum(lengths) if lengths and sum(lengths) else 0)
+
+
+def test_long_documents_are_mostly_in_no_block(tmp_path: Path) -> None:
+    """One block each, whatever their length. Short ones are in blocks, all but the last."""
+    assert split_of_lengths(tmp_path, [100] * 50).blocks(10).fill == pytest.approx(0.1)
+    assert split_of_lengths(tmp_path, [5] * 50).blocks(10).fill == 1
+
+
 def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
     """Longer than a window, at the module's own size of it."""
     lengths = np.random.default_rng(0).geometric(1 / 12, 3 * SEQUENCES_AT_A_TIME) - 1
