@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens.manifest import SPLITS
 from flat_tokens.text.rows import prompts_and_completions, with_completions
+from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
 from flows.pipelines.import_ import import_files
@@ -207,6 +208,33 @@ def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path)
     assert spelled(flat_tokens.open(tmp_path / "imported").train) == as_bytes(PAIRS[:3])
     again = flat_tokens.open(tmp_path / "gpt2").train
     assert [again.mask(*again.span(i)).tolist() for i in range(3)] == [[0, 0, 0, 0, 1], [1], [0]]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
+    """It is another version than that of an import that passes them over, as earlier releases did, and of other shards."""
+    build_here(settings(tmp_path / "made", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    exporting.write(exporting.export_of(tmp_path / "made", format, {}), str(tmp_path / "files"))
+    results = []
+    with Threads(2) as runner:
+        for labels in ("ignore", "read", "read"):
+            options = {"labels": labels} if labels == "ignore" else {}
+            request = ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out"), format=format, options=options)
+            results.append(import_files(request, runner))
+    ignored, read, again = results
+    assert ignored.version != read.version == again.version
+    assert (read.parts_reused, again.was_published) == (0, True)
+    assert flat_tokens.open(ignored.path).train.loss_mask is None
+    assert spelled(flat_tokens.open(read.path).train) == spelled(flat_tokens.open(tmp_path / "made").train)
+    flat_tokens.verify(tmp_path / "out", "full")
+
+
+def test_an_export_of_no_document_is_imported(tmp_path: Path) -> None:
+    flat_tokens.write_dataset(tmp_path / "made", [])
+    exporting.write(exporting.export_of(tmp_path / "made", "parquet", {}), str(tmp_path / "files"))
+    with Threads(2) as runner:
+        result = import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
+    assert (flat_tokens.open(result.path).train.seq_count, flat_tokens.open(result.path).validation.seq_count) == (0, 0)
 
 
 def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
