@@ -236,7 +236,7 @@ class LocalSink:
         assert self._buffer is not None
         self._seen(self._buffer[: self._filled].data)
         if self._fd < 0:
-            self._fd = self._open(direct=True)
+            self._fd = self._open(direct=self._durable)
         self._wait()
         self._writing = (_writing_threads().submit(_write_all, self._fd, self._buffer, length), self._buffer)
         self._buffer, self._filled = take_buffer(), 0

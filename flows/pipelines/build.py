@@ -238,7 +238,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                             under_way,
                             slices.values(),
                             TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
-                            SHARD_WRITE.given(workspace),  # staged -> stored under its key, the receipt last
+                            SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
                         )
                         for part in without_duplicates(config, target, runner, place_shards(text, recipe, shards), output):
                             assembler.add(part)
@@ -282,12 +282,13 @@ class StoredSlices(NamedTuple):
 
 
 def open_sink(assembler: Assembler, text: Text, recipe: Recipe, runner: Runner) -> Sink | None:
-    """The sink of a build whose slices are tokenized by threads of this process, and need no shards of their own."""
-    if runner.workers != "threads":
+    """The sink of a build whose slices are tokenized on this machine."""
+    if runner.workers == "machines":
         return None
     numbered = reversed([*enumerate(text.slices)])  # the first of equal slices counts
     order = {recipe.key(slice_): (number, slice_.split) for number, slice_ in numbered}
-    return assembler.open_sink(order, streams=recipe.documents.duplicates != "drop")
+    streams = recipe.documents.duplicates != "drop"  # what is dropped here may be needed by the next build
+    return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads")
 
 
 def without_duplicates(

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from flat_tokens.manifest import TOKEN_BYTES
+from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import drop_duplicates
 from tasks.assemble.spans import Span
 from tasks.assemble.write import names_below_output, write_span
@@ -23,6 +24,7 @@ from tasks.config import BuildConfig
 from tasks.download.cut import cut_files
 from tasks.download.fetch import bytes_to_cut
 from tasks.finalize.seal import finalize
+from tasks.output.target import Target
 from tasks.progress import Done
 from tasks.shards.index import location_key
 from tasks.shards.recipe import Recipe
@@ -77,6 +79,8 @@ class Stage(NamedTuple):
     pack_bytes: int = 0
     """Items share a Prefect task until they come to so many bytes: a task costs the server 30 to 50 ms of a core."""
     pool: Pool | None = None
+    is_here: Callable[..., bool] = lambda item, *shared: False
+    """Whether an item is under way in this process already: no other one is asked."""
 
     def given(self, *shared: Any) -> Step:
         """The stage with what all its items share."""
@@ -168,10 +172,16 @@ DUPLICATES = Stage(
 )
 """Part -> the same, without documents whose texts earlier ones have. Its items go in turn."""
 
+
+def _is_begun(span: Span, _: Target, assembler: Assembler | None) -> bool:
+    return assembler is not None and assembler.has_begun(span)
+
+
 SPLIT = Stage(
     "split",
     write_span,
     size=_token_bytes,
+    is_here=_is_begun,
     pool=Pool(
         "write-group",
         group=lambda _: SPANS_IN_A_GROUP,

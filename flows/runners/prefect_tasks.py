@@ -20,7 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
 from flows.pipelines.stages import Stage, Step, do
-from flows.runners.processes import Processes, process_pool
+from flows.runners.processes import Processes, process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 from tasks.tokenize.pool import tokenize_pool
@@ -111,10 +111,11 @@ class PrefectTasks:
 
     def __init__(self, workers: int | None) -> None:
         workers = workers or available_cores()
-        self._workers, self._at_once = workers, workers + 1
+        self._workers, self._threads = workers, threads_for(workers)
+        self._at_once = self._threads + 1
         self._held = contextlib.ExitStack()
         self._processes: Processes | None = None
-        self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
+        self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._threads)
         self._pack: Pack | None = None
         self._under_way: list[Future[Any]] = []
 
@@ -145,7 +146,7 @@ class PrefectTasks:
 
     def _send_to_the_idle(self) -> None:
         """Send the pack that is being put together, where a worker has nothing to do. Others wait until it is full."""
-        if self._pack is not None and self._pack.future is None and len(self._running()) < self._workers:
+        if self._pack is not None and self._pack.future is None and len(self._running()) < self._threads:
             self.send(self._pack)
 
     def result_of(self, pack: Pack) -> list[Any]:

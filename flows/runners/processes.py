@@ -1,7 +1,7 @@
 """Processes for the workers of a build on one machine: where it has many, a single interpreter's lock would keep them waiting.
 
-The runners' threads stay, one a worker: each hands an item to a process and waits for it. So tasks, order, progress and errors
-are those of a build on threads.
+The runners' threads stay: each hands an item to a process and waits for it. So tasks, order, progress and errors are those of a
+build on threads.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ WORKERS_OF_A_PROCESS = 8
 time that a core takes for it.
 """
 
+THREADS_OF_A_PROCESS = 2
+"""One waits until the tokens that its process made have their turn in the version, while another keeps the process busy."""
+
 SMALL_BYTES = 16_000_000
 """Smaller items are done by the thread itself: a process takes a second to begin."""
 
@@ -55,7 +58,7 @@ class Processes:
         """Do the work of a step for an item, in one of the processes if that is possible and worth it."""
         stage = step.stage
         is_for_others = OF_A_BUILD.get(stage.name) is stage and stage.pool is not None
-        if not is_for_others or stage.size(item) < SMALL_BYTES:
+        if not is_for_others or stage.size(item) < SMALL_BYTES or stage.is_here(item, *step.shared):
             return do(step, item)
         try:
             return self._pool.submit(_work, step.stage.name, item, step.shared).result()
@@ -81,6 +84,11 @@ class Processes:
         self._listening.join()
         self._logs.stop()
         self._records.close()
+
+
+def threads_for(workers: int) -> int:
+    """How many threads a runner needs for its workers."""
+    return workers if workers <= WORKERS_OF_A_PROCESS else THREADS_OF_A_PROCESS * workers
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from flows.pipelines.stages import Stage, Step, do, through
-from flows.runners.processes import Processes, process_pool
+from flows.runners.processes import Processes, process_pool, threads_for
 from tasks.config import available_cores
 from tasks.tokenize.pool import tokenize_pool
 
@@ -24,7 +24,7 @@ class Threads:
 
     def __init__(self, workers: int | None) -> None:
         self._workers = workers or available_cores()
-        self._pool = ThreadPoolExecutor(self._workers, "task")
+        self._pool = ThreadPoolExecutor(threads_for(self._workers), "task")
         self._held = contextlib.ExitStack()
         self._processes: Processes | None = None
 

@@ -89,14 +89,19 @@ class Assembler:
         """Have the spans written by *write*, which starts the writing of one on a worker."""
         self._write = write
 
-    def open_sink(self, order: Mapping[str, tuple[int, Split | None]], *, streams: bool) -> VersionSink:
-        """The sink of the slices that threads of this process tokenize, in this *order*. From now on spans of tokens are written
-        while parts arrive. *streams*: the slices need no shards of their own.
+    def open_sink(
+        self, order: Mapping[str, tuple[int, Split | None]], *, streams: bool, copies: bool = True
+    ) -> VersionSink | None:
+        """The sink of the slices that this machine tokenizes, in this *order*. From now on spans of tokens are written by threads
+        of this process while parts arrive. *streams*: the slices need no shards of their own. *copies*: these threads copy the
+        tokens of stored parts, too; where they do not, and nothing is streamed, there is no sink.
 
         Tokens are streamed into the version if a part of an object can be read before the object is whole, or a killed build
         would lose them: not at a remote output, and not in a layout that compresses its objects.
         """
         streams = streams and self._target.root.is_local and self._target.layout == STREAMED
+        if not (streams or copies):
+            return None
         self._writers = {split: SpanWriter(split, self._target, streams) for split in SPLITS}
         self._sink = VersionSink(self._writers, self._target, order)
         if not streams:
@@ -130,6 +135,11 @@ class Assembler:
         self._spans.append(span)
         assert self._write is not None
         self._writing.append(self._write(span))
+
+    def has_begun(self, span: Span) -> bool:
+        """Whether a thread of this process writes the tokens of a span, or has written them."""
+        writer = self._writers.get(span.split)
+        return span.of_tokens and writer is not None and writer.has_begun(span)
 
     def take(self, span: Span) -> Written | None:
         """The objects of a span of tokens that was written while its parts arrived. None where it has to be written."""

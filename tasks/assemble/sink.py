@@ -50,6 +50,9 @@ class VersionSink:
     def stream(self, key: str) -> Iterator[VersionStream | None]:
         """A block in which a slice streams its tokens. None where it has to be stored as a shard."""
         number, all_in = self._order[key]
+        if number in self._stored:
+            yield None
+            return
         with self._change:
             self._threads[number] = threading.get_ident()
             self._change.wait_for(lambda: self._stopped or self._is_next(number) or self._waits_for_itself(number))

@@ -119,6 +119,10 @@ class SpanWriter:
         for span in list(self._begun.values()):
             span.items.put(END)
 
+    def has_begun(self, span: Span) -> bool:
+        """Whether a span is written here."""
+        return span.start in self._begun
+
     def take(self, span: Span) -> Written | None:
         """The objects of a span whose tokens have all arrived. None where it was not begun, or failed."""
         begun = self._begun.pop(span.start, None)

@@ -172,7 +172,11 @@ class DigestArrays(NamedTuple):
 
 
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
-    store = root / shard_key(shard.key)
+    return open_arrays_at(root / shard_key(shard.key))
+
+
+def open_arrays_at(store: Store) -> tuple[FlatTokens, DocumentArrays]:
+    """Open the arrays of a shard, wherever it is."""
     key, row = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in DocumentArrays._fields)
     return open_split(store), DocumentArrays(key, row)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import shutil
@@ -17,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, file_rows_as_text
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
-from tasks.parts.stored import SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec
+from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec, open_arrays_at
 from tasks.parts.unfinished import ShardEntries, write_entries
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
@@ -44,6 +46,8 @@ from tasks.tokenize.tokenizers import load_tokenizer
 
 OpenStream = Callable[[], contextlib.AbstractContextManager[SliceStream | None]]
 UPLOADERS = 4
+BATCH_TOKENS = 1 << 20
+"""Tokens of a staged shard that are streamed at a time."""
 RECEIPT_SECONDS = 0.2
 """The receipt of a shard that another process writes comes sooner."""
 
@@ -58,7 +62,7 @@ def tokenize_or_load(
     slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly = None
 ) -> Staged | TokenShard:
     """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
-    where *sink* has a stream for them. Only then are the slice's files fetched.
+    where *sink* has a stream for them, which it has in the build's own process. Only then are the slice's files fetched.
     """
     key = recipe.key(slice_)
     stored = load_or_published(workspace.root, versions, key)
@@ -74,9 +78,19 @@ def tokenize_or_load(
     return Staged(tokenize_slice(here, recipe, workspace, versions))
 
 
-def store_shard(made: Staged | TokenShard, workspace: Workspace) -> TokenShard:
-    """Store a staged token shard. One that is stored already is left as it is."""
-    return write_shard(made.shard, workspace) if isinstance(made, Staged) else made
+def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
+    """Store a staged token shard. Tokens that another process staged are streamed into the version where *sink* has a stream for
+    them. A shard that is stored already is left as it is.
+    """
+    if not isinstance(made, Staged):
+        if sink is not None:
+            sink.skip(made.key)
+        return made
+    if sink is not None and made.shard.unfinished is None:
+        with contextlib.suppress(BrokenStreamError), sink.stream(made.shard.key) as stream:
+            if stream is not None:
+                return write_shard(stream_staged(made.shard, workspace, stream), workspace)
+    return write_shard(made.shard, workspace)
 
 
 @contextlib.contextmanager
@@ -154,30 +168,45 @@ def staging_shard(key: str, workspace: Workspace, masked: bool = False, digested
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
-class StreamedShardWriter:
-    """The entries and the kept columns of a shard whose tokens go into a version at once."""
+class StreamedTokens:
+    """The tokens of a slice on their way into a version, and the entries of its documents, which go into the *store* of its
+    shard.
+    """
 
-    def __init__(self, store: Store, columns: ShardColumns, stream: SliceStream, masked: bool) -> None:
-        self._store, self._columns, self._stream, self._masked = store, columns, stream, masked
+    def __init__(self, store: Store, stream: SliceStream) -> None:
+        self._store, self._stream = store, stream
         self._parts: list[ShardEntries] = []
+
+    def append(self, tokens: TokenBatch, keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> None:
+        """Append documents with their keys and rows, uint64[n] each."""
+        in_validation = self._stream.append(tokens, keys)
+        self._parts.append(ShardEntries(keys, rows, np.diff(tokens.seq_starts), in_validation))
+
+    def end(self, *others: StoredObject) -> dict[str, Any]:
+        """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
+        entries = write_entries(self._store, self._parts)
+        return {"objects": tuple(sorted([entries, *others])), "unfinished": self._stream.end()}
+
+
+class StreamedShardWriter:
+    """The tokens and the kept columns of a shard whose tokens go into a version at once."""
+
+    def __init__(self, tokens: StreamedTokens, columns: ShardColumns, masked: bool) -> None:
+        self._tokens, self._columns, self._masked = tokens, columns, masked
         self._token_count = self._max_token_id = 0
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
-        tokens = batch.tokens
-        in_validation = self._stream.append(tokens, batch.keys)
-        self._parts.append(ShardEntries(batch.keys, batch.rows, np.diff(tokens.seq_starts), in_validation))
-        self._token_count += tokens.token_count
-        self._max_token_id = max(self._max_token_id, tokens.max_token_id)
+        self._tokens.append(batch.tokens, batch.keys, batch.rows)
+        self._token_count += batch.tokens.token_count
+        self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
         if batch.columns is not None:
             self._columns.append(batch.columns, batch.kinds)
 
     def end(self) -> None:
-        """Write the entries, and wait for the tokens."""
-        stored = write_entries(self._store, self._parts)
+        """Write what is left, and wait for the tokens."""
         self.stored = {
-            "objects": tuple(sorted([stored, *self._columns.objects])),
-            "unfinished": self._stream.end(),
+            **self._tokens.end(*self._columns.objects),
             "masked": self._masked,
             "columns": self._columns.kinds,
             "token_count": self._token_count,
@@ -190,9 +219,35 @@ def streaming_shard(key: str, workspace: Workspace, stream: SliceStream, masked:
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, workspace)
     with ShardColumns(store) as columns:
-        writer = StreamedShardWriter(store, columns, stream, masked)
+        writer = StreamedShardWriter(StreamedTokens(store, stream), columns, masked)
         yield writer
     writer.end()
+
+
+def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) -> TokenShard:
+    """Stream the tokens of a staged shard into the version. They are removed from the staging directory, where nothing has been
+    synced: what the disk has not written yet, it never writes.
+    """
+    store = staging_of(shard.key, workspace)
+    tokens, documents = open_arrays_at(store)
+    streamed, starts = StreamedTokens(store, stream), tokens.seq_starts.read(0, tokens.seq_count + 1)
+    # Documents of about BATCH_TOKENS together: where the batch of each begins.
+    firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
+    for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
+        low, high = int(starts[first]), int(starts[stop])
+        batch = TokenBatch(
+            tokens.encoded_tokens.read(low, high),
+            starts[first : stop + 1] - starts[first],
+            shard.max_token_id,
+            None if tokens.loss_mask is None else tokens.loss_mask.read(low, high),
+        )
+        keys, rows = (array.read(first, stop) for array in documents)
+        streamed.append(batch, keys, rows)
+    made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
+    for stored in shard.objects:
+        if stored.key != COLUMNS:
+            store.remove(stored.key)
+    return TokenShard.model_validate({**dict(shard), **made})
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import tasks.shards.write
 from flows.pipelines.build import build
 from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order
 from flows.runners import processes
@@ -20,9 +21,11 @@ from flows.runners.processes import Processes
 from flows.runners.threads import Threads
 from tasks.assemble.spans import Span
 from tasks.config import BuildConfig
+from tasks.models import TokenShard
 from tasks.progress import meter
+from tasks.shards.write import stream_staged
 from tasks.tokenize import engines
-from tests.faults.support import settings_of, version_digests, write_notes
+from tests.faults.support import receipts, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import family, until
 
 ROOT = Path(__file__).parents[3]
@@ -58,6 +61,41 @@ def test_the_bytes_are_those_of_threads(tmp_path: Path, notes: Path, monkeypatch
     counted = {stage.stage: stage.done for stage in meter.stages()}
     assert counted["tokenize"].documents == made.totals["documents"]["written"]
     assert counted["split"].bytes == 4 * sum(made.totals[split]["token_count"] for split in ("train", "validation"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"layout": "compact"}, {"documents": {"duplicates": "drop"}}, {"keep": True}],
+    ids=["streamed", "compact", "duplicates", "columns"],
+)
+def test_tokens_go_straight_into_the_version_where_they_can(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """What a process staged, this one streams. Nothing is left of it."""
+    streamed = list[str]()
+
+    def stream(shard: TokenShard, *others: Any) -> TokenShard:
+        made = stream_staged(shard, *others)
+        streamed.append(made.key)
+        assert made.unfinished is not None
+        return made
+
+    def configured(output: Path) -> BuildConfig:
+        config = settings_of(output, notes) | {"slice_bytes": 2000, "workers": 2} | more
+        if config.pop("keep", False):
+            config["sources"][0]["keep_columns"] = ["id"]
+        return BuildConfig.model_validate(config)
+
+    monkeypatch.setattr(tasks.shards.write, "stream_staged", stream)
+    made = on_processes(monkeypatch, configured(tmp_path / "processes"))
+    assert len(streamed) == (0 if {"layout", "documents"} & set(more) else made.slices)
+    with Threads(2) as runner:
+        monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 8)
+        threads = build(configured(tmp_path / "threads"), runner)
+    assert version_digests(tmp_path / "processes", made.version) == version_digests(tmp_path / "threads", threads.version)
+    if streamed:
+        assert receipts(tmp_path / "processes") == set()
+    assert staged(tmp_path / "processes") == []
 
 
 def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,17 +149,18 @@ def test_stages_that_are_not_for_others_are_done_here(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", submit)
-    here: dict[str, Any] = {"function": lambda _: "here", "size": lambda _: 1}
+    here: dict[str, Any] = {"function": lambda *_: "here", "size": lambda _: 1}
     own, alone = TOKENIZE._replace(name="of another pipeline", **here), FINALIZE._replace(**here)
     monkeypatch.setitem(OF_A_BUILD, "finalize", alone)
     span = Span(split="train", of_tokens=True, start=0, stop=8)
     with Processes(1) as hands:
-        assert [hands.do(stage.given(), span) for stage in (SPLIT, own, alone)] == ["elsewhere", "here", "here"]
+        assert [hands.do(stage.given(None, None), span) for stage in (SPLIT, own, alone)] == ["elsewhere", "here", "here"]
     assert asked == ["split"]
 
 
 KILLS_ONE = """
 import os, signal, sys, threading, time
+import tasks.shards.write
 from flows.pipelines.build import build
 from flows.runners import processes
 from flows.runners.threads import Threads
