@@ -178,7 +178,8 @@ def has_separator(file: TextFile) -> bool:
 def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryArray:
     """The documents of a block, each ended by a separator but perhaps the last. *crlf*: its line feeds may be CR LF."""
     if not separator:
-        return pa.array([block], pa.large_binary())
+        ends = np.array([0, len(block)], np.int64)  # pa.array would import pandas first
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(block)])
     data = np.frombuffer(block, np.uint8)
     if crlf and b"\n" in separator and b"\r" not in separator and b"\r\n" in block:
         return _split_crlf(data, separator)

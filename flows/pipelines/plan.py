@@ -19,8 +19,9 @@ from flows.pipelines.publish import layout_of, scratch_of
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import look_into
+from tasks.download.cut import cut_files
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
+from tasks.download.small import packs_of
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
 from tasks.models import FoundFile, Model, SourceFile
@@ -104,11 +105,12 @@ def plan(config: BuildConfig) -> Plan:
     workers = config.workers or available_cores()
     looking = clock()
     with ThreadPoolExecutor(workers) as pool:
-        cuts = list(pool.map(lambda file: look_into(file, config.sources, config.slice_bytes, workspace), chosen))
+        packs = pool.map(lambda pack: cut_files(pack, config.sources, config.slice_bytes, workspace), packs_of(chosen))
+        cuts = [cut for pack in packs for cut in pack]
     looked = clock()
     files = [cut.file for cut in cuts]
     # Not every server tells a file's size before it sends it.
-    chosen = [file._replace(size=file.size or here.size) for file, here in zip(chosen, files, strict=True)]
+    chosen = [file if file.size else file._replace(size=here.size) for file, here in zip(chosen, files, strict=True)]
     check_files(config, files)
     warn_of_separators(config, files)
     slices = [

@@ -83,6 +83,11 @@ def code_points(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> n
     return np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
 
 
+def _booleans(values: npt.NDArray[np.bool_]) -> pa.BooleanArray:
+    """The values, bool[n], as Arrow has them. ``pa.array`` would import pandas first, which takes a third of a second."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
 def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
     """The engine *encode*, but *others* encodes the texts that one of the *choices* names."""
 
@@ -92,7 +97,7 @@ def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
             chosen |= choose(texts)
         if not chosen.any():
             return encode(texts)
-        parts = encode(texts.filter(pa.array(~chosen))), others(texts.filter(pa.array(chosen)))
+        parts = encode(texts.filter(_booleans(~chosen))), others(texts.filter(_booleans(chosen)))
         lengths = np.empty(len(texts), np.int64)
         lengths[~chosen], lengths[chosen] = (np.diff(part.offsets) for part in parts)
         ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(chosen, lengths)

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
             f"{self.seconds:.2f}",
             f"{self.cpu:.2f}",
             f"{self.peak / 1e6:,.0f}",
-            f"{self.entries:,}" if self.entries else "",
+            f"{round(self.entries):,}" if self.entries else "",
         ]
 
 
