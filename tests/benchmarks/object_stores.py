@@ -1,13 +1,16 @@
 """Requests of an object store.
 
 A build of small slices onto an S3 server on loopback, counted by a proxy: requests for objects below `_cache`. First everything
-is built; then again with the token shards there and the version gone. `tests/flows/test_stores.py` bounds both.
+is built; then again with the token shards there and the version gone. `tests/flows/test_stores.py` bounds both. Then sources of
+text files of 4 kB in a bucket: all requests of a build whose output is on the store, too, and of one that writes to a local disk.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +19,11 @@ from flows.pipelines.build import build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.benchmarks.bench import Bench, Grid
-from tests.faults.stores import BUCKETS
+from tests.faults.stores import BUCKETS, Bucket
 
 PACKAGES = ("s3fs", "aiobotocore", "moto")
 DOCUMENTS = 200
+FILE_COUNTS, FILE_BYTES = (200, 2_000), 4_000
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -41,5 +45,32 @@ def measure(bench: Bench) -> list[Grid]:
             asked = sum("_cache" in path for _, path, _ in bucket.proxy.requests)
             rows.append([name, made.slices, len(bucket.proxy.requests), asked, f"{asked / made.slices:.1f}"])
             Store.at(made.path).remove("")
+        small = [
+            of_small_files(bucket, count, place, scratch) for count in FILE_COUNTS for place in ("the store", "a local disk")
+        ]
     bench.fresh("object-store")
-    return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows)]
+    header = ["files", "output", "requests", "GET of a file", "other GET", "HEAD", "PUT", "POST", "DELETE"]
+    return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows), Grid(header, small)]
+
+
+def of_small_files(bucket: Bucket, count: int, place: str, scratch: Path) -> list[object]:
+    """The requests of a build of *count* small files."""
+    source = Store.at(f"{bucket.url}/{count}")
+    for number in range(count):
+        source.put(f"{number // 500:03d}/{number:06d}.txt", (f"note {number}: " + "salt wind " * 400)[:FILE_BYTES].encode())
+    output = f"{bucket.url}/out-{count}" if place == "the store" else str(scratch / f"out-{count}")
+    settings = {"output": output, "scratch": str(scratch / f"scratch-{count}-{len(place)}"), "verify_level": "quick"}
+    config = BuildConfig.model_validate({**settings, "source": {"path": source.url}, "tokenizer": "bytes"})
+    bucket.proxy.requests.clear()
+    with Threads(2) as runner:
+        build(config, runner)
+    asked = Counter(
+        "file" if method == "GET" and path.partition("?")[0].endswith(".txt") else method
+        for method, path, _ in bucket.proxy.requests
+    )
+    return [
+        f"{count:,}",
+        place,
+        f"{asked.total():,}",
+        *(f"{asked[kind]:,}" for kind in ("file", "GET", "HEAD", "PUT", "POST", "DELETE")),
+    ]
