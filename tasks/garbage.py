@@ -257,7 +257,7 @@ def _remove(root: Store, item: Garbage) -> None:
     """Remove garbage other than a version. A shard's receipt goes first."""
     if not root.is_local:
         if item.kind == "shard":
-            root.remove(f"{item.name}/{paths.RECEIPT}")
+            root.remove_object(f"{item.name}/{paths.RECEIPT}")
         root.fs.invalidate_cache()
         root.remove(item.name)
     elif kind_of(root.path(item.name)) == "directory":

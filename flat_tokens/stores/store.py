@@ -407,6 +407,14 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 self.ask("rm", key, recursive=True)
 
+    def remove_object(self, key: str) -> None:
+        """Remove one object, by one request of a store. Nothing happens if there is none."""
+        if self.is_local:
+            local.remove(self.root, key)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self.ask("rm_file", key)
+
     @property
     def protocols(self) -> set[str]:
         """All names of the store's kind in URLs."""

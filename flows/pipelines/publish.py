@@ -226,7 +226,7 @@ def check_output(request: Request) -> Store:
         store = replace(root, patience=FIRST_CONTACT_SECONDS)
         try:
             store.put(PROBE, b"")  # one name for all: what a killed command leaves the next one removes
-            store.remove(PROBE)
+            store.remove_object(PROBE)
         except Exception as error:
             # Every store has errors of its own, and few of them are an OSError.
             raise ValueError(f"cannot write to output {request.output} ({brief(error)}). {CHECK_ACCESS}") from error

@@ -80,7 +80,9 @@ def _remote_table(store: Store, directory: str) -> Table | None:
         log = Store(posixpath.join(directory, table.log), store.fs)
         try:
             readable(log.url)
-            if any(str(name).endswith(table.entry) for name in log.ask("ls", detail=False)):
+            if not log.ask("isdir"):  # one request; listing what is not there lists what is above it, too
+                continue
+            if not table.entry or any(str(name).endswith(table.entry) for name in log.ask("ls", detail=False)):
                 return table
         except Exception:  # noqa: BLE001, S112  every store has errors of its own for what is not there, or not ours to see
             continue

@@ -142,7 +142,7 @@ def _lease(root: Store, what: str) -> Iterator[None]:
             yield
     finally:
         try:
-            replace(root, patience=LEAVING_SECONDS).remove(key)
+            replace(root, patience=LEAVING_SECONDS).remove_object(key)
         except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told
             logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), brief(error))
 

@@ -110,5 +110,5 @@ def put_aside(root: Store, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(root.path(shard_key(key)), root.path(f"{QUARANTINE}/{key}-{uuid.uuid4().hex[:8]}"))
         return
-    root.remove(receipt_key(key))
+    root.remove_object(receipt_key(key))
     root.remove(shard_key(key))
