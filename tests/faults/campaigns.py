@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from flat_tokens.arrays.layouts import LayoutName
 from tests.faults import store_bench
-from tests.faults.commands import CASES, ORDINARY_USER, Bench, Flaw
+from tests.faults.cases import CASES
+from tests.faults.commands import ORDINARY_USER, Bench, Flaw
 from tests.faults.corpus import CorpusKills
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
