@@ -16,6 +16,8 @@ import flat_tokens.text.limits
 import flows.runners.processes
 import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.parts.stored
+import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from tests.faults.support import ROOT, settings_of, write_notes
@@ -121,6 +123,7 @@ def small_objects() -> None:
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1
+    tasks.parts.stored.SHARD_LAYOUT = tasks.shards.write.SHARD_LAYOUT = LAYOUTS["mmap"]
     tasks.assemble.span_writer.ARRAYS_WAITING = tasks.assemble.span_writer.MARKS_TOGETHER = 2
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 

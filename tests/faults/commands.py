@@ -33,7 +33,7 @@ from tasks.output.pointer import MARKERS
 from tasks.output.staging import Workspace
 from tasks.shards.index import read_index
 from tests.faults.cases import CASES, Case, Words
-from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Operation, Watch
+from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
 
 ORDINARY_USER = 65534
 """nobody, on every Linux; trials run as this user besides root."""
@@ -164,8 +164,8 @@ WRITERS = (
 
 
 class Calm(NamedTuple):
-    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, and how many
-    operations of each kind it has.
+    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, how many
+    operations of each kind it has, and the bytes of what it leaves.
     """
 
     case: Case
@@ -174,6 +174,7 @@ class Calm(NamedTuple):
     before: dict[str, str]
     after: dict[str, str]
     counts: Counter[str]
+    byte_count: int
 
 
 class Ran(NamedTuple):
@@ -222,23 +223,30 @@ class Bench:
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)
         words = case.words(self.here)
-        before = self._child(lambda: seen(self.here)).value
-        ended = self._child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
+        before = self.child(lambda: seen(self.here)).value
+        ended = self.child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
         ran, modules = ended.value
         assert ran.status == 0, ended.output
-        facts, after = self._child(lambda: (facts_of(self.here), seen(self.here))).value
+        facts, after = self.child(lambda: (facts_of(self.here), seen(self.here))).value
         import_all(modules)
-        self._calm = Calm(case, words, facts, before, after, ran.counts)
+        stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
+        self._calm = Calm(case, words, facts, before, after, ran.counts, stored)
         self._flawless.clear()
         gc.freeze()  # or forks would copy all that their collector looks at
         return self._calm
 
+    @property
+    def current(self) -> Calm:
+        """The case that was prepared last."""
+        assert self._calm is not None
+        return self._calm
+
     def _must(self, *words: str) -> None:
-        ended = self._child(lambda: command(list(words)))
+        ended = self.child(lambda: command(list(words)))
         if ended.value is None or ended.value.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
 
-    def _child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
+    def child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
         def patched() -> Any:
             self._patch()
             return work()
@@ -255,7 +263,7 @@ class Bench:
     def record(self, name: str) -> list[tuple[Any, ...]]:
         """Run a case undisturbed, where it is laid out; all that it changed on the disk."""
         calm = self.calm(name)
-        ended = self._child(lambda: command(calm.words, Watch(self.here, record=True)))
+        ended = self.child(lambda: command(calm.words, Watch(self.here, record=True)))
         assert ended.value is not None, ended.error
         assert ended.value.status == 0, ended.output
         recorded: list[tuple[Any, ...]] = ended.value.recorded
@@ -265,27 +273,30 @@ class Bench:
         """Run a case with a fault: the operation that it met, and all that did not hold. None: there is no such operation."""
         calm = self.calm(name)
         self.lay_out(user)
-        ended = self._child(lambda: command(calm.words, Watch(self.here, fault)), user)
+        ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user)
         ran: Ran | None = ended.value
         if ran is not None and ran.fired is None and not ended.died:
             return None
-        flaws = list(self._messages(calm.words, fault, ended))
+        flaws = list(self.messages_of(fault, ended))
         met = ran.fired if ran is not None and ran.fired is not None else "killed"
         return met, flaws + self.look(user, claimed=ran is not None and ran.status == 0)
 
-    def _messages(self, words: Words, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        """What is wrong with what a command said, and how it ended."""
-        is_kill = fault.action in (KILL, KILL_WITHIN)
+    def messages_of(self, fault: Fault | None, ended: Ended) -> Iterator[Flaw]:
+        """What is wrong with what a command said, and how it ended. None: no fault happened, so it must have succeeded."""
+        is_kill = fault is not None and fault.action in (KILL, KILL_WITHIN)
         if ended.hung:
-            yield Flaw("message", "it did not end")
+            yield Flaw("message", f"it did not end: {ended.output}")
         elif ended.died != is_kill:
             yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
         if is_kill or ended.hung or ended.died:
             return
+        status = 1 if ended.value is None else status_of(ended.value)
         if ended.error or "Traceback" in ended.output:
             yield Flaw("message", f"traceback: {ended.error or ended.output}")
-        elif ended.value.status:
-            lines = without_logs(ended.output, words[0])
+        elif status and (fault is None or fault.action.startswith(PAUSE)):
+            yield Flaw("message", f"undisturbed, it failed with status {status}: {ended.output}")
+        elif status and fault is not None:
+            lines = without_logs(ended.output, self.current.words[0])
             cause = os.strerror(getattr(errno, fault.action.partition(" ")[0], 0))
             if len(lines) != 1:
                 yield Flaw("message", f"not in one line: {ended.output}")
@@ -303,7 +314,7 @@ class Bench:
         assert calm is not None
         if state in self._flawless:
             return []
-        ended = self._child(lambda: look_and_run(self.here, calm.words), user)
+        ended = self.child(lambda: look_and_run(self.here, calm.words), user)
         if ended.value is None:
             return [Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")]
         looked: Looked = ended.value
@@ -348,6 +359,12 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
     sys.stdout.flush()
     sys.stderr.flush()
     return Ran(status, watch and watch.fired, watch.counts if watch else Counter(), watch.recorded if watch else [])
+
+
+def status_of(value: Any) -> int:
+    """The exit status of a command, as a trial or an attempt of a chain has it."""
+    ran: Ran = getattr(value, "ran", value)
+    return ran.status
 
 
 def without_logs(output: str, name: str) -> list[str]:
