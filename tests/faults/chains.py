@@ -149,14 +149,12 @@ def bytes_of(here: Path) -> int:
 
 
 def damage(here: Path, template: Path, chance: random.Random) -> bool:
-    """Damage one or two of the files that attempts have left, none that was there before. False where there are none, or where the
+    """Damage one or two of the files that attempts have left, none that was there before. False where there are none, or the
     version is published: what is kept next to it is looked at by the next build of another one.
     """
     if any(_is_published(path) and not (template / "out/versions" / path.name).exists() for path in here.glob("out/versions/*")):
         return False
-    left = sorted(
-        name for name, entry in entries(here) if entry.is_file(follow_symlinks=False) and _is_left(name, here, template)
-    )
+    left = sorted(name for name, entry in entries(here) if entry.is_file(follow_symlinks=False) and _is_left(name, template))
     for name in chance.sample(left, min(chance.randrange(1, 3), len(left))):
         path = here / name
         way: Callable[[Path, random.Random], Any] = chance.choice(DAMAGES)
