@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flat_tokens.stores.store import Store
+from tasks.garbage import stored_shards, unneeded_objects
 from tasks.output.pointer import MARKERS
 from tests.faults.commands import Bench, Flaw, Ran, command, entries, seen
 from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KINDS, LASTING, PAUSE, Ended, Fault, Watch
@@ -25,8 +27,11 @@ WRITE_PATH = r"/(_cache/unfinished|_cache/[0-9a-f]{64}|_staging|versions)/"
 UNDAMAGED = ("runs", "_quarantine", "index")
 TABLES = re.compile(r"out/_cache/files(/[0-9a-f]{64}\.table)?")
 """What is known of files is recorded where these are older than the clock's grain: so behind an attempt, and not at first."""
+NOT_COUNTED = re.compile(r"/(runs|_quarantine)/|/_cache/[0-9a-f]{64}/.*\.json$|/collected/")
 VERSIONS_KEPT, ROOM = 2, 1 << 14
-"""Disturbed attempts leave at most the bytes of so many versions, with their shards, and so many bytes more."""
+"""Disturbed attempts leave at most the bytes of so many versions, and so many bytes more."""
+UNNAMED = 2
+"""Attempts that leave objects which no receipt names, at most: the last one, and one whose receipt was damaged."""
 
 
 class Link(NamedTuple):
@@ -95,6 +100,9 @@ class Chains:
                 found.append(Flaw("readers", attempt.unreadable))
             if (there := bytes_of(here)) > most:
                 found.append(Flaw("leftovers", f"{there:,} bytes, where {most:,} are the most"))
+            root = Store.at(here / "out")
+            if len(unnamed := unneeded_objects(root, stored_shards(root))) > UNNAMED:
+                found.append(Flaw("leftovers", f"{len(unnamed)} attempts have left objects that no receipt names"))
             flaws += [flaw._replace(told=f"{number} of {'; '.join(map(str, links))}: {flaw.told}") for flaw in found]
             claimed = attempt is not None and attempt.ran.status == 0
             if claimed or ended.hung:
@@ -139,10 +147,12 @@ class Chains:
 
 
 def bytes_of(here: Path) -> int:
-    """Bytes of all files, each of them once whatever names it has, without those that were put aside and records of runs."""
+    """Bytes of all files, each of them once whatever names it has. Not of those that were put aside, of records of runs, and of
+    the metadata of shards, of which small ones have more than tokens.
+    """
     sizes = dict[int, int]()
     for name, entry in entries(here):
-        if not {"runs", "_quarantine"} & set(name.split("/")) and entry.is_file(follow_symlinks=False):
+        if not NOT_COUNTED.search(name) and entry.is_file(follow_symlinks=False):
             status = entry.stat(follow_symlinks=False)
             sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
