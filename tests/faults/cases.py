@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import json
-import multiprocessing
+import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flat_tokens.text.limits
-import flows.runners.processes
+import flows.runners.threads
 import tasks.assemble.span_writer
 import tasks.assemble.spans
 import tasks.parts.stored
 import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
+from flows.pipelines.stages import OF_A_BUILD, Step, do
 from tests.faults.support import ROOT, settings_of, write_notes
 from tests.made import small
 
@@ -128,12 +130,22 @@ def small_objects() -> None:
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 
 
+class Processes:
+    """Stands for the processes of a build: what they would do is done here, with what would reach them."""
+
+    def do(self, step: Step, item: Any) -> Any:
+        if OF_A_BUILD.get(step.stage.name) is not step.stage or step.stage.pool is None:
+            return do(step, item)
+        there, shared = pickle.loads(pickle.dumps((item, step.shared)))
+        return do(step._replace(shared=shared), there)
+
+
 def small_objects_by_processes() -> None:
-    """The same, and two workers are processes. Theirs begin for large items, so that none begins: threads do as they would."""
+    """The same, and the workers are processes, as far as a build knows: a fork of a trial with processes of its own would leave
+    those behind.
+    """
     small_objects()
-    flows.runners.processes.WORKERS_OF_A_PROCESS = 1
-    fork = multiprocessing.get_context("fork")  # another one would start a process of its own at once
-    multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment,method-assign]
+    flows.runners.threads.process_pool = lambda workers: contextlib.nullcontext(Processes())  # type: ignore[assignment]
 
 
 Row = dict[str, Any]

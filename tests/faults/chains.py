@@ -166,9 +166,9 @@ def damage(here: Path, template: Path, chance: random.Random) -> bool:
         return False
     left = sorted(name for name, entry in entries(here) if entry.is_file(follow_symlinks=False) and _is_left(name, template))
     for name in chance.sample(left, min(chance.randrange(1, 3), len(left))):
-        path = here / name
         way: Callable[[Path, random.Random], Any] = chance.choice(DAMAGES)
-        way(path, chance)
+        if (here / name).exists():  # the first one may have taken its directory away
+            way(here / name, chance)
     return bool(left)
 
 
