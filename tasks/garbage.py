@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
@@ -38,6 +38,7 @@ COLLECTED = "collected"
 SHARD_KEY = re.compile(r"[0-9a-f]{64}")
 HELD = "a version holds its tokens"
 READERS = 16
+SOURCES = TypeAdapter(tuple[Source, ...])
 ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 Kind = Literal[
@@ -340,7 +341,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
             uris = (found.uri for source in origin.pinned for found in source.files)
             converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
             with contextlib.suppress(ValueError):  # settings that are refused today are not built today
-                tables |= {table_key(Source.model_validate(source)) for source in origin.config.get("sources", ())}
+                tables |= {table_key(source) for source in SOURCES.validate_python(origin.config.get("sources", ()))}
     return Needs(frozenset(files), frozenset(converted), frozenset(tables))
 
 
