@@ -469,3 +469,19 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
         done = list(disk.done)
     assert [kind for kind, name in done if name == str(path)][-2:] == ["write", "sync"]
     assert ("sync", str(path.parent)) in done
+
+
+def test_a_slice_whose_span_is_given_up_has_not_ended(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens arrived while the disk was busy with those before them, and were never written."""
+    target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
+    with opened(target) as (assembler, sink):
+        first = threading.Thread(target=within, args=(60, lambda: stream(even(1, 2), 0, sink, target)))
+        first.start()
+        with contextlib.ExitStack() as held, pytest.raises(BrokenStreamError):
+            second = held.enter_context(sink.stream(key_of(1)))
+            assert second is not None
+            second.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+            assembler._writers["train"].break_off()
+            disk.ready.set()
+            second.end()
+        first.join(60)
