@@ -44,7 +44,7 @@ PART: dict[str, Any] = {"key": str, "size": int, "sha256": str}
 STORED: dict[str, Any] = {"key": str, "size": int, "blake3": str}
 """A stored object, and nothing else. Older releases wrote its sha256."""
 COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
-DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {}}
+DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {"*": int}}
 FILE = {"name": str, "size": int, "sha256": str, "line_ends?": str, "parts?": [PART]}
 SOURCE = {"name": str, "from?": str, "revision?": str, "files": [FILE]}
 TOKENIZER = {"name?": str, "digest?": str, "highest_id?": int, "revision?": str}
@@ -61,8 +61,10 @@ TOTALS: dict[str, Any] = {
     **dict.fromkeys(SPLITS, COUNTS),
     "documents?": {**DOCUMENTS, "by_source?": [{"name": str, **DOCUMENTS}]},
 }
-SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "columns?": {}, "objects": [STORED]}
-"""Readers of a manifest rely on these. Of a name with ``?`` the value may be missing or null; there may be other names."""
+SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "columns?": {"*": str}, "objects": [STORED]}
+"""Readers of a manifest rely on these. Of a name with ``?`` the value may be missing or null; there may be other names. ``*``:
+all names.
+"""
 
 
 def split_attributes(max_token_id: int, masked: bool) -> dict[str, Any]:
@@ -134,7 +136,9 @@ def check(value: Any, shape: Any, where: str) -> None:
         for item in value if shape[0] is not FILE else _unusual_files(value):
             check(item, shape[0], f"an item of {where}")
     elif isinstance(shape, dict):
-        for name, inner in shape.items():
+        for name, item in value.items() if "*" in shape else ():
+            check(item, shape["*"], name)
+        for name, inner in shape.items() if "*" not in shape else ():
             item = value.get(name.rstrip("?"))
             if item is not None or not name.endswith("?"):
                 check(item, inner, name.rstrip("?"))

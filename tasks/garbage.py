@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
@@ -38,6 +38,7 @@ COLLECTED = "collected"
 SHARD_KEY = re.compile(r"[0-9a-f]{64}")
 HELD = "a version holds its tokens"
 READERS = 16
+SOURCES = TypeAdapter(tuple[Source, ...])
 ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 Kind = Literal[
@@ -177,7 +178,7 @@ def _remove_version(root: Store, version: str) -> bool:
 
 def remove_held_shards(root: Store) -> None:
     """Remove the token shards whose tokens a version holds, and unfinished objects, unless a build may be reading them."""
-    if not stored_shards(root) and not attempts_left(root):
+    if not stored_shards(root) and not has_unfinished(root):
         return
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
@@ -193,12 +194,13 @@ def remove_abandoned_objects(root: Store) -> None:
     """Remove what killed attempts have left of unfinished objects that no receipt names, unless a build is running. Without that
     each of them would leave a copy of the objects that it had open, and a crash loop would fill the disk.
     """
-    if not attempts_left(root):
+    if not has_unfinished(root):
         return
     with collecting(root) as busy:
-        for item in unneeded_objects(root, stored_shards(root)) if busy is None else ():
-            _remove(root, item)
-        _tidy(root)
+        if busy is None:
+            for item in unneeded_objects(root, stored_shards(root)):
+                _remove(root, item)
+            _tidy(root)
 
 
 def stored_shards(root: Store) -> list[str]:
@@ -209,6 +211,11 @@ def stored_shards(root: Store) -> list[str]:
 def attempts_left(root: Store) -> list[str]:
     """Names of the attempts that have unfinished objects at an output, which is local then."""
     return list(names_of(root, paths.UNFINISHED)) if root.is_local else []
+
+
+def has_unfinished(root: Store) -> bool:
+    """Whether there is a directory of unfinished objects, which may be empty: a process was killed when it had made it."""
+    return root.is_local and root.exists(paths.UNFINISHED)
 
 
 def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
@@ -334,7 +341,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
             uris = (found.uri for source in origin.pinned for found in source.files)
             converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
             with contextlib.suppress(ValueError):  # settings that are refused today are not built today
-                tables |= {table_key(Source.model_validate(source)) for source in origin.config.get("sources", ())}
+                tables |= {table_key(source) for source in SOURCES.validate_python(origin.config.get("sources", ()))}
     return Needs(frozenset(files), frozenset(converted), frozenset(tables))
 
 

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sources
 from flows.pipelines.publish import check_output, opened, scratch_of
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
-from tasks.output.changes import digests_of, file_changes
+from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import sharing
-from tasks.output.paths import version_store
+from tasks.output.paths import origin_key, version_store
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import at_dataset, check_distinct, if_there, read_origin
 from tasks.tokenize.tokenizers import load_tokenizer
@@ -62,7 +64,15 @@ def config_of(root: Store, version: str) -> BuildConfig:
         raise ValueError(
             f"{root.url}: how version {version} was built is not recorded (origins/{version}.json). Give its configuration file."
         )
-    return BuildConfig.model_validate({**origin.config, "output": root.url})
+    try:
+        return BuildConfig.model_validate({**origin.config, "output": root.url})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise ValueError(
+            f"{root.path(origin_key(version))}: has settings that are not understood here ({where}: {first['msg']}). Give the "
+            "configuration file of the dataset."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -125,7 +135,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     ValueError where the sources no longer give it: then a dataset of another tokenizer would not be of the same text.
     """
     revisions = (
-        {source["name"]: source.get("revision") for source in base.manifest["provenance"]["sources"]} if base.manifest else {}
+        {source["name"]: source.get("revision") for source in sources_of(base.manifest["provenance"])} if base.manifest else {}
     )
     sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
     here = config.model_copy(update={"sources": sources})
@@ -145,12 +155,13 @@ def _pinned(source: Source, revision: str | None) -> Source:
 
 def _check_same_text(base: Base, text: Text) -> None:
     assert base.manifest is not None
-    then = base.manifest["provenance"]["sources"]
+    then = sources_of(base.manifest["provenance"])
     names = [source.name for source in base.config.sources]
     if [source["name"] for source in then] != names:
         raise ValueError(
             f"the configuration has the sources {', '.join(names)}, but version {base.version} was made of "
-            f"{', '.join(source['name'] for source in then)}. Build it first, or give the dataset instead of the configuration."
+            f"{', '.join(source['name'] for source in then) or 'none'}. Build it first, or give the dataset instead of the "
+            "configuration."
         )
     now_of: list[dict[str, str]] = [{} for _ in then]
     for file in text.files:

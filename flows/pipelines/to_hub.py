@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
 from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
 from flat_tokens.stores.records import read_record
@@ -24,7 +25,7 @@ from tasks.models import Model
 from tasks.output.paths import version_store
 from tasks.output.pointer import MARKERS
 from tasks.output.staging import attempt
-from tasks.output.versions import at_dataset, read_origin
+from tasks.output.versions import Origin, at_dataset, read_origin
 from tasks.progress import meter
 from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
 
@@ -107,7 +108,7 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
     root, version = at_dataset(request.dataset)
     store, scratch = version_store(root, version), scratch_apart(request.scratch)
     origin = read_origin(root, version)
-    licence = request.licence or (origin.config.get("licence") if origin else None)
+    licence = request.licence or _licence_of(origin)
     card = hub_card(read_record(store, CARD).decode(), request, version, licence)
     with attempt(Store.at(scratch), scratch, f"hub-{version}") as place:
 
@@ -165,6 +166,13 @@ def _checked(files: Iterable[HubFile], here: Store, listed: list[StoredObject], 
             )
     wanted = {*(stored.key for stored in listed), *ROOT_OBJECTS}
     return [file for key, file in found.items() if key in wanted]
+
+
+def _licence_of(origin: Origin | None) -> str | None:
+    """The licence in the settings of a version, as far as they are known."""
+    with contextlib.suppress(ValueError):  # the record is damaged, which costs no more than what it says
+        return TypeAdapter(Licence | None).validate_python(origin.config.get("licence") if origin else None)
+    return None
 
 
 def hub_card(card: str, request: HubRequest, version: str, licence: str | None) -> str:

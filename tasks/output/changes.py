@@ -82,8 +82,8 @@ class Changes(Model):
 
 def changes_between(before: str | None, old: dict[str, Any] | None, after: str, new: dict[str, Any]) -> Changes:
     """Compare two manifests; *old* is None where there was no version."""
-    then = {source["name"]: source for source in old["provenance"]["sources"]} if old else {}
-    now = {source["name"]: source for source in new["provenance"]["sources"]}
+    then = {source["name"]: source for source in sources_of(old["provenance"])} if old else {}
+    now = {source["name"]: source for source in sources_of(new["provenance"])}
     counted_then, counted_now = _counted(old), _counted(new)
     sources: list[SourceChange] = []
     files: list[FileChange] = []
@@ -96,6 +96,11 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
         sources.append(SourceChange(name=name, files=(len(were), len(are)), documents=documents, tokens=tokens))
     settings = tuple(_settings(old, new)) if old else ()
     return Changes(before=before, after=after, files=tuple(files), sources=tuple(sources), settings=settings)
+
+
+def sources_of(made_of: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sources in the provenance of a manifest. A dataset of another writer may have none."""
+    return made_of.get("sources") or []
 
 
 def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
@@ -126,16 +131,17 @@ def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iter
 def _settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """All other differences as sentences: revision, tokenizer, policy, split, columns, layout."""
     was, now = old["provenance"], new["provenance"]
-    earlier = {source["name"]: source for source in was["sources"]}
-    for source in now["sources"]:
+    earlier = {source["name"]: source for source in sources_of(was)}
+    for source in sources_of(now):
         for key in sorted({*source, *earlier.get(source["name"], source)} - {"name", "files"}):
             if source["name"] in earlier and source.get(key) != earlier[source["name"]].get(key):
                 yield _sentence(f"{source['name']}.{key}", earlier[source["name"]].get(key), source.get(key))
     for part in ("tokenizer", "documents", "split"):
-        for key in sorted({*was[part], *now[part]}):
-            if was[part].get(key) != now[part].get(key):
-                yield _sentence(f"{part}.{key}", was[part].get(key), now[part].get(key))
-    if [source["name"] for source in was["sources"]] != [source["name"] for source in now["sources"]]:
+        before, after = was.get(part) or {}, now.get(part) or {}
+        for key in sorted({*before, *after}):
+            if before.get(key) != after.get(key):
+                yield _sentence(f"{part}.{key}", before.get(key), after.get(key))
+    if [source["name"] for source in sources_of(was)] != [source["name"] for source in sources_of(now)]:
         yield "the list of sources changed"
     for key in ("name", "semantics"):
         if was.get(key) != now.get(key):

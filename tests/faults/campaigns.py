@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from flat_tokens.arrays.layouts import LayoutName
 from tests.faults import store_bench
-from tests.faults.commands import CASES, ORDINARY_USER, Bench, Flaw
+from tests.faults.cases import CASES, STREAMED
+from tests.faults.chains import Chains
+from tests.faults.commands import ORDINARY_USER, Bench, Flaw
 from tests.faults.corpus import CorpusKills
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
@@ -26,6 +28,8 @@ LASTING_POINTS = 40
 BUILD_OF_THE_CORPUS = "build of the corpus, cl100k_base"
 CORPUS_KILLS = 300
 HISTORIES = 200
+CHAINS = 350
+"""Of each build whose slices cross the borders of objects."""
 VERSIONS = 200
 KILLS_ON_A_STORE, POINTS_ON_A_STORE = 30, 5
 """So many requests of a command on a store are its last one; at so many a fault of each kind happens, or begins."""
@@ -171,6 +175,18 @@ def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
             yield Trial("killed at a random time", name, str(number), lambda killing=killing: Done(killing.kill()))  # type: ignore[misc]
 
 
+def chains(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """A build is disturbed several times in a row, each time in another way, then comes to its end."""
+    playing = Chains(bench)
+    for case in filter(under.search, STREAMED):
+        for seed in range(0, CHAINS, every):
+
+            def do(case: str = case, seed: int = seed) -> Done:
+                return Done(at_most_one_of_each(playing.play(case, seed)))
+
+            yield Trial("a chain of kills, errors, pauses, double interrupts and damages", case, str(seed), do)
+
+
 def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """Sources change, refreshes are killed and run again; each version is that of a build from nothing."""
     playing = Histories(bench.scratch / "histories")
@@ -261,6 +277,7 @@ CAMPAIGNS: dict[str, Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]] =
     "power": power,
     "readers": readers,
     "corpus": corpus,
+    "chains": chains,
     "histories": histories,
     "stores": stores,
     "together": together,

@@ -1,4 +1,4 @@
-"""The commands that the harness disturbs, and what must hold after each trial.
+"""Trials of commands: how one is made, and what must hold after it.
 
 A trial copies a prepared directory, runs a command of the product over it in a fork, with a fault, looks around as a reader does,
 runs the same command again, and compares all files with those that an undisturbed run leaves.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gc
-import gzip
 import hashlib
 import importlib
 import json
@@ -28,161 +26,20 @@ import flat_tokens
 import tasks.derive.imports
 import tasks.shards.write
 import tasks.tokenize.tokenizers
-from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from flows.commands.main import main
 from tasks.output.pointer import MARKERS
 from tasks.output.staging import Workspace
 from tasks.shards.index import read_index
-from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Operation, Watch
-from tests.faults.support import ROOT, settings_of, write_notes
+from tests.faults.cases import CASES, Case, Words
+from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
 
 ORDINARY_USER = 65534
 """nobody, on every Linux; trials run as this user besides root."""
 
-HANGS_AFTER = 600.0
-"""Seconds; a trial takes a fraction of one, but others may use the machine."""
-
-Words = list[str]
-Command = Callable[..., None]
-
-
-class Case(NamedTuple):
-    """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
-    likes; ``words(here)`` are the command's own.
-    """
-
-    name: str
-    prepare: Callable[[Path, Command], None]
-    words: Callable[[Path], Words]
-    signed: bool = False
-
-
-def config(here: Path, name: str, *notes: Path, **settings: Any) -> str:
-    path = here / f"{name}.json"
-    path.write_text(json.dumps(settings_of(here / "out", *notes, workers=1, slice_bytes=400, **settings)))
-    return str(path)
-
-
-def packed(path: Path) -> Path:
-    """The same file, compressed."""
-    target = path.with_name(f"{path.stem}_packed.jsonl.gz")
-    target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-    path.unlink()
-    return target
-
-
-def prepare_build(here: Path, command: Command, layout: str) -> None:
-    """An older version, and sources of two slices and more."""
-    command("build", config(here, "old", write_notes(here / "in" / "old.jsonl", 2), layout=layout), "--no-server")
-    new = [write_notes(here / "in" / "new.jsonl", 4), packed(write_notes(here / "in" / "more.jsonl", 2))]
-    config(here, "new", *new, layout=layout)
-
-
-def prepare_refresh(here: Path, command: Command) -> None:
-    """A version, one of whose sources has changed since."""
-    notes = [write_notes(here / "in" / f"{name}.jsonl", 3) for name in ("a", "b")]
-    command("build", config(here, "new", *notes), "--no-server")
-    write_notes(notes[1], 5)
-
-
-def prepare_retokenize(here: Path, command: Command) -> None:
-    shutil.copy(ROOT / "deployments" / "demo" / "tokenizer.json", here / "tokenizer.json")
-    command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
-
-
-def prepare_rollback(here: Path, command: Command) -> None:
-    """Three versions."""
-    for seed in range(3):
-        name = config(here, "new", write_notes(here / "in" / "a.jsonl", 3), split_seed=seed)
-        command("build", name, "--no-server")
-
-
-def first_version(here: Path) -> str:
-    former = json.loads((here / "out" / "latest.json").read_bytes())["former"]
-    return str(former[0]["version"])
-
-
-def prepare_gc(here: Path, command: Command) -> None:
-    """A superfluous version, a pinned one, the latest, and remains of every kind."""
-    out = here / "out"
-    for name in ("a", "b", "c"):
-        command("build", config(here, "new", write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
-        if name == "b":
-            command("pin", str(out))
-    for left in ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw"):
-        (out / left).parent.mkdir(parents=True, exist_ok=True)
-        (out / left).write_text("{}")
-    (out / "_quarantine" / "damaged").mkdir(parents=True)
-
-
-def prepare_two(here: Path, command: Command) -> None:
-    """Two datasets, one of which has a version at the output already."""
-    command("build", config(here, "one", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
-    more = config(here, "two", write_notes(here / "in" / "b.jsonl", 3))
-    command("build", more, "--no-server", "--set", f"output={here / 'more'}")
-
-
-def prepare_import(here: Path, command: Command) -> None:
-    prepare_two(here, command)
-    command("export", str(here / "more"), str(here / "files"), "--to", "datatrove", "--no-server", "--workers", "1")
-
-
-def on_two(name: str, *options: str) -> Callable[[Path], Words]:
-    return lambda here: [name, *options, str(here / "more"), str(here / "out"), "--no-server", "--workers", "1"]
-
-
-CASES = {
-    case.name: case
-    for case in (
-        *(
-            Case(
-                f"build, {layout}",
-                functools.partial(prepare_build, layout=layout),
-                lambda here: ["build", str(here / "new.json"), "--no-server"],
-            )
-            for layout in LAYOUTS
-        ),
-        Case(
-            "build, signed",
-            functools.partial(prepare_build, layout="mmap"),
-            lambda here: ["build", str(here / "new.json"), "--no-server"],
-            signed=True,
-        ),
-        Case("refresh", prepare_refresh, lambda here: ["refresh", str(here / "new.json"), "--no-server"]),
-        Case(
-            "retokenize",
-            prepare_retokenize,
-            lambda here: [
-                *("retokenize", str(here / "out"), "--no-server", "--trust-records"),
-                *("--tokenizer", json.dumps({"name": str(here / "tokenizer.json"), "max_seconds": 3600})),
-                *("--output", str(here / "other")),
-            ],
-        ),
-        Case("rollback", prepare_rollback, lambda here: ["rollback", str(here / "out"), first_version(here)]),
-        Case("gc", prepare_gc, lambda here: ["gc", str(here / "out"), "--keep", "1", "--days", "0", "--delete"]),
-        Case(
-            "merge",
-            prepare_two,
-            lambda here: ["merge", *(str(here / name) for name in ("out", "more", "out")), "--no-server", "--workers", "1"],
-        ),
-        Case("shuffle", prepare_two, on_two("shuffle")),
-        Case(
-            "import",
-            prepare_import,
-            lambda here: ["import", str(here / "files"), str(here / "out"), "--no-server", "--workers", "1"],
-        ),
-        Case(
-            "export",
-            prepare_two,
-            lambda here: [
-                *("export", str(here / "more"), str(here / "exported"), "--to", "megatron", "--tokens-per-file", "400"),
-                *("--no-server", "--workers", "1"),
-            ],
-        ),
-    )
-}
+HANGS_AFTER = 60.0
+"""Seconds; a trial takes a fraction of one. One that still works, as on a busy machine, is given more."""
 
 Facts = dict[str, str]
 
@@ -225,7 +82,10 @@ def fact_of(name: str, data: bytes) -> str:
     """The digest of a file or object, or what of it is the same in each run."""
     directories, _, base = name.rpartition("/")
     if base == "latest.json":
-        value = json.loads(data)
+        try:
+            value = json.loads(data)
+        except ValueError:
+            return "no JSON"
         former = {state: [one["version"] for one in value.get(state, ())] for state in ("former", "withdrawn")}
         return json.dumps({**value, **former})
     if base == "latest.json.hmac" or ("origins" in directories.split("/") and base.endswith(".hmac")):
@@ -307,8 +167,8 @@ WRITERS = (
 
 
 class Calm(NamedTuple):
-    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, and how many
-    operations of each kind it has.
+    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, how many
+    operations of each kind it has, and the bytes of what it leaves.
     """
 
     case: Case
@@ -317,6 +177,7 @@ class Calm(NamedTuple):
     before: dict[str, str]
     after: dict[str, str]
     counts: Counter[str]
+    byte_count: int
 
 
 class Ran(NamedTuple):
@@ -346,6 +207,7 @@ class Bench:
     def __init__(self, scratch: Path) -> None:
         self.scratch, self.here, self.template, self._log = scratch, scratch / "here", scratch / "template", scratch / "log"
         self._calm: Calm | None = None
+        self._patch: Callable[[], None] = lambda: None
         self._flawless: set[tuple[bytes, int | None, bool]] = set()
 
     def calm(self, name: str) -> Calm:
@@ -353,6 +215,7 @@ class Bench:
         if self._calm is not None and self._calm.case.name == name:
             return self._calm
         case = CASES[name]
+        self._patch = case.patch
         for path in (self.here, self.template):
             shutil.rmtree(path, ignore_errors=True)
         self.here.mkdir()
@@ -363,24 +226,35 @@ class Bench:
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)
         words = case.words(self.here)
-        before = self._child(lambda: seen(self.here)).value
-        ended = self._child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
+        before = self.child(lambda: seen(self.here)).value
+        ended = self.child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
         ran, modules = ended.value
         assert ran.status == 0, ended.output
-        facts, after = self._child(lambda: (facts_of(self.here), seen(self.here))).value
+        facts, after = self.child(lambda: (facts_of(self.here), seen(self.here))).value
         import_all(modules)
-        self._calm = Calm(case, words, facts, before, after, ran.counts)
+        stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
+        self._calm = Calm(case, words, facts, before, after, ran.counts, stored)
         self._flawless.clear()
         gc.freeze()  # or forks would copy all that their collector looks at
         return self._calm
 
+    @property
+    def current(self) -> Calm:
+        """The case that was prepared last."""
+        assert self._calm is not None
+        return self._calm
+
     def _must(self, *words: str) -> None:
-        ended = self._child(lambda: command(list(words)))
+        ended = self.child(lambda: command(list(words)))
         if ended.value is None or ended.value.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
 
-    def _child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
-        return Child(work, self._log, user).ended(HANGS_AFTER)
+    def child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
+        def patched() -> Any:
+            self._patch()
+            return work()
+
+        return Child(patched, self._log, user).ended(HANGS_AFTER)
 
     def lay_out(self, user: int | None = None) -> None:
         """A fresh copy of what the case prepared."""
@@ -392,7 +266,7 @@ class Bench:
     def record(self, name: str) -> list[tuple[Any, ...]]:
         """Run a case undisturbed, where it is laid out; all that it changed on the disk."""
         calm = self.calm(name)
-        ended = self._child(lambda: command(calm.words, Watch(self.here, record=True)))
+        ended = self.child(lambda: command(calm.words, Watch(self.here, record=True)))
         assert ended.value is not None, ended.error
         assert ended.value.status == 0, ended.output
         recorded: list[tuple[Any, ...]] = ended.value.recorded
@@ -402,27 +276,30 @@ class Bench:
         """Run a case with a fault: the operation that it met, and all that did not hold. None: there is no such operation."""
         calm = self.calm(name)
         self.lay_out(user)
-        ended = self._child(lambda: command(calm.words, Watch(self.here, fault)), user)
+        ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user)
         ran: Ran | None = ended.value
         if ran is not None and ran.fired is None and not ended.died:
             return None
-        flaws = list(self._messages(calm.words, fault, ended))
+        flaws = list(self.messages_of(fault, ended))
         met = ran.fired if ran is not None and ran.fired is not None else "killed"
         return met, flaws + self.look(user, claimed=ran is not None and ran.status == 0)
 
-    def _messages(self, words: Words, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        """What is wrong with what a command said, and how it ended."""
-        is_kill = fault.action in (KILL, KILL_WITHIN)
+    def messages_of(self, fault: Fault | None, ended: Ended) -> Iterator[Flaw]:
+        """What is wrong with what a command said, and how it ended. None: no fault happened, so it must have succeeded."""
+        is_kill = fault is not None and fault.action in (KILL, KILL_WITHIN)
         if ended.hung:
-            yield Flaw("message", "it did not end")
+            yield Flaw("message", f"it did not end: {ended.output}")
         elif ended.died != is_kill:
             yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
         if is_kill or ended.hung or ended.died:
             return
+        status = 1 if ended.value is None else status_of(ended.value)
         if ended.error or "Traceback" in ended.output:
             yield Flaw("message", f"traceback: {ended.error or ended.output}")
-        elif ended.value.status:
-            lines = without_logs(ended.output, words[0])
+        elif status and (fault is None or fault.action.startswith(PAUSE)):
+            yield Flaw("message", f"undisturbed, it failed with status {status}: {ended.output}")
+        elif status and fault is not None:
+            lines = without_logs(ended.output, self.current.words[0])
             cause = os.strerror(getattr(errno, fault.action.partition(" ")[0], 0))
             if len(lines) != 1:
                 yield Flaw("message", f"not in one line: {ended.output}")
@@ -440,7 +317,7 @@ class Bench:
         assert calm is not None
         if state in self._flawless:
             return []
-        ended = self._child(lambda: look_and_run(self.here, calm.words), user)
+        ended = self.child(lambda: look_and_run(self.here, calm.words), user)
         if ended.value is None:
             return [Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")]
         looked: Looked = ended.value
@@ -485,6 +362,12 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
     sys.stdout.flush()
     sys.stderr.flush()
     return Ran(status, watch and watch.fired, watch.counts if watch else Counter(), watch.recorded if watch else [])
+
+
+def status_of(value: Any) -> int:
+    """The exit status of a command, as a trial or an attempt of a chain has it."""
+    ran: Ran = getattr(value, "ran", value)
+    return ran.status
 
 
 def without_logs(output: str, name: str) -> list[str]:

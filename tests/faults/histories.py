@@ -17,7 +17,8 @@ import zstandard
 
 import tasks.assemble.spans
 import tasks.tokenize.segments
-from tests.faults.commands import HANGS_AFTER, Flaw, Words, command, differences, import_all, seen
+from tests.faults.cases import Words
+from tests.faults.commands import HANGS_AFTER, Flaw, command, differences, import_all, seen
 from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Watch
 from tests.faults.support import Settings, version_digests
 

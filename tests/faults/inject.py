@@ -27,6 +27,7 @@ import _pyio
 import builtins
 import contextlib
 import errno
+import faulthandler
 import functools
 import io
 import os
@@ -93,6 +94,8 @@ FUNCTIONS = {
 }
 TWO_PATHS = ("rename", "replace", "link", "symlink")
 KILL, KILL_WITHIN = "kill", "kill within"
+PAUSE, INTERRUPT = "pause", "interrupt"
+"""Both with milliseconds behind: how long an operation takes, and how long after a first Ctrl-C a second one comes."""
 
 
 class Operation(NamedTuple):
@@ -108,10 +111,11 @@ class Operation(NamedTuple):
 class Fault(NamedTuple):
     """What is done to which operation.
 
-    ``kind``: of `KINDS` or `GROUPS`. ``number``: which of them, from 1. ``action``: the name of an error, ``X done`` for an error
-    of an operation that is done all the same, ``short``, ``kill`` (right behind the operation) or ``kill within`` (behind the
-    first half of a write). ``lasting``: all further ones of the kind fail too. ``path``: a regular expression; only operations
-    on paths in which it is found are counted.
+    ``kind``: of `KINDS` or `GROUPS`. ``number``: which of them, from 1. ``action``: the name of an error; ``X done`` for an error
+    of an operation that is done all the same; ``short``; ``kill`` (right behind the operation) or ``kill within`` (behind the
+    first half of a write); ``pause MS`` (the operation waits first) or ``interrupt MS`` (Ctrl-C before it, and once more later).
+    ``lasting``: all further ones of the kind fail too. ``path``: a regular expression; only operations on paths in which it is
+    found are counted.
     """
 
     kind: str
@@ -209,6 +213,13 @@ class Watch:
         if action is None:
             return real(*arguments, **named)
         self.fired = self.fired or Operation(function, path)
+        name, _, more = action.partition(" ")
+        if name in (PAUSE, INTERRUPT):
+            if name == PAUSE:
+                time.sleep(int(more) / 1000)
+            else:
+                _interrupt_twice(int(more) / 1000)
+            return real(*arguments, **named)
         if action == KILL:
             with contextlib.suppress(OSError):  # such as making a directory that is there
                 real(*arguments, **named)
@@ -216,8 +227,7 @@ class Watch:
         if action in ("short", KILL_WITHIN):
             result = real(*_halved(function, arguments), **named)
             return result if action == "short" else _die()
-        name, _, done = action.partition(" ")
-        if done:
+        if more:
             real(*arguments, **named)
         code = getattr(errno, name)
         # Of a call with a descriptor, the system does not know the path; of one with two paths, it tells both.
@@ -311,9 +321,17 @@ def _die() -> Any:
     time.sleep(60)
 
 
+def _interrupt_twice(seconds: float) -> None:
+    """As the terminal does for Ctrl-C, now and again later, unless the process has ended."""
+    os.kill(os.getpid(), signal.SIGINT)
+    again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+
+
 class Ended(NamedTuple):
     """How a child ended: what *work* returned, or None; the traceback of the error that it raised; what it printed, where that
-    was kept; whether it died of a kill; whether it had to be killed because it took too long.
+    was kept; whether it died of a kill; whether it had to be killed because it took too long; its exit status.
     """
 
     value: Any
@@ -321,6 +339,7 @@ class Ended(NamedTuple):
     output: str
     died: bool
     hung: bool
+    status: int = 0
 
 
 class Child:
@@ -342,6 +361,7 @@ class Child:
                 out = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
                 os.dup2(out, 1)
                 os.dup2(out, 2)
+                faulthandler.register(signal.SIGUSR1, 2, all_threads=True)
             if user is not None:
                 os.setgroups([])
                 os.setgid(user)
@@ -358,16 +378,28 @@ class Child:
             os._exit(status)
 
     def ended(self, seconds: float = 600, kill_after: float | None = None) -> Ended:
-        """Wait for the child. It hangs, and is killed, if it takes longer than *seconds*. *kill_after*: it is killed in any case
-        when so many seconds have passed.
+        """Wait for the child. It hangs, and is killed, if it takes longer than *seconds* and does not work any more, or ten times
+        as long. What its threads were doing is behind its output then. *kill_after*: it is killed in any case when so many
+        seconds have passed.
         """
-        deadline, parts = time.monotonic() + min(seconds, kill_after or seconds), list[bytes]()
-        while ready := select.select([self._read], [], [], max(deadline - time.monotonic(), 0))[0]:
-            if not (part := os.read(self._read, 1 << 20)):
-                break
-            parts.append(part)
-        if not ready:
+        begun, parts, hung = time.monotonic(), list[bytes](), False
+        deadline, worked = begun + min(seconds, kill_after or seconds), 0.0
+        while True:
+            if select.select([self._read], [], [], max(deadline - time.monotonic(), 0))[0]:
+                if not (part := os.read(self._read, 1 << 20)):
+                    break
+                parts.append(part)
+                continue
+            before, worked = worked, _processor_seconds(self.pid)
+            hung = kill_after is None
+            if kill_after is None and worked - before > seconds / WORKING and time.monotonic() < begun + 10 * seconds:
+                deadline, hung = time.monotonic() + seconds, False
+                continue
+            if hung and self._log is not None:
+                os.kill(self.pid, signal.SIGUSR1)
+                time.sleep(0.5)
             os.kill(self.pid, signal.SIGKILL)
+            break
         os.close(self._read)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         output = ""
@@ -375,6 +407,17 @@ class Child:
             with contextlib.suppress(FileNotFoundError), open(self._log, errors="replace") as file:  # it may not have begun
                 output = file.read()
                 os.unlink(self._log)
-        hung = not ready and kill_after is None
         value, error = pickle.loads(b"".join(parts)) if status == 0 else (None, None)
-        return Ended(value, error, output, status == -signal.SIGKILL and not hung, hung)
+        return Ended(value, error, output, status == -signal.SIGKILL and not hung, hung, status)
+
+
+WORKING = 60
+"""A process that waits for ever takes less than this part of its time from a processor."""
+
+
+def _processor_seconds(pid: int) -> float:
+    """Seconds of processors that a process has taken so far; 0 where the system does not tell."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return 0.0

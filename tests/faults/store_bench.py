@@ -34,17 +34,16 @@ from flat_tokens.stores.store import Store
 from tasks.output.paths import RUNNING, VERSIONS, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
+from tests.faults.cases import Words, packed
 from tests.faults.commands import (
     Facts,
     Flaw,
     Ran,
-    Words,
     command,
     differences,
     fact_of,
     facts_of,
     import_all,
-    packed,
     without_logs,
 )
 from tests.faults.inject import Child, Ended

@@ -623,6 +623,8 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
         ("totals.validation.token_count", float("inf")),
         ("totals.documents", 3),
         ("totals.documents", {"by_source": [{"name": 1}]}),
+        ("totals.documents", {"skipped": {"empty": "many"}}),
+        ("columns", {"a": ["int64"]}),
         ("provenance", None),
         ("provenance", []),
         ("provenance.name", 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import time
@@ -14,7 +15,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from tasks.garbage import Collected, Policy, collect, remove_superfluous
+from tasks.garbage import Collected, Policy, collect, needs_of, remove_superfluous
 from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
@@ -362,6 +363,18 @@ def test_without_a_pointer_no_version_is_superfluous(output: str, tmp_path: Path
     root.remove("latest.json")
     assert kinds(collect(root, NOW, delete=True)) == {}
     assert len(versions(root)) == 3
+
+
+@pytest.mark.parametrize("value", [7, None, "x", [7], [{"path": 7}], {"path": "x"}])
+def test_settings_that_are_not_understood_need_no_tables(tmp_path: Path, value: object) -> None:
+    """The record of an origin is damaged: a version is kept for it all the same, and so is what is young."""
+    output = tmp_path / "out"
+    version = build_files(str(output), tmp_path, "a")
+    record = output / "origins" / f"{version}.json"
+    facts = json.loads(record.read_bytes())
+    record.write_text(json.dumps({**facts, "config": {**facts["config"], "sources": value}}))
+    assert needs_of(Store.at(output), list_versions(Store.at(output))).tables == frozenset()
+    assert [one.version for one in collect(Store.at(output), NOW, delete=True).kept] == [version]
 
 
 def test_what_is_not_understood_stops_a_collection(tmp_path: Path) -> None:

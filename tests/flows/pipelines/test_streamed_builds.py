@@ -190,6 +190,13 @@ def test_objects_that_no_shard_names_go_with_the_next_build(settings: Settings, 
     is_that(build_here(settings), settings, tmp_path)
 
 
+def test_an_empty_directory_of_objects_goes_with_the_next_build(settings: Settings, tmp_path: Path) -> None:
+    """As a kill leaves one behind the commit: then the next build has nothing to do."""
+    build_here(settings)
+    (tmp_path / "out" / UNFINISHED).mkdir()
+    is_that(build_here(settings), settings, tmp_path)
+
+
 def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings, tmp_path: Path) -> None:
     """Four threads have a slice each. Those of the files before the bad one are stored."""
     put(tmp_path / "in" / "d.jsonl", 40, bad=30)

@@ -469,3 +469,27 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
         done = list(disk.done)
     assert [kind for kind, name in done if name == str(path)][-2:] == ["write", "sync"]
     assert ("sync", str(path.parent)) in done
+
+
+def test_a_slice_whose_span_is_given_up_has_not_ended(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens arrived while the disk was busy with those before them, and were never written."""
+    target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
+    batch, keys = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
+
+    def stream_first(sink: VersionSink) -> None:
+        with sink.stream(key_of(0)) as into:
+            assert into is not None
+            into.append(batch, keys)
+            into.end()
+
+    with opened(target) as (assembler, sink):
+        first = threading.Thread(target=within, args=(60, lambda: stream_first(sink)))
+        first.start()
+        with sink.stream(key_of(1)) as second:
+            assert second is not None
+            second.append(batch, keys)
+            assembler._writers["train"].break_off()
+            disk.ready.set()
+            with pytest.raises(BrokenStreamError):
+                second.end()
+        first.join(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,16 @@ def test_files_come_go_change_and_move() -> None:
     now = {"changed": B, "fresh": A, "here": C, "new": "d" * 64}
     found = [(change.kind, change.name, change.former_name) for change in file_changes("s", then, now)]
     assert found == [("changed", "changed", None), ("added", "fresh", None), ("removed", "gone", None), ("moved", "new", "old")]
+
+
+@pytest.mark.parametrize("absent", [{"sources": None}, {"tokenizer": None}, {"documents": None, "split": None}])
+def test_a_manifest_may_lack_what_another_one_has(absent: dict[str, Any]) -> None:
+    """As one of another writer does, or null stands for it."""
+    whole, less = manifest({"x": A}), manifest({"x": A}, **absent)
+    for name in absent:
+        del less["provenance"][name]
+        assert changes_between("1", less, "2", whole) == changes_between("1", manifest({"x": A}, **absent), "2", whole)
+    assert changes_between("1", whole, "2", less).settings
 
 
 @given(
