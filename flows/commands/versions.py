@@ -116,13 +116,11 @@ def versions_text(versions: list[Version]) -> list[str]:
     """A table for people."""
     rows = [("version", "made (UTC)", "documents", "tokens", "tokenizer", "layout", "size", "")]
     for version in versions:
-        until = f" until {version.until:%Y-%m-%d %H:%M}" if version.until else ""
-        state = "" if version.state == "other" else f"{version.state}{until}"
         pinned = "" if version.pinned is None else f"pinned: {version.pinned}" if version.pinned else "pinned"
         made = f"{version.at:%Y-%m-%d %H:%M}" if version.at else ""
         counts = f"{version.documents:,}", f"{version.tokens:,}"
         stored = version.tokenizer, version.layout, size(version.byte_count)
-        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (state, pinned)))))
+        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (version.state_for_people, pinned)))))
     return table(rows, "<<>><<><", indent=0)
 
 
@@ -150,7 +148,9 @@ def run_rollback(options: argparse.Namespace) -> None:
     root = output_at(options)
     before = read_pointer(root).version
     now = roll_back(root, options.version)
-    _tell(options, {"latest": now.version, "before": before, "number": now.sequence})
+    facts = {"latest": now.version, "before": before, "number": now.sequence}
+    withdrawn = ", which is withdrawn" if before in [one.version for one in now.withdrawn] else ""
+    show(options, facts, [f"latest is now {now.version} (number {now.sequence}). It was {before}{withdrawn}."])
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> None:

@@ -78,10 +78,10 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
 
     assert lines("pin", output, former, "--note", "the paper") == [f"pinned {former}"]
     assert lines("versions", output)[2].endswith("pinned: the paper")
-    assert lines("rollback", output) == [f"latest {former}, before {latest}, number 3"]
+    assert lines("rollback", output) == [f"latest is now {former} (number 3). It was {latest}, which is withdrawn."]
     assert os.readlink(output / "latest") == f"versions/{former}"
     assert "was rolled back" in lines("refresh", config)[0]
-    assert lines("rollback", output, latest[:5]) == [f"latest {latest}, before {former}, number 4"]
+    assert lines("rollback", output, latest[:5]) == [f"latest is now {latest} (number 4). It was {former}."]
     assert lines("unpin", output, former) == [f"unpinned {former}"]
 
     status = "\n".join(lines("status", output))
