@@ -52,7 +52,7 @@ class Version(Model):
 
     @property
     def state_for_people(self) -> str:
-        """Such as ``former until 2026-07-31 12:00`` or ``withdrawn since 2026-07-31 12:00``; empty where it never was the latest."""
+        """Such as ``former until 2026-07-31 12:00`` or ``withdrawn since ...``; empty if it never was the latest."""
         if self.state == "other" or self.until is None:
             return "" if self.state == "other" else self.state
         return f"{self.state} {'since' if self.state == 'withdrawn' else 'until'} {self.until:%Y-%m-%d %H:%M}"

@@ -29,8 +29,8 @@ from prefect.utilities.schema_tools.validation import validate
 
 from deployments.arguments import arguments as command_line
 from deployments.register import (
-    command_that_makes,
     SLUG,
+    command_that_makes,
     create_pools,
     dataset_deployment,
     load_flow,
