@@ -339,6 +339,7 @@ def plan_text(made: Plan) -> list[str]:
         f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
+        *([f"  warning    {made.warning}"] if made.warning else []),
     ]
 
 

@@ -132,6 +132,26 @@ def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert f"  removed    version {refreshed['version']}" in policy
 
 
+def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """Nothing was ever published there, while it runs and when it was cancelled."""
+    output = tmp_path / "out"
+    shard, unfinished = output / "_cache" / ("a" * 64), output / "_cache" / "unfinished" / "attempt"
+    for directory in (shard, unfinished):
+        directory.mkdir(parents=True)
+        (directory / "tokens").write_bytes(bytes(5000))
+    with building(Store.at(str(output)), tmp_path):
+        status, garbage = ("\n".join(terminal.lines(command, config)) for command in ("status", "gc"))
+    assert "latest      nothing is published yet" in status
+    assert "unfinished  10.0 kB of builds that have not published" in status
+    assert "now         a build is running" in status
+    assert "a build is running, or another collection: token shards, downloads and unfinished versions would be left" in garbage
+    assert "'gc --days 0 --delete' removes it" in "\n".join(terminal.lines("status", output))
+    assert "kept for builds that are run again: 5.0 kB" in "\n".join(terminal.lines("gc", output))
+    assert terminal.lines("gc", output, "--days", "0", "--delete")[0] == "removed 2 things, 10.0 kB"
+    assert not list(output.rglob("tokens"))
+    assert "unfinished" not in "\n".join(terminal.lines("status", output))
+
+
 def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     terminal.lines("build", config)
     output = tmp_path / "out"

@@ -17,7 +17,7 @@ def lines_of(error: BaseException) -> list[str]:
         def emit(self, record: logging.LogRecord) -> None:
             seen.append(self.format(record))
 
-    logger = logging.Logger("runs")  # noqa: LOG001  Prefect's own sends its lines to a server
+    logger = logging.Logger("runs")
     logger.addHandler(Listed())
     logger.addFilter(InOneLine())
     try:
