@@ -296,7 +296,7 @@ def block_id(client: SyncPrefectClient, named: str) -> str:
 
 
 def command_that_makes(kind: str, name: str) -> str | None:
-    """A shell command that makes a block, with ... where people put its secrets. None for types of other packages than Prefect."""
+    """A shell command that makes a block, with ... where people put its secrets. None for types of other packages."""
     from prefect.blocks import notifications, system  # they define the types that Prefect has by itself
 
     blocks = [one for module in (notifications, system) for one in vars(module).values() if isinstance(one, type)]

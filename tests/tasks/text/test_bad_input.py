@@ -737,7 +737,7 @@ def command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
     """A build as a command, in this process: its status, what it prints, its errors."""
-    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda level: None)
+    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def run(config: str, *arguments: str) -> tuple[int, str, str]:
