@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import yaml
 from prefect import Flow
+from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
@@ -289,7 +291,21 @@ def block_id(client: SyncPrefectClient, named: str) -> str:
         return str(client.read_block_document_by_name(name, kind, include_secrets=False).id)
     except ObjectNotFound as error:
         page = f"{get_current_settings().ui_url}/blocks/catalog/{kind}/create"
-        raise LookupError(f"There is no block {named}. Create one named {name} at {page}") from error
+        by_command = f", or by a command: {command}" if (command := command_that_makes(kind, name)) else ""
+        raise LookupError(f"There is no block {named}. Create one named {name} at {page}{by_command}") from error
+
+
+def command_that_makes(kind: str, name: str) -> str | None:
+    """A shell command that makes a block, with ... where people put its secrets. None for types of other packages."""
+    from prefect.blocks import notifications, system  # they define the types that Prefect has by itself
+
+    blocks = [one for module in (notifications, system) for one in vars(module).values() if isinstance(one, type)]
+    block = next((one for one in blocks if issubclass(one, Block) and one.get_block_type_slug() == kind), None)
+    if block is None:
+        return None
+    fields = ", ".join(f'{field}="..."' for field in block.model_json_schema().get("required", ()))
+    program = f'from {block.__module__} import {block.__name__}; {block.__name__}({fields}).save("{name}")'
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}"
 
 
 def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:

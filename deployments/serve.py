@@ -56,6 +56,7 @@ SETTINGS = {
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
 }
 
+AS_BELOW = "(the command needs the two variables of 'from a shell'). It is used as soon as it is there."
 AGAIN = "Run it again to resume after the last stored shard."
 TOLD_HERE = "FLAT_TOKENS_OUTAGES_TOLD"
 """Environment variable of the workers and their runs: this process tells of outages of its server (flows/watch/outages.py)."""
@@ -112,7 +113,7 @@ def _how_to_use_it(
     if options.notify is None:
         notifications = "off: a failing run shows in the UI alone. Turn them on: --notify TYPE/NAME"
     elif options.notify in missing:
-        notifications = f"off until there is a block. {missing[options.notify]}"
+        notifications = f"off until there is a block. {missing[options.notify]} {AS_BELOW}"
     else:
         notifications = f"of failed and crashed runs go to {options.notify}"
     of_datasets = registered[len(registered) - len(options.datasets) :] or ["none (make serve SERVE=DATASET.yaml)"]
@@ -120,7 +121,7 @@ def _how_to_use_it(
         "secret": f"the page asks for it: {secret_file}",
         "datasets": f"\n{' ' * 17}".join(of_datasets),
         "notifications": notifications,
-        "credentials": f"runs fail until there is a block. {missing[options.credentials]}"
+        "credentials": f"runs fail until there is a block. {missing[options.credentials]} {AS_BELOW}"
         if options.credentials in missing
         else "",
         "access": unbound() or "reads and writes of runs are bound to roots",

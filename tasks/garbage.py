@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -63,9 +63,12 @@ class Garbage(Model):
 
 
 class Collected(Model):
-    """Garbage that may go, or went if ``deleted``. ``left``: why things that builds may need were left, if they were."""
+    """Garbage that may go, or went if ``deleted``. ``left``: why things that builds may need were left, if they were.
+    ``recent_bytes``: of what no version needs, but a build that is run again may, as it was stored in the days of grace.
+    """
 
     garbage: tuple[Garbage, ...]
+    recent_bytes: int
     kept: tuple[Version, ...]
     deleted: bool
     left: str | None
@@ -84,7 +87,8 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
         kept, going = divide(list_versions(root), policy)
         versions = [_garbage(version, policy) for version in going]
         garbage = (*versions, *dead_staging(root), *unneeded(root, kept, going, policy))
-        return Collected(garbage=garbage, kept=tuple(kept), deleted=False, left=in_use(root))
+        recent = unfinished_bytes(root, {item.name for item in garbage})
+        return Collected(garbage=garbage, recent_bytes=recent, kept=tuple(kept), deleted=False, left=in_use(root))
     with collecting(root) as busy:
         gone = [*_remove_versions(root, policy, busy), *dead_staging(root)]
         if root.is_local:
@@ -95,7 +99,22 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
                 _remove(root, item)
                 gone.append(item)
         _tidy(root)
-    return Collected(garbage=tuple(gone), kept=tuple(kept), deleted=True, left=busy)
+    recent = unfinished_bytes(root)
+    return Collected(garbage=tuple(gone), recent_bytes=recent, kept=tuple(kept), deleted=True, left=busy)
+
+
+def unfinished_bytes(root: Store, others: Collection[str] = ()) -> int:
+    """Bytes of token shards, unfinished objects and unfinished versions that no version needs. A build that is run again resumes
+    from them. Those named in *others* are left out.
+    """
+    shards = _unneeded_shards(root, list_versions(root), ALWAYS) if stored_shards(root) else ()
+    unfinished = (f"{VERSIONS}/{name}" for name in names_of(root, VERSIONS) if not is_dataset(root, name))
+    found = [
+        *(item for item in shards if item.why != HELD),
+        *unneeded_objects(root, ()),
+        *_left(root, unfinished, ALWAYS, "unfinished version", "never finished"),
+    ]
+    return sum(item.byte_count for item in found if item.name not in others)
 
 
 def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from flat_tokens.stores.local import real_path
 
+AZURE = ("az", "abfs", "abfss", "adl")
 SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
 LOCAL = ("file", "local")
 WEB = {"http": 80, "https": 443}
@@ -56,7 +57,10 @@ def plain_location(location: str) -> str:
     if "::" in re.sub(r"//\[[0-9A-Fa-f:.]+\]", "//", location, count=1):
         raise ValueError("chained URLs ('::') are not accepted; name the file itself")
     if separator and scheme not in SCHEMES:
-        raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are")
+        of_azure = (
+            "" if scheme not in AZURE else ". A dataset that is copied to Azure is read there: flat_tokens.open (docs/reading.md)"
+        )
+        raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are{of_azure}")
     if separator and scheme not in LOCAL:
         return _plain_url(location, scheme, rest)
     path = rest or location

@@ -307,8 +307,9 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
     """Result of a publication, for people. *documents*: counts, where they are told. *particular*: a line of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
+    moved = f"published before: latest is moved to {result.version} from {result.moved_from}"
     lines = [
-        "nothing to do: this version is published" if result.was_published else done,
+        moved if result.moved_from else "nothing to do: this version is published" if result.was_published else done,
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
             f"  {split:10} {result.totals[split]['token_count']:,} tokens in {result.totals[split]['seq_count']:,} sequences, "
@@ -338,6 +339,7 @@ def plan_text(made: Plan) -> list[str]:
         f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
+        *([f"  warning    {made.warning}"] if made.warning else []),
     ]
 
 

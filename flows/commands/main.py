@@ -16,6 +16,7 @@ from typing import TextIO
 
 from flat_tokens import __version__
 from flat_tokens.tools.terminal import one_line, visible
+from flows.watch.failures import is_expected
 
 FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
@@ -25,19 +26,13 @@ FAMILIES = {
 }
 """Modules of this folder, and the commands that each adds, with the functions that run them."""
 
-EXPECTED = (ValueError, OSError, ImportError)
-"""Errors of bad input, a full disk or an absent package: told in one line. Anything else is a fault of ours: a traceback."""
-
 LEAVING_SECONDS = 10.0
-
-FOREIGN = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests", "s3fs")
-"""Libraries of stores and the hub: what they raise is mostly about the network, a name or a right, and told in one line too."""
 
 
 def main(arguments: list[str]) -> int:
     """Run a command; its exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
     options = parser(arguments[0] if arguments else "").parse_args(arguments)
-    log_to_terminal(logging.INFO if options.quiet else logging.WARNING)
+    log_to_terminal()
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
     signal.signal(signal.SIGINT, _interrupt)
@@ -51,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except MemoryError:
         print(f"{options.command} failed: out of memory. Give it more, or fewer workers.", file=sys.stderr)
     except Exception as error:
-        if not isinstance(error, EXPECTED) and not type(error).__module__.startswith(FOREIGN):
+        if not is_expected(error):
             raise
         print(f"{options.command} failed: {one_line(error)}", file=sys.stderr)
     return 1
@@ -85,19 +80,19 @@ class Harmless(logging.Formatter):
         return visible(super().format(record))
 
 
-def log_to_terminal(level: int) -> None:
-    """Log our own lines to standard error, and of others only what is critical: they log what they raise. Not by the root
+def log_to_terminal() -> None:
+    """Log our own warnings to standard error, and of others only what is critical: they log what they raise. Not by the root
     logger: Prefect has handlers of its own.
     """
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.CRITICAL)
     handler = OnTerminal()
     handler.setFormatter(Harmless("%(asctime)s %(levelname)s %(message)s"))
-    handler.setLevel(level)  # of the loggers, a server may be told more
+    handler.setLevel(logging.WARNING)  # of the loggers, a server may be told more
     for name in ("flat_tokens", "flows", "tasks"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logger.setLevel(logging.WARNING)
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import sys
 import tomllib
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.tools.terminal import one_line
-from flows.watch.terminal import display, log_progress
+from flows.watch.terminal import display
 from tasks.faults import faults_of
 
 
@@ -73,7 +73,7 @@ def _setting(name: str) -> str | None:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "the result as JSON on standard output"},
-    "--quiet": {"action": "store_true", "help": "log lines instead of a live display"},
+    "--quiet": {"action": "store_true", "help": "no progress: warnings, errors and the result alone"},
     "--no-server": {"action": "store_true", "help": "do not report to a Prefect server"},
     "--workers": {"type": int, "metavar": "N", "help": "tasks at a time (default: one for each core)"},
     "--name": {"metavar": "NAME", "help": "a name for people (default: the first input's)"},
@@ -121,15 +121,12 @@ def watched(
     as the *flow* of that path with the arguments instead: Prefect is imported for nothing else.
     """
     server = None if options.no_server else prefect_server()
-    if server and not options.quiet:
+    if server:
         # The server gets every line of the tasks all the same; the terminal is for the display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     name = _name(arguments[0] if arguments else argparse.Namespace(**settings))
     has_server = server is not None
-    shown = (
-        log_progress(name, has_server=has_server) if options.quiet else display(name, sys.stderr.isatty(), has_server=has_server)
-    )
-    with shown:
+    with nullcontext() if options.quiet else display(name, sys.stderr.isatty(), has_server=has_server):
         if server is None:
             with alone as runner:
                 return pipeline(runner)

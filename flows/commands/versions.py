@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tasks.output.versions import Version
 
 
+OUTPUTS_HAVE = ("latest.json", "versions", "_cache", "_staging", "_running")
+"""An output has one of these from the moment on at which its first build begins."""
 SHOWN_OF_A_KIND = 8
 AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -56,12 +58,13 @@ def output_at(options: argparse.Namespace) -> Store:
 
     is_config = options.output.endswith((".yaml", ".yml", ".json")) and kind_of(options.output) == "file"
     root = Store.at(read_config(Path(options.output), []).output if is_config else plain_location(options.output))
-    if not root.exists("latest.json") and not root.exists("versions"):
+    if not any(map(root.exists, OUTPUTS_HAVE)):
         raise ValueError(f"{root.url}: nothing was built here")
     return root
 
 
 def run_status(options: argparse.Namespace) -> None:
+    from tasks.garbage import unfinished_bytes
     from tasks.output.leases import in_use
     from tasks.output.versions import status_of
 
@@ -75,6 +78,7 @@ def run_status(options: argparse.Namespace) -> None:
         "pinned": {one.version: one.pinned for one in found.versions if one.pinned is not None},
         "versions_bytes": sum(one.byte_count for one in found.versions),
         "cache_bytes": found.cache_bytes,
+        "unfinished_bytes": unfinished_bytes(root),
         "in_use": in_use(root),
     }
     show(options, facts, status_text(facts, found.latest, datetime.now(UTC)))
@@ -92,9 +96,17 @@ def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) ->
         ("refreshed", _when(refreshed, now)),
         ("pinned", ", ".join(pinned) or "none"),
         ("size", sizes),
+        *([("unfinished", _unfinished(facts))] if facts["unfinished_bytes"] else []),
         ("now", facts["in_use"] or "no build is under way"),
     ]
     return [facts["output"], *table(rows, "<<")]
+
+
+def _unfinished(facts: dict[str, Any]) -> str:
+    stored = f"{size(facts['unfinished_bytes'])} of builds that have not published"
+    if facts["in_use"]:
+        return stored
+    return f"{stored}: the same build goes on from there, and 'gc --days 0 --delete' removes it"
 
 
 def _when(at: datetime | None, now: datetime) -> str:
@@ -116,13 +128,11 @@ def versions_text(versions: list[Version]) -> list[str]:
     """A table for people."""
     rows = [("version", "made (UTC)", "documents", "tokens", "tokenizer", "layout", "size", "")]
     for version in versions:
-        until = f" until {version.until:%Y-%m-%d %H:%M}" if version.until else ""
-        state = "" if version.state == "other" else f"{version.state}{until}"
         pinned = "" if version.pinned is None else f"pinned: {version.pinned}" if version.pinned else "pinned"
         made = f"{version.at:%Y-%m-%d %H:%M}" if version.at else ""
         counts = f"{version.documents:,}", f"{version.tokens:,}"
         stored = version.tokenizer, version.layout, size(version.byte_count)
-        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (state, pinned)))))
+        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (version.state_for_people, pinned)))))
     return table(rows, "<<>><<><", indent=0)
 
 
@@ -150,7 +160,9 @@ def run_rollback(options: argparse.Namespace) -> None:
     root = output_at(options)
     before = read_pointer(root).version
     now = roll_back(root, options.version)
-    _tell(options, {"latest": now.version, "before": before, "number": now.sequence})
+    facts = {"latest": now.version, "before": before, "number": now.sequence}
+    withdrawn = ", which is withdrawn" if before in [one.version for one in now.withdrawn] else ""
+    show(options, facts, [f"latest is now {now.version} (number {now.sequence}). It was {before}{withdrawn}."])
 
 
 def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> None:
@@ -182,6 +194,11 @@ def collected_text(collected: Collected) -> list[str]:
         marks = [*([version.state] if version.state != "other" else []), *(["pinned"] if version.pinned is not None else [])]
         kept.append(version.version + (f" ({', '.join(marks)})" if marks else ""))
     lines.append(f"  kept: {', '.join(kept) or 'no version'}")
+    if collected.recent_bytes:
+        lines.append(
+            f"  kept for builds that are run again: {size(collected.recent_bytes)}, stored in the days of grace. "
+            "--days 0 removes it, too."
+        )
     if collected.left:
         stay = "were left" if collected.deleted else "would be left for now"
         lines.append(f"  {collected.left}: token shards, downloads and unfinished versions {stay}")

@@ -23,6 +23,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
+from flows.pipelines.room import warn_of_room
 from flows.pipelines.stages import (
     DOWNLOAD,
     DUPLICATES,
@@ -229,6 +230,8 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                     recipe = make_recipe(config, workspace, tokenizer, text.slices, chats)
                     slices = {recipe.key(slice_): slice_ for slice_ in text.slices}  # equal slices are tokenized once
                     stored = StoredSlices.look_up(target.root, slices)
+                    sample = partial(first_texts, config, workspace, stored.missing)
+                    warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
                     sink = open_sink(assembler, text, recipe, runner)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
                     # whose parts are there.
@@ -388,6 +391,14 @@ def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice])
                 left -= len(text.as_buffer())
                 texts.setdefault(index, []).append(text.as_py())
     return texts
+
+
+def first_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice]) -> list[str]:
+    """How some of the first documents of the first slice begin."""
+    slice_ = at_hand(slices[0], config.sources, workspace)
+    documents = next(read_documents(slice_, config.sources[slice_.source], config.documents, Tally(), SAMPLE_BYTES), None)
+    texts = documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ()
+    return [text.as_py()[: SAMPLE_BYTES // SAMPLE_DOCUMENTS] for text in texts]
 
 
 def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> Iterator[ShardPart]:

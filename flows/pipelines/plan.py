@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import math
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import check_files, files_of, make_recipe, pin_sources, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
+from flows.pipelines.room import existing, free_space, lack_of_room
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
@@ -82,6 +82,7 @@ class Plan(Model):
     dataset_bytes_high: int
     disk_bytes: int
     disk_free: int | None
+    warning: str | None = None
     workers: int
     seconds: float
     sampled_documents: int
@@ -149,6 +150,10 @@ def plan(config: BuildConfig) -> Plan:
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
     dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config.validation_fraction)
+    # Threads write layout mmap of a local output at once, and their tokens once.
+    streamed = root.is_local and layout == "mmap" and config.runner == "threads" and config.documents.duplicates != "drop"
+    in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * BESIDE_BYTES
+    disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
     return Plan(
         version=version,
@@ -169,8 +174,9 @@ def plan(config: BuildConfig) -> Plan:
         dataset_bytes=round(dataset_bytes),
         dataset_bytes_low=max(round(dataset_bytes - dataset_error), 0),
         dataset_bytes_high=round(dataset_bytes + dataset_error),
-        disk_bytes=round(dataset_bytes + whole.tokens * 4 + whole.documents * BESIDE_BYTES + whole.copied_bytes),
-        disk_free=free_space(root),
+        disk_bytes=disk_bytes,
+        disk_free=free,
+        warning=None if published else lack_of_room(root, disk_bytes, free),
         workers=workers,
         seconds=round(looking * _size(found) / max(_size(chosen), 1) + making, 1),
         sampled_documents=sampled.read,
@@ -266,18 +272,7 @@ def check_writable(root: Store) -> None:
     """ValueError where a build could not write to its output, as far as that can be told without writing."""
     if not root.is_local:
         return
-    path = _existing(root)
+    path = existing(root)
     problem = errno.ENOTDIR if kind_of(path) != "directory" else 0 if os.access(path, os.W_OK | os.X_OK) else errno.EACCES
     if problem:
         raise ValueError(f"cannot write to output {root.root}: {path}: {os.strerror(problem)}. Choose another output.")
-
-
-def _existing(root: Store) -> Path:
-    """The output's directory, or the nearest above it that is there."""
-    output = Path(root.root)
-    return next(path for path in (output, *output.parents) if kind_of(path) is not None)
-
-
-def free_space(root: Store) -> int | None:
-    """Bytes free where the output goes, if it is a local disk."""
-    return shutil.disk_usage(_existing(root)).free if root.is_local else None

@@ -51,7 +51,8 @@ FIRST_CONTACT_SECONDS = 10.0
 
 class Published(Model):
     """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took.
-    ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there.
+    ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version that
+    ``latest`` named when the run began.
     """
 
     path: str
@@ -63,12 +64,19 @@ class Published(Model):
     byte_count: int
     seconds: dict[str, float]
     text_bytes_tokenized: int = 0
+    latest_before: str | None = None
+
+    @property
+    def moved_from(self) -> str | None:
+        """The version that ``latest`` named before, if this one was published before and is now the latest again."""
+        return self.latest_before if self.was_published and self.latest_before != self.version else None
 
     @property
     def headline(self) -> str:
         """Such as ``version 80d2fd78, 183.8M tokens``."""
         tokens = short(sum(self.totals[split]["token_count"] for split in SPLITS))
-        return f"version {self.version[:8]}{' was published already' if self.was_published else ''}, {tokens} tokens"
+        again = f", latest is moved to it from {self.moved_from[:8]}" if self.moved_from else ""
+        return f"version {self.version[:8]}{' was published already' if self.was_published else ''}{again}, {tokens} tokens"
 
 
 P = TypeVar("P", bound=Published)
@@ -96,6 +104,7 @@ class OpenOutput:
             totals=manifest["totals"],
             byte_count=sum(stored["size"] for stored in manifest["objects"]),
             seconds=self.seconds,
+            latest_before=self.pointer.version,
             **particular,
         )
 

@@ -136,8 +136,7 @@ def _latest(found: Status) -> str:
 
 def _version(one: Version) -> Sequence[str | int]:
     pinned = "" if one.pinned is None else f"pinned: {as_markdown(one.pinned)}" if one.pinned else "pinned"
-    until = f" until {one.until:%Y-%m-%d %H:%M}" if one.until else ""
-    state = ", ".join(filter(None, ("" if one.state == "other" else f"{one.state}{until}", pinned)))
+    state = ", ".join(filter(None, (one.state_for_people, pinned)))
     made = f"{one.at:%Y-%m-%d %H:%M}" if one.at else ""
     return (code(one.version), state, made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count))
 

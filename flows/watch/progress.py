@@ -26,6 +26,7 @@ from flat_tokens.checker import Checked
 from flat_tokens.manifest import read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
+from flows.watch.failures import report_in_one_line
 from flows.watch.outages import outages
 from flows.watch.words import WITHOUT_PROGRESS, all_done, describe, not_shown, percent, slug, tolerated
 from tasks.progress import Done, Progress, meter, repeating
@@ -86,6 +87,7 @@ def logged() -> Iterator[None]:
     outage of the server there is one line.
     """
     outages()
+    report_in_one_line()
     handler, flow_run_id = APILogHandler(), flow_run().id
 
     def belongs(record: logging.LogRecord) -> bool:

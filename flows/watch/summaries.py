@@ -274,7 +274,10 @@ DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and tok
 
 
 def _published(result: Published) -> str:
-    state = "was published already" if result.was_published else f"published, number {result.sequence}"
+    before = f"was published already, and is the latest again (it was `{result.moved_from}`), number {result.sequence}"
+    state = f"published, number {result.sequence}"
+    if result.was_published:
+        state = before if result.moved_from else "was published already"
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
 

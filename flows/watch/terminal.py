@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -59,17 +58,6 @@ class _Line:
         text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
         text.truncate(columns)
         yield text
-
-
-@contextlib.contextmanager
-def log_progress(name: str, *, has_server: bool = False) -> Iterator[None]:
-    """Log progress now and then while the block runs."""
-
-    def log() -> None:
-        logging.getLogger("flows").info(progress_line(meter.read(), name, has_server=has_server))
-
-    with repeating(EVERY_SECONDS, log, "log"):
-        yield
 
 
 def progress_line(now: Progress, name: str = "", *, has_server: bool = False) -> str:

@@ -50,6 +50,13 @@ class Version(Model):
             return datetime.max.replace(tzinfo=UTC)
         return self.until or self.at or datetime.min.replace(tzinfo=UTC)
 
+    @property
+    def state_for_people(self) -> str:
+        """Such as ``former until 2026-07-31 12:00`` or ``withdrawn since ...``; empty if it never was the latest."""
+        if self.state == "other" or self.until is None:
+            return "" if self.state == "other" else self.state
+        return f"{self.state} {'since' if self.state == 'withdrawn' else 'until'} {self.until:%Y-%m-%d %H:%M}"
+
 
 class Origin(Model):
     """The origin of a version: its settings, as they were when its sources last gave it. It lies beside the version, whose bytes

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from prefect.utilities.schema_tools.validation import validate
 from deployments.arguments import arguments as command_line
 from deployments.register import (
     SLUG,
+    command_that_makes,
     create_pools,
     dataset_deployment,
     load_flow,
@@ -403,6 +405,20 @@ def test_every_run_knows_the_name_of_the_credentials() -> None:
         variables = deployment["work_pool"]["job_variables"]["env"]
         assert variables["FLAT_TOKENS_CREDENTIALS"] == "secret/buckets"
     assert all("FLAT_TOKENS_CREDENTIALS" not in str(deployment) for deployment in wanted(options()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "program"),
+    [
+        ("slack-webhook", 'from prefect.blocks.notifications import SlackWebhook; SlackWebhook(url="...").save("alerts")'),
+        ("secret", 'from prefect.blocks.system import Secret; Secret(value="...").save("alerts")'),
+        ("of-another-package", None),
+    ],
+)
+def test_a_block_that_is_missing_can_be_made_by_a_command(kind: str, program: str | None) -> None:
+    """No page of a running UI is needed."""
+    made = command_that_makes(kind, "alerts")
+    assert (made and shlex.split(made)) == (program and [sys.executable, "-c", program])
 
 
 def test_two_datasets_of_one_name_are_refused() -> None:

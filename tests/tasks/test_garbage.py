@@ -143,9 +143,12 @@ def test_young_remains_of_a_build_that_may_be_resumed_stay(tmp_path: Path) -> No
     roll_back(root)
     (output / "versions" / lost / "zarr.json").unlink()
     week = Policy(keep_versions=1, grace_days=7)
-    assert collect(root, week, delete=True).garbage == ()
+    dry, young = collect(root, week), collect(root, week, delete=True)
+    assert young.garbage == ()
+    assert dry.recent_bytes == young.recent_bytes > 0
     age(output / "versions" / lost, days=8)
     age(output / "_cache", days=8)
+    assert collect(root, week).recent_bytes == 0  # it is listed as garbage
     assert kinds(collect(root, week, delete=True)) == {"unfinished version": 1, "shard": 1, "record": 2}
     assert not (output / "versions" / lost).exists()
     assert receipts(output) == set()

@@ -78,10 +78,10 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
 
     assert lines("pin", output, former, "--note", "the paper") == [f"pinned {former}"]
     assert lines("versions", output)[2].endswith("pinned: the paper")
-    assert lines("rollback", output) == [f"latest {former}, before {latest}, number 3"]
+    assert lines("rollback", output) == [f"latest is now {former} (number 3). It was {latest}, which is withdrawn."]
     assert os.readlink(output / "latest") == f"versions/{former}"
     assert "was rolled back" in lines("refresh", config)[0]
-    assert lines("rollback", output, latest[:5]) == [f"latest {latest}, before {former}, number 4"]
+    assert lines("rollback", output, latest[:5]) == [f"latest is now {latest} (number 4). It was {former}."]
     assert lines("unpin", output, former) == [f"unpinned {former}"]
 
     status = "\n".join(lines("status", output))
@@ -130,6 +130,26 @@ def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert rerun["path"].startswith(f"{output}-bytes/versions/")
     policy = lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
     assert f"  removed    version {refreshed['version']}" in policy
+
+
+def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """Nothing was ever published there, while it runs and when it was cancelled."""
+    output = tmp_path / "out"
+    shard, unfinished = output / "_cache" / ("a" * 64), output / "_cache" / "unfinished" / "attempt"
+    for directory in (shard, unfinished):
+        directory.mkdir(parents=True)
+        (directory / "tokens").write_bytes(bytes(5000))
+    with building(Store.at(str(output)), tmp_path):
+        status, garbage = ("\n".join(terminal.lines(command, config)) for command in ("status", "gc"))
+    assert "latest      nothing is published yet" in status
+    assert "unfinished  10.0 kB of builds that have not published" in status
+    assert "now         a build is running" in status
+    assert "a build is running, or another collection: token shards, downloads and unfinished versions would be left" in garbage
+    assert "'gc --days 0 --delete' removes it" in "\n".join(terminal.lines("status", output))
+    assert "kept for builds that are run again: 5.0 kB" in "\n".join(terminal.lines("gc", output))
+    assert terminal.lines("gc", output, "--days", "0", "--delete")[0] == "removed 2 things, 10.0 kB"
+    assert not list(output.rglob("tokens"))
+    assert "unfinished" not in "\n".join(terminal.lines("status", output))
 
 
 def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: Terminal) -> None:

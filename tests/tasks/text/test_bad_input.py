@@ -737,7 +737,7 @@ def command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
     """A build as a command, in this process: its status, what it prints, its errors."""
-    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda level: None)
+    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def run(config: str, *arguments: str) -> tuple[int, str, str]:
@@ -877,6 +877,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     ),
     "chained URL": ({"source": {"path": "zip://a::s3://b/c.zip"}}, "chained URLs ('::') are not accepted; name the file itself"),
     "unknown scheme": ({"source": {"path": "ftp://example.org/x"}}, "ftp:// is not known here; file, local, http, https, gs"),
+    "Azure": ({"output": "az://container/x"}, "memory are. A dataset that is copied to Azure is read there: flat_tokens.open"),
     "output to http": (
         {"output": "https://example.org/x"},
         "nothing can be written to http; name a directory or an object store",
