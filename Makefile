@@ -69,12 +69,13 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names.
+check: $(STAMP) ## Format, lint, types, directions of imports, names, one way to open.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
+	$(BIN)/python -m tests.doors
 
 COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 

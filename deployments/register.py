@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, ParameterTypeError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import SCHEDULE_TYPES as SERVERS_SCHEDULES
 from prefect.settings import get_current_settings
@@ -136,6 +137,24 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in field.items() if not (name == "default" and "$ref" in field)}
 
 
+def check_parameters(flow: Flow[..., Any], deployment: dict[str, Any]) -> None:
+    """ValueError for a deployment's parameters that its flow refuses. Those that prefect.yaml lists are an example for the form,
+    and may be outside of the roots.
+    """
+    disabled = logging.getLogger("prefect.flows")
+    was_disabled, disabled.disabled = disabled.disabled, True  # it logs a page about each
+    try:
+        flow.validate_parameters(deployment["parameters"])
+    except ParameterTypeError as error:
+        faults = [line.strip() for line in str(error).splitlines()[1:]]
+        outside = [line for line in faults if "may not be" in line]
+        if deployment not in read_deployments() or not outside:
+            raise ValueError(f"{flow.name}/{deployment['name']}: {'; '.join(faults)}") from error
+        print(f"{flow.name}/{deployment['name']}: the example in its form is outside of the roots", file=sys.stderr)
+    finally:
+        disabled.disabled = was_disabled
+
+
 def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     """Create a deployment, or update the one of that name. Return FLOW/NAME, with remarks for people.
 
@@ -144,7 +163,7 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     flow, pool, limit = load_flow(deployment), deployment["work_pool"], deployment.get("concurrency_limit")
     parameters = deployment.get("parameters", {})
     if parameters:
-        flow.validate_parameters(parameters)
+        check_parameters(flow, deployment)
     name = f"{flow.name}/{deployment['name']}"
     there = None
     with suppress(ObjectNotFound):

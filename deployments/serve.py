@@ -11,6 +11,7 @@ import os
 import secrets
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -73,7 +74,9 @@ def main() -> int:
     running: dict[str, Supervised] = {}
     try:
         address = f"http://127.0.0.1:{options.port}"
-        secret_file = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / "flat-tokens-secret"
+        os.umask(0o077)  # the database holds secrets and the key to them; this is for all processes that are started
+        home = private_home(Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser())
+        secret_file = home / "flat-tokens-secret"
         os.environ.update({**SETTINGS, **os.environ, "PREFECT_API_URL": f"{address}/api"})
         os.environ["PREFECT_SERVER_UI_API_URL"] = "/api"  # of whichever name of this machine the browser shows
         os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = secret_in(secret_file)
@@ -171,6 +174,22 @@ def _use_made_blocks(missing: dict[str, str], options: argparse.Namespace) -> di
     for named in missing.keys() - still.keys():
         print(f"The block {named} is used from now on.", flush=True)
     return still
+
+
+def private_home(home: Path) -> Path:
+    """The directory of the server's database, which this user alone may enter. ValueError, with the command that closes it."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status, named = home.stat(), shlex.quote(str(home))
+    if status.st_uid != os.geteuid():
+        remedy = "Set PREFECT_HOME to a directory of your own."
+        raise ValueError(f"{home} is another user's, who could read and change the server's database. {remedy}")
+    if status.st_mode & 0o077:
+        holds = "the server's database is in it, with the blocks' secrets and their key"
+        raise ValueError(f"{home} is open to other users, and {holds}. Close it: chmod 700 {named}")
+    for database in home.glob("prefect.db*"):
+        if stat.S_ISREG(database.lstat().st_mode):
+            database.chmod(0o600)
+    return home
 
 
 def secret_in(path: Path) -> str:

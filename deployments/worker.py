@@ -22,7 +22,8 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from deployments.arguments import POOLS
 from deployments.spare import ENGINE, Spares
 from flows.__main__ import ARROW_MEMORY, C_MEMORY, NO_MORE_THREADS, TUNABLES
-from flows.watch.outages import outages
+from flows.watch.outages import TOLD_ELSEWHERE, outages
+from tasks.locations import unbound
 
 
 def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -89,5 +90,7 @@ if __name__ == "__main__":
     spares = Spares(processutils.open_process)
     processutils.open_process = spares.open
     ProcessWorker.__aexit__ = closing(ProcessWorker.__aexit__, spares)  # type: ignore[method-assign, assignment]
+    if TOLD_ELSEWHERE not in os.environ and (warning := unbound()):  # make serve says it of its workers
+        print(warning, file=sys.stderr, flush=True)
     outages()
     app()

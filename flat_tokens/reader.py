@@ -29,7 +29,7 @@ from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_s
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
-from flat_tokens.stores.local import real_path
+from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, stored_object
 from flat_tokens.where import parse
@@ -312,7 +312,7 @@ def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
 
 def resolve(store: Store) -> Store:
     """The version that ``latest.json`` points at, or *store* itself where it holds no pointer. Local links are followed, once."""
-    store = replace(store, root=real_path(store.root)) if store.is_local else store
+    store = replace(store, root=followed(store.root)) if store.is_local else store
     try:
         version = read_json(store, POINTER).get("version")
     except NO_OBJECT:

@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
-from flat_tokens.stores.local import kind_of, open_plain
+from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.reading import open_plain
 
 UNKNOWN = "\ufffd".encode()
 """Text of an id that the vocabulary does not have."""
@@ -248,7 +249,7 @@ def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson
             f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Check the name and the network, or name a tokenizer.json."
         ) from error
-    return _tokenizer_json(repository, Path(path).read_bytes(), revision)
+    return _tokenizer_json(repository, _read(Path(real_path(path))), revision)
 
 
 def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
@@ -263,7 +264,7 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
         return None
     hub = extra("huggingface_hub", f"the tokenizer {name} of the hub")
     try:
-        return Path(hub.hf_hub_download(name, file, revision=revision, endpoint=os.environ.get("HF_ENDPOINT"))).read_bytes()
+        return _read(Path(real_path(hub.hf_hub_download(name, file, revision=revision, endpoint=os.environ.get("HF_ENDPOINT")))))
     except hub.errors.EntryNotFoundError:
         return None
     except Exception as error:  # what the hub's client raises without a network is none of its own errors

@@ -13,22 +13,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import fsspec
-from prefect import get_run_logger, runtime
 from prefect.blocks.system import Secret
 
 from flat_tokens.stores import signing
-from tasks.locations import CREDENTIALS, unbound
+from tasks.locations import CREDENTIALS
 
 PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf", "signing")
 
 
 @contextlib.contextmanager
 def credentials() -> Iterator[None]:
-    """Warn where nothing bounds what a worker reads and writes. Reach stores with the block that the environment names, if it
-    does, and sign with its keys. ValueError or PermissionError where it is not there, or unfit.
+    """Reach stores with the block that the environment names, if it does, and sign with its keys. ValueError or PermissionError
+    where it is not there, or unfit.
     """
-    if runtime.deployment.id and (told := unbound()):
-        get_run_logger().warning(told)
     name = os.environ.get(CREDENTIALS)
     if not name:
         yield

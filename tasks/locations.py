@@ -20,6 +20,7 @@ import fsspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from flat_tokens.stores.local import real_path
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
 
 AZURE = ("az", "abfs", "abfss", "adl")
 SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
@@ -96,10 +97,6 @@ def _goes_up(url: str) -> bool:
     return any(_UP.search(text) for text in _decoded(path))
 
 
-INPUT_ROOTS, OUTPUT_ROOTS = "FLAT_TOKENS_INPUT_ROOTS", "FLAT_TOKENS_OUTPUT_ROOTS"
-"""Environment variables of the workers: paths and URLs, with commas between them, to which the reads and writes of
-all runs are bound. Writing includes reading. Without a variable there is no such bound."""
-
 CREDENTIALS = "FLAT_TOKENS_CREDENTIALS"
 """Environment variable of the workers: the name of a Secret block of Prefect's, such as secret/buckets (flows/credentials.py)."""
 
@@ -168,16 +165,10 @@ def absolute(location: str) -> str:
 
 
 def _check_within(location: str, verb: str, *variables: str) -> str:
-    if not (roots := _roots(*variables)) or is_within(location, roots):
+    if not (roots := named_roots(*variables)) or is_within(location, roots):
         return location
     allowed = f"{variables[0]} allows {', '.join(roots)}"
     raise ValueError(f"{location} may not be {verb} here: {allowed}. Ask who runs the workers for more.")
-
-
-def _roots(first: str, *more: str) -> list[str]:
-    """The roots of several variables; none where the *first* has none."""
-    listed = ",".join(os.environ.get(name, "") for name in (first, *more)) if os.environ.get(first) else ""
-    return [root.strip() for root in listed.split(",") if root.strip()]
 
 
 def is_within(location: str, roots: Sequence[str]) -> bool:
@@ -226,7 +217,7 @@ def check_hop(began: str, url: str, address: str = "") -> None:
     known. Within the roots all may be asked; what began at the hub may lead to its other pages and to public servers by https,
     as the hub's own files do. Without roots, all but link-local addresses.
     """
-    parts, roots = urlsplit(url), _roots(INPUT_ROOTS, OUTPUT_ROOTS)
+    parts, roots = urlsplit(url), named_roots(INPUT_ROOTS, OUTPUT_ROOTS)
     if parts.scheme in WEB and roots and is_within(url, roots):
         return
     hub = _origin(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.retry import own_status
 from tasks.download.hub import UnsuitableError, api, ask
 
@@ -99,7 +100,7 @@ def files_below(directory: Path, folder: str) -> Iterator[HubFile]:
     """The files below a directory, for a *folder* of the repository. No link is followed."""
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not path.is_symlink():
-            with open(path, "rb") as file:
+            with open_plain(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             yield HubFile(f"{folder}/{path.relative_to(directory).as_posix()}", path, path.stat().st_size, sha256)
 
@@ -111,7 +112,8 @@ def _is_there(file: HubFile, there: Any) -> bool:
     if there.lfs is not None:
         return bool(there.lfs.sha256 == file.sha256)
     digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    digest.update(file.local.read_bytes())
+    with open_plain(file.local) as opened:
+        digest.update(opened.read())
     return bool(there.blob_id == digest.hexdigest())
 
 

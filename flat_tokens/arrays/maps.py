@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from flat_tokens.stores import local
+from flat_tokens.stores import local, reading
 
 MOST = 4096
 """More files are not kept mapped, whatever the limit is: the system allows 65,530 maps to a process."""
@@ -100,7 +100,7 @@ def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
 
 
 def _map(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe has perhaps nobody who writes
+    fd = reading.opened(path)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -242,7 +242,7 @@ def create_raw_index(
     source, name = file_at(jsonl)
     store, key = file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
     spans, start, number = array("q"), 0, 0
-    with source.fs.open(source.path(name), "rb") as file:
+    with source.open(name) as file:
         for number, line in enumerate(file, 1):
             document = line.removesuffix(b"\n")
             if _is_document(document, blank, f"{source.path(name)}: line {number}, at byte {start},"):

@@ -25,6 +25,7 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.rows.facts import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL
+from flat_tokens.stores.reading import library_path
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.limits import LARGEST_PAGE
@@ -257,7 +258,7 @@ class ParquetRows(ListRows):
     @cached_property
     def _footer(self) -> tuple[str | None, tuple[RowGroup, ...]]:
         """The column of labels, and the row groups."""
-        with _refused_by_name(self.path, "Parquet"), self.store.fs.open(self.path, "rb") as opened:
+        with _refused_by_name(self.path, "Parquet"), self.store.open(self.key) as opened:
             footer = Footer(opened)
             with pyarrow.parquet.ParquetFile(footer, pre_buffer=True) as file:
                 _check_column(file.schema_arrow, self.column, self.path)
@@ -317,7 +318,7 @@ class ParquetRows(ListRows):
     def _check_pages(self, column: str, values: int, start: int) -> None:
         """ValueError where a page of a column chunk says that it is larger than any is: the library would take that memory."""
         try:
-            with self.store.fs.open(self.path, "rb") as opened:
+            with self.store.open(self.key) as opened:
                 for _ in pages_of(opened, start, values, LARGEST_PAGE):
                     pass
         except ValueError as error:
@@ -446,8 +447,9 @@ def _arrow_keys(files: Files) -> list[str]:
 
 def _source(store: Store, key: str, mapped: bool = False) -> Any:
     if not store.is_local:
-        return store.fs.open(store.path(key), "rb")
-    return pyarrow.memory_map(store.path(key)) if mapped else pyarrow.OSFile(store.path(key))
+        return store.open(key)
+    with library_path(store.path(key)) as path:
+        return pyarrow.memory_map(path) if mapped else pyarrow.OSFile(path)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -68,26 +68,6 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-
-
-def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview | None:
-    """Bytes ``start:stop`` of a local file, read into *buffer* past the page cache; None if that is not possible."""
-    if not hasattr(os, "O_DIRECT"):
-        return None
-    begin = start // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
-    wanted = -(-(stop - begin) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
-    view = buffer.data
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        try:
-            count = os.preadv(fd, [view[:wanted]], begin)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise_named(error, path)
-        return None  # not on this file system
-    return view[start - begin : stop - begin] if count >= stop - begin else None  # the file's end, or an interruption
 
 
 class LocalSink:
@@ -316,15 +296,6 @@ def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
     if error.errno in REMEDIES and error.strerror == os.strerror(error.errno):
         error.strerror += f". {REMEDIES[error.errno]} and run the same command again"
     raise error
-
-
-def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """A plain file, open for reading. ValueError for another one: a device has no end, a pipe perhaps nobody who writes."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise ValueError(f"{os.fspath(path)} is not a plain file")
 
 
 def refuse_links(path: Path, top: str) -> None:

@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, NamedTuple, Self, cast
 
 import fsspec
 import numpy as np
 from blake3 import blake3
 from fsspec.implementations.local import LocalFileSystem
 
-from flat_tokens.stores import local, signing
+from flat_tokens.stores import local, reading, signing
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
 from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
 
@@ -164,7 +164,7 @@ class Store:
     def read(self, key: str) -> bytes:
         """The whole object. FileNotFoundError if there is none."""
         if self.is_local:
-            with local.named_errors(self.path(key)), local.open_plain(self.path(key)) as file:
+            with local.named_errors(self.path(key)), reading.open_plain(self.path(key)) as file:
                 return file.read()
         # Without a start, the client of S3 asks for the size first.
         whole = {"start": 0} if "s3" in self.protocols else {}
@@ -175,11 +175,17 @@ class Store:
                 return b""
             raise
 
+    def open(self, key: str) -> BinaryIO:
+        """An object, open for reading."""
+        if self.is_local:
+            return reading.open_plain(self.path(key))
+        return cast("BinaryIO", self.connected().open(self.path(key), "rb"))
+
     def read_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes ``start:stop`` of an object."""
         if not self.is_local:
             return _checked(self.ask("cat_file", key, start=start, end=stop), start, stop) if start < stop else b""
-        fd = os.open(self.path(key), os.O_RDONLY)
+        fd = reading.descriptor(self.path(key))
         try:
             parts = []
             while start < stop and (part := os.pread(fd, stop - start, start)):
@@ -277,7 +283,7 @@ class Store:
         if self.read_once and self.is_local and DIRECT_READ_BYTES <= stop - start <= WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT:
             buffer = local.take_buffer()
             try:
-                if (data := local.read_direct(self.path(key), start, stop, buffer)) is not None:
+                if (data := reading.read_direct(self.path(key), start, stop, buffer)) is not None:
                     yield data
                     return
             finally:
@@ -304,7 +310,7 @@ class Store:
     def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of an object from *start* on, in order, in blocks of bounded size."""
         if self.is_local:
-            with local.named_errors(self.path(key)), local.open_plain(self.path(key)) as file:
+            with local.named_errors(self.path(key)), reading.open_plain(self.path(key)) as file:
                 file.seek(start)
                 while block := file.read(WRITE_BUFFER_BYTES):
                     yield block
@@ -385,7 +391,8 @@ class Store:
     def upload(self, key: str, path: str | os.PathLike[str]) -> None:
         """Put a local file into a remote store."""
         if os.path.getsize(path) <= PART_BYTES:
-            self.ask("pipe_file", key, Path(path).read_bytes())
+            with open(path, "rb") as file:  # made by this process
+                self.ask("pipe_file", key, file.read())
             return
         fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self.protocols else {}
         if "s3" in self.protocols:

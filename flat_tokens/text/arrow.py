@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from flat_tokens.extras import pa
+from flat_tokens.stores.reading import library_path
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
 FILE, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
@@ -29,7 +30,11 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Record batches of these columns, or of all where there are none; the offsets of *columns* are checked."""
-    source = pa.OSFile(file.path) if file.is_local else pa.PythonFile(file.open(), "r")
+    if file.is_local:
+        with library_path(file.path) as path:
+            source = pa.OSFile(path)
+    else:
+        source = pa.PythonFile(file.open(), "r")
     if file.content is not None:
         source = pa.BufferReader(file.content)
     is_file = source.read(len(FILE)) == FILE

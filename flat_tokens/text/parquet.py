@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from flat_tokens.extras import pa
+from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
 from flat_tokens.text.footers import FOOTERS
 from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
@@ -35,7 +36,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
     """A file read in small pieces, its page checksums checked where it has them."""
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(file.open()) if not file.is_local else file.path
+        opened = stack.enter_context(library_path(file.path) if file.is_local else file.open())
         if file.content is not None:
             opened = pa.BufferReader(file.content)
         settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from flat_tokens import columns as kept
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
-from flat_tokens.stores.local import open_plain
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.text import limits
 
 

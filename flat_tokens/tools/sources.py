@@ -24,6 +24,7 @@ from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
+from flat_tokens.stores.reading import followed, lent
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
@@ -136,7 +137,7 @@ def place_below(base: str, name: str) -> str | None:
         key = quote(name) if scheme in ("http", "https") else name
         return "/".join(filter(None, (base.rstrip("/"), key))) if scheme in SCHEMES else None
     try:
-        root = real_path(os.path.expanduser(rest))
+        root = followed(os.path.expanduser(rest))
         place = real_path(os.path.join(root, name))
     except ValueError:  # what no file can be called
         return None
@@ -253,6 +254,7 @@ def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, 
         for block in unpacked(stored, ending, name, most):
             temporary.write(block)
         temporary.flush()
+        stack.enter_context(lent(temporary.name))
         return temporary.name, temporary.tell()
 
 

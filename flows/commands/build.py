@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import kind_of
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.terminal import duration, line, plural, show, size
 from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, watched
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.faults import faults_of
-from tasks.locations import CREDENTIALS, INPUT_ROOTS, OUTPUT_ROOTS
+from tasks.locations import CREDENTIALS
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult

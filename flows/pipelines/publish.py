@@ -18,6 +18,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
 from flat_tokens.manifest import POINTER, SPLITS, history_digest, read_manifest
 from flat_tokens.stores.local import kind_of, make_directory
+from flat_tokens.stores.reading import SCRATCH
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     Request = BuildConfig | DeriveRequest | ImportRequest
     """Settings of something that publishes a version."""
 
-SCRATCH = "FLAT_TOKENS_SCRATCH"
-"""Environment variable of a worker: its directory for downloads and staging, whatever a configuration says."""
 FIRST_CONTACT_SECONDS = 10.0
 """A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
 

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from flat_tokens.stores.local import kind_of, pattern_base
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import COMPRESSIONS, HEAD_BYTES, FileFormat, compression_of, detect_format, named_format
 from tasks.config import Source
@@ -113,7 +114,7 @@ def check_names(source: Source, files: Sequence[FoundFile]) -> None:
     check_one_format(source, known)
     for file in files if known else ():
         if named_format(file.name) is None and "://" not in file.uri:
-            with open(file.uri, "rb") as opened:
+            with open_plain(file.uri) as opened:
                 head = opened.read(HEAD_BYTES)
             try:
                 if compression_of(head, file.name) is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flat_tokens.stores.local import kind_of, make_directory, real_path
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
@@ -74,7 +75,7 @@ def may_be_crlf(source: Source, kind: FileFormat) -> bool:
 def _has_crlf(path: Path) -> bool:
     """Whether a file has CR LF anywhere."""
     before = b""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while block := file.read(LOOK_BYTES):
             if b"\r" in (seen := before + block) and b"\r\n" in seen:
                 return True
@@ -269,7 +270,7 @@ def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return file.read(HEAD_BYTES)
 
 
@@ -279,7 +280,7 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
     with halves_in(target.parent) as halves:
         if _noted(note, target):
             return target
-        with path.open("rb") as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
+        with open_plain(path) as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
             for block in unpacked(file, ending, name, max_expansion, available_memory() // 4):
                 writer.write(block)
         _settle(halves / "unpacked", target, writer.stored.digest)

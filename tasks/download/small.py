@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flat_tokens.stores.local import real_path
+from flat_tokens.stores.reading import descriptor
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
@@ -23,7 +24,6 @@ from tasks.download.hub import fetch_hub
 from tasks.download.sources import naming
 from tasks.locations import readable_directory
 from tasks.models import FoundFile, SourceFile, Stamp, stamp_of
-from tasks.text.runs import PLAIN_FILE
 
 SMALL_BYTES = 1 << 20
 """Bytes of a small file, at most."""
@@ -122,7 +122,7 @@ class _Keeper:
 
 def _whole(path: str, size: int) -> tuple[bytes, Stamp]:
     """The first *size* bytes of a plain file and one more, and its stamp when they had been read."""
-    opened = os.open(path, PLAIN_FILE)
+    opened = descriptor(path, os.O_NOFOLLOW)
     try:
         data = os.read(opened, size + 1)
         while len(data) < size and (more := os.read(opened, size + 1 - len(data))):

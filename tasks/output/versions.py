@@ -15,6 +15,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
 from flat_tokens.manifest import MANIFEST, SPLITS, check_name, read_manifest
 from flat_tokens.stores.local import kind_of, real_path
+from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
@@ -323,7 +324,7 @@ def at_dataset(path_or_url: str) -> tuple[Store, str]:
     """
     store = Store.at(path_or_url)
     if store.is_local:
-        store = Store.at(real_path(store.root))
+        store = Store.at(followed(store.root))
         if kind_of(store.root) == "file":
             raise ValueError(
                 f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."

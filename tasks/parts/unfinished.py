@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import LOSS_MASK, SPLITS
-from flat_tokens.stores.local import open_plain
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
 from tasks.models import TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key

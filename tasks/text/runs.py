@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flat_tokens.extras import pa
 from flat_tokens.stores.local import named_errors
+from flat_tokens.stores.reading import descriptor
 from flat_tokens.text import limits
 from flat_tokens.text.jsonl import parse_block, parse_together
 from flat_tokens.text.plain import BOM, split
@@ -21,8 +22,6 @@ from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, stamp_of
 from tasks.text.files import changed_meanwhile, raise_unread, rows_of, text_file
 
-PLAIN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No link is followed: a location has none. Nothing waits for a pipe that took the file's place."""
 ENTRY_BYTES = 256
 """A file counts this many bytes in addition to its own, so that a batch has some thousand files at most."""
 
@@ -168,7 +167,7 @@ def _read_into(view: memoryview, part: FileRange) -> int:
     file, size = part.file, 0
     try:
         with named_errors(file.location):
-            opened = os.open(file.location, PLAIN_FILE)
+            opened = descriptor(file.location, os.O_NOFOLLOW)  # a location has no link
             try:
                 while count := os.readv(opened, [view[size:]]):
                     size += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flat_tokens.stores.local import kind_of
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.text import limits
 from flat_tokens.text.plain import has_separator
 from tasks.config import DocumentPolicy, Source
@@ -39,7 +40,7 @@ def _remedy(separator: str, file: SourceFile) -> str:
         return ' In YAML, "\\n" in double quotes is a line feed; in single quotes, and without, it is a backslash and an n.'
     if separator.strip("\r\n"):
         return ""
-    with open(file.location, "rb") as opened:
+    with open_plain(file.location) as opened:
         head = opened.read(limits.LOOK_BYTES)
     line_end = next((end for end in ("\r\n", "\n", "\r") if end.encode() in head), None)
     return "" if line_end in (None, separator) else f" Its lines end in {line_end!r}."

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import socket
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.serve import secret_in
+from deployments.serve import private_home, secret_in
 from deployments.server import listen, own_address_only
 
 
@@ -154,3 +156,28 @@ def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(fami
 def test_a_number_that_is_no_port_is_told(port: int) -> None:
     with pytest.raises(ValueError, match=f"There is no port {port}"):
         listen(port)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o705, 0o701, 0o710, 0o770])
+def test_a_home_that_others_may_enter_is_refused_with_the_command_that_closes_it(tmp_path: Path, mode: int) -> None:
+    """The database in it has the secrets of blocks, and the key to them."""
+    home = tmp_path / "a home"
+    home.mkdir()
+    home.chmod(mode)
+    with pytest.raises(ValueError, match="is open to other users") as refused:
+        private_home(home)
+    command = str(refused.value).partition("Close it: ")[2]
+    subprocess.run(shlex.split(command), check=True)
+    for name in ("prefect.db", "prefect.db-wal"):
+        (home / name).touch()
+        (home / name).chmod(0o644)
+    assert private_home(home) == home
+    assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("prefect.db", "prefect.db-wal")} == {0o600}
+
+
+def test_a_home_that_is_not_there_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert stat.S_IMODE(private_home(tmp_path / "new").stat().st_mode) == 0o700
+    finally:
+        os.umask(before)

@@ -392,6 +392,9 @@ def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
     for pid in {service.process.pid} | descendants(service.process.pid):
         assert service.secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert stat.S_IMODE(service.secret_file.stat().st_mode) == 0o600
+    databases = [path for path in (home / "prefect").rglob("*.db*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in databases} == {0o600}
+    assert stat.S_IMODE((home / "prefect").stat().st_mode) == 0o700
     password = service.secret.removeprefix("admin:").encode()
     holders = [path for path in home.rglob("*") if path.is_file() and password in path.read_bytes()]
     assert holders == [service.secret_file]

@@ -41,6 +41,13 @@ def test_no_secret_stands_in_the_files() -> None:
     assert set(re.findall(r"^#?(\w+)=", example, re.MULTILINE)) <= variables
 
 
+def test_no_secret_is_an_argument_of_a_process(services: dict[str, Service]) -> None:
+    """Every user of the machine, and every log of its processes, sees arguments."""
+    for name, service in services.items():
+        shown = str([service.get("command"), service.get("entrypoint"), service.get("healthcheck"), service.get("labels")])
+        assert not [secret for secret in SECRETS.values() if secret in shown], name
+
+
 def test_only_the_servers_port_is_published_and_on_loopback(services: dict[str, Service]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert list(published) == ["server"]

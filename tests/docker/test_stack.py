@@ -112,7 +112,7 @@ class Stack:
         with (self.root / f"{name}.log").open("wb") as log:
             self.running[name] = subprocess.Popen(
                 [
-                    program(command[0]) if name in ("postgres", "redis") else str(Path(sys.executable).parent / command[0]),
+                    str(program(command[0]) if name in ("postgres", "redis") else Path(sys.executable).parent / command[0]),
                     *command[1:],
                 ],
                 env=environment,

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from flat_tokens.stores.reading import INPUT_ROOTS
 from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
-from tasks.locations import INPUT_ROOTS, check_hop
+from tasks.locations import check_hop
 from tasks.models import FoundFile
 
 BODY = b'{"text": "a document"}\n'

@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from deployments.register import run_form
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.stores.store import Store
 from flows.build import build_dataset
 from flows.derive import merge_datasets, subset_dataset
@@ -23,7 +24,7 @@ from tasks.config import BuildConfig, HubDataset, Source, TokenizerConfig
 from tasks.derive.request import ImportRequest
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
-from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS, Location, Output, plain_location, unbound
+from tasks.locations import Location, Output, plain_location, unbound
 from tasks.models import FoundFile
 from tasks.tokenize.tokenizers import load_tokenizer
 

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from prefect.exceptions import ParameterTypeError
 
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, SCRATCH
 from flat_tokens.stores.store import Store, StoredObject
 from flows.groups import tokenize_group
-from flows.pipelines.publish import SCRATCH, scratch_of
+from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from tasks.assemble.assembler import Assembler
@@ -23,7 +24,6 @@ from tasks.download.cut import at_hand
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
-from tasks.locations import INPUT_ROOTS, OUTPUT_ROOTS
 from tasks.models import SourceFile
 from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target

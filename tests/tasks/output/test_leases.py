@@ -170,7 +170,7 @@ def test_a_lease_that_cannot_be_removed_hides_nothing(
     def go_wrong() -> None:
         raise InterruptedError("what went wrong")
 
-    monkeypatch.setattr(root.fs, "rm", refuse)
+    monkeypatch.setattr(root.fs, "rm_file", refuse)
     with pytest.raises(InterruptedError, match="what went wrong"), building(root, scratch):
         go_wrong()
     with building(root, scratch):

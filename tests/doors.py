@@ -1,0 +1,141 @@
+"""One way to open: `make check` fails where code opens a local file otherwise than through flat_tokens/stores/reading.py.
+
+A file that a path names is opened by `open_plain`, `descriptor`, `opened` or `Store`, or by a library at a `library_path`:
+each refuses what is outside of the roots. PERMITTED has the functions that open something else, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ("flat_tokens", "tasks", "flows", "deployments")
+OPENERS = {
+    *("open", "io.open", "io.FileIO", "io.open_code", "os.open", "os.fdopen", "codecs.open", "fsspec.open", "fsspec.open_files"),
+    *("np.load", "np.loadtxt", "np.genfromtxt", "np.fromfile", "np.memmap", "numpy.load", "numpy.fromfile", "numpy.memmap"),
+    *("gzip.open", "bz2.open", "lzma.open", "zipfile.ZipFile", "tarfile.open", "shutil.copy", "shutil.copy2", "shutil.copyfile"),
+    *("shutil.copytree", "shutil.copyfileobj", "runpy.run_path", "sqlite3.connect", "linecache.getline", "tokenize.open"),
+}
+"""Functions that open a path."""
+METHODS = {
+    "read_text",
+    "read_bytes",
+    "OSFile",
+    "memory_map",
+    "open_input_file",
+    "input_stream",
+    "from_file",
+    "ParquetFile",
+    "read_table",
+}
+"""Methods and functions of libraries that do, on whatever they are called."""
+READERS = {"self", "store", "file", "text", "source", "chosen", "flat_tokens", "Ledger", "webbrowser"}
+"""Names whose own `open` is a door, or opens no path."""
+DOOR = "flat_tokens/stores/reading.py"
+
+OWN = "a file that this process has made in its own directory"
+LOCK = "a lock: nothing is read from it"
+SYSTEM = "a file of the system"
+OURS = "a file of the checkout or the package"
+OPERATOR = "a file that the operator names, not a run"
+HERE = "what the library opens is at a library_path, or open already"
+PERMITTED = {
+    "deployments/demo/read_back.py:": "a program for people to read",
+    "deployments/register.py:read_automations": OURS,
+    "deployments/register.py:read_deployments": OURS,
+    "deployments/serve.py:secret_in": OPERATOR,
+    "deployments/supervised.py:orphans": SYSTEM,
+    "flat_tokens/columns.py:_opened": HERE,
+    "flat_tokens/formats/parquet.py:_footer": HERE,
+    "flat_tokens/formats/parquet.py:_opened": HERE,
+    "flat_tokens/formats/parquet.py:_source": HERE,
+    "flat_tokens/stores/disk_cache.py:_boot": SYSTEM,
+    "flat_tokens/stores/disk_cache.py:_locked": LOCK,
+    "flat_tokens/stores/disk_cache.py:add": OWN,
+    "flat_tokens/stores/disk_cache.py:find": "the reader's own cache, of which each unit has a checksum",
+    "flat_tokens/stores/local.py:_open": "writes a new file; refuse_links has looked at its directories",
+    "flat_tokens/stores/local.py:directory_below": "a directory, reached through no link",
+    "flat_tokens/stores/local.py:sync": "reads nothing",
+    "flat_tokens/stores/signing.py:_keys_in": OPERATOR,
+    "flat_tokens/stores/store.py:open": "an object of a remote store",
+    "flat_tokens/stores/store.py:upload": OWN,
+    "flat_tokens/text/arrow.py:_opened": HERE,
+    "flat_tokens/text/parquet.py:_metadata": HERE,
+    "flat_tokens/text/parquet.py:_opened": HERE,
+    "flat_tokens/text/rows.py:open": "a file of a remote store",
+    "flat_tokens/tools/cli.py:main": SYSTEM,
+    "flat_tokens/tools/diff.py:_read_side": OWN,
+    "flat_tokens/tools/export.py:_holding": LOCK,
+    "flat_tokens/tools/import_.py:import_dataset": "the dataset that was written now, by flat_tokens.open",
+    "flat_tokens/tools/report.py:page": OURS,
+    "flat_tokens/tools/sources.py:_unpacked": "TextFile's own open, which is a door",
+    "flows/commands/build.py:read_config": OPERATOR,
+    "flows/commands/running.py:_setting": OPERATOR,
+    "tasks/config.py:_share": SYSTEM,
+    "tasks/config.py:available_memory": SYSTEM,
+    "tasks/derive/pieces.py:count_unfound": OWN,
+    "tasks/derive/pieces.py:read_keys": "bytes in memory",
+    "tasks/download/fetch.py:_alone": LOCK,
+    "tasks/download/fetch.py:_fetch": OWN,
+    "tasks/download/fetch.py:_settle": LOCK,
+    "tasks/download/fetch.py:glimpsed": OWN,
+    "tasks/download/hub.py:_write_parquet": OWN,
+    "tasks/finalize/document_changes.py:read": OWN,
+    "tasks/finalize/seal.py:count_repeated": OWN,
+    "tasks/garbage.py:_is_held": LOCK,
+    "tasks/output/leases.py:_locked": LOCK,
+    "tasks/output/leases.py:_processes": SYSTEM,
+    "tasks/output/pointer.py:pointer_lock": LOCK,
+    "tasks/output/staging.py:_lock_in": LOCK,
+    "tasks/output/staging.py:sweep": LOCK,
+    "tasks/parts/input.py:_keys_and_places": OWN,
+    "tasks/parts/input.py:_listed": OWN,
+    "tasks/shards/receipts.py:repairing": LOCK,
+    "tasks/tokenize/engines.py:resident_bytes": SYSTEM,
+    "tasks/tokenize/rendering/process.py:main": "its standard input",
+    "tasks/tokenize/tokenizers.py:_path_of": OWN,
+}
+"""The functions that open something else, and why they may."""
+
+
+def opening(tree: ast.AST, function: str = "") -> Iterator[tuple[str, int, str]]:
+    """Calls that open a path: the function that they are in, the line and what is called."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not function else function
+        if isinstance(node, ast.Call) and (called := _opener(node)):
+            yield inner, node.lineno, called
+        yield from opening(node, inner)
+
+
+def _opener(call: ast.Call) -> str:
+    """What a call opens a path by; empty for another call."""
+    called, name = ast.unparse(call.func), ast.unparse(call.func).rpartition(".")[2]
+    if called in OPENERS or (name in METHODS and called != name):
+        return called
+    if name == "open" and called.rpartition(".")[0].rpartition(".")[2] not in READERS:
+        return called
+    return ""
+
+
+def faults(root: Path = ROOT) -> Iterator[str]:
+    """A sentence for each call that opens a path elsewhere, and for each permission that nothing uses."""
+    used = set[str]()
+    for path in sorted(path for floor in FLOORS for path in (root / floor).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if name == DOOR:
+            continue
+        for function, line, called in opening(ast.parse(path.read_text("utf-8"))):
+            within = f"{name}:{function}"
+            used.add(within)
+            if within not in PERMITTED:
+                yield f"{name}, line {line}: {called} opens a path. Use open_plain of {DOOR}, or say in tests/doors.py why not."
+    yield from (f"{within} opens no path: remove it from PERMITTED." for within in sorted(set(PERMITTED) - used))
+
+
+if __name__ == "__main__":
+    found = list(faults())
+    print("\n".join(found) or "opening: one way")
+    sys.exit(1 if found else 0)

@@ -1,0 +1,287 @@
+"""With roots set, no place that opens a path is led out of them by a link, whichever step of the path it replaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import tokenizers
+
+import flat_tokens
+from flat_tokens.arrays import maps
+from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.stores import reading
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
+from flat_tokens.stores.store import Store
+from flat_tokens.text.formats import FORMATS as TEXT_FORMATS
+from flat_tokens.text.rows import TextFile
+from flat_tokens.tools.export import export_of, write
+from flat_tokens.vocabulary import beside, resolve
+from tasks.derive.inputs import examine
+from tasks.derive.pieces import read_keys
+from tasks.text.runs import descriptor as run_descriptor
+from tests import doors
+from tests.made import docs_of, foreign, publish_docs
+
+REFUSED = "leads out of what may be read here"
+SIZE = 1 << 19
+
+
+class Place(NamedTuple):
+    """A place that opens a path: what makes the files below a directory, and what reads them."""
+
+    make: Callable[[Path], object]
+    read: Callable[[Path], object]
+
+
+def written(name: str, data: bytes) -> Callable[[Path], object]:
+    def make(root: Path) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+
+    return make
+
+
+def of_text(name: str, kind: Any, data: bytes) -> Place:
+    def read(root: Path) -> object:
+        file = TextFile(str(root / name), name, len(data), "text")
+        return [list(TEXT_FORMATS[kind].read(file, one)) for one in TEXT_FORMATS[kind].ranges(file, 1 << 20)]
+
+    return Place(written(name, data), read)
+
+
+def table_bytes(write: Callable[[pa.Table, pa.BufferOutputStream], object]) -> bytes:
+    sink = pa.BufferOutputStream()
+    write(pa.table({"text": ["one", "two"]}), sink)
+    return bytes(sink.getvalue())
+
+
+def arrow(table: pa.Table, sink: pa.BufferOutputStream) -> None:
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def of_format(name: str) -> Place:
+    def make(root: Path) -> None:
+        publish_docs(root.parent / "made", docs_of((1, 2, 3), (4, 5)), docs_of((6, 7), key=9))
+        options = {"end_of_text": 50256} if hasattr(FORMATS[name].options(), "end_of_text") else {}
+        write(export_of(root.parent / "made", name, options), root)
+
+    def read(root: Path) -> object:
+        files = [path for path in root.rglob("*") if path.is_file() and ".export" not in path.parts and path.name != "README.md"]
+        options = FORMATS[name].options(**({"end_of_text": 50256} if hasattr(FORMATS[name].options, "end_of_text") else {}))
+        opened = open_any(root, name, options)
+        assert files
+        return [list(split.batches(0, split.seq_count)) for split in opened.splits.values()]
+
+    return Place(make, read)
+
+
+def everything(root: Path) -> object:
+    dataset = flat_tokens.open(root)
+    return [split.sequence(0) for split in (dataset.train, dataset.validation)], examine(str(root)), flat_tokens.verify(root)
+
+
+def whole_array(root: Path) -> object:
+    split = open_any(root / "data/train").splits["train"]
+    return list(split.batches(0, split.seq_count)), list(split.token_offsets) if hasattr(split, "token_offsets") else None
+
+
+def tokenizer(root: Path) -> None:
+    (root / "d").mkdir(exist_ok=True)
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(root / "d/tokenizer.json"))
+    (root / "d/chat_template.jinja").write_text("a")
+    (root / "d/ranks.tiktoken").write_text("YQ== 0\n")
+
+
+def direct(root: Path) -> object:
+    with Store.at(root, read_once=True).borrow_range("d/x", 0, SIZE) as data:
+        return bytes(data[:1])
+
+
+def mapped(root: Path) -> object:
+    return maps.map_file(str(root / "d/x"), ValueError)
+
+
+LARGE = written("d/x", b"s" * SIZE)
+LINES = b'{"text": "one"}\n{"text": "two"}\n'
+PLACES: dict[str, Place] = {
+    "store, whole": Place(LARGE, lambda root: Store.at(root).read("d/x")),
+    "store, range": Place(LARGE, lambda root: Store.at(root).read_range("d/x", 0, 1)),
+    "store, ranges": Place(LARGE, lambda root: Store.at(root).read_ranges(["d/x"], [-1], [None])),
+    "store, blocks": Place(LARGE, lambda root: list(Store.at(root).blocks("d/x"))),
+    "store, digest": Place(LARGE, lambda root: Store.at(root).digest("d/x")),
+    "store, opened": Place(LARGE, lambda root: Store.at(root).open("d/x").close()),
+    "store, past the page cache": Place(LARGE, direct),
+    "map": Place(LARGE, mapped),
+    "library": Place(LARGE, lambda root: reading.library_path(root / "d/x").__enter__()),
+    "without links": Place(LARGE, lambda root: reading.followed(root / "d/x")),
+    "run of small files": Place(LARGE, lambda root: os.close(run_descriptor(str(root / "d/x")))),
+    "keys": Place(written("d/x", b"00" * 8 + b"\n"), lambda root: read_keys(str(root / "d/x"))),
+    "text": of_text("d/a.txt", "text", b"one\ntwo\n"),
+    "jsonl": of_text("d/a.jsonl", "jsonl", LINES),
+    "csv": of_text("d/a.csv", "csv", b"text\none\ntwo\n"),
+    "parquet": of_text("d/a.parquet", "parquet", table_bytes(pyarrow.parquet.write_table)),
+    "arrow": of_text("d/a.arrow", "arrow", table_bytes(arrow)),
+    "tokenizer.json": Place(tokenizer, lambda root: resolve(str(root / "d/tokenizer.json"))),
+    "directory of a tokenizer": Place(tokenizer, lambda root: resolve(str(root / "d"))),
+    "ranks": Place(tokenizer, lambda root: resolve(str(root / "d/ranks.tiktoken"))),
+    "chat template": Place(tokenizer, lambda root: beside(str(root / "d"), "chat_template.jinja")),
+    "dataset": Place(lambda root: publish_docs(root, docs_of((1, 2, 3)), docs_of((4, 5))), everything),
+    "arrays alone": Place(lambda root: foreign(root / "data", [[1, 2, 3]], [[4, 5]]), whole_array),
+    **{name: of_format(name) for name in FORMATS},
+}
+READ_BY = {"tokenizer.json": "d/tokenizer.json", "directory of a tokenizer": "d/tokenizer.json", "ranks": "d/ranks.tiktoken"}
+
+
+def steps(root: Path, name: str) -> Iterator[Path]:
+    """Every directory and file below *root* that is on the way to a file which a place reads."""
+    for path in sorted(root.rglob("*")):
+        below = path.relative_to(root).as_posix()
+        if name == "chat template" and path.suffix in (".json", ".tiktoken"):
+            continue
+        if name in READ_BY and not READ_BY[name].startswith(below):
+            continue
+        yield path
+
+
+@pytest.fixture
+def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def bound() -> Path:
+        monkeypatch.setenv(INPUT_ROOTS, str(root))
+        monkeypatch.setenv(OUTPUT_ROOTS, str(root))
+        return root
+
+    return bound
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, rooted: Callable[[], Path]) -> None:
+    """Each file and directory below a root is in turn replaced by a link to itself elsewhere. What was read before is refused."""
+    place, opened, refused = PLACES[name], list[str](), 0
+    place.make(tmp_path / "root")
+    root = rooted()
+    place.read(root)
+    real = reading._opened_within
+
+    def noted(path: str, flags: int) -> int:
+        found = real(path, flags)
+        opened.append(os.readlink(f"/proc/self/fd/{found}"))
+        return found
+
+    reading._opened_within = noted
+    try:
+        for number, path in enumerate(steps(root, name)):
+            if path.is_symlink():
+                continue
+            away = tmp_path / f"outside{number}"
+            os.rename(path, away)
+            for link in (str(away), os.path.relpath(away, path.parent)):
+                path.symlink_to(link)
+                try:
+                    place.read(root)
+                except (ValueError, OSError):
+                    refused += 1
+                path.unlink()
+            os.rename(away, path)
+        assert not [path for path in opened if not path.startswith(f"{root}/")]
+        assert refused
+        place.read(root)
+    finally:
+        reading._opened_within = real
+
+
+def test_links_within_the_roots_are_followed(rooted: Callable[[], Path], tmp_path: Path) -> None:
+    root = rooted()
+    (root / "a").mkdir()
+    (root / "a/x").write_bytes(b"a")
+    (root / "b").symlink_to(root / "a")
+    assert Store.at(root / "b").read("x") == b"a"
+    (tmp_path / "name").symlink_to(root)
+    assert Store.at(tmp_path / "name/a").read("x") == b"a"
+
+
+def test_a_root_may_be_a_link_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.txt").write_bytes(b"one")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/two.txt").write_bytes(b"two")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.setenv(INPUT_ROOTS, f"{tmp_path}/one.txt,{tmp_path}/link,gs://bucket")
+    monkeypatch.setenv(OUTPUT_ROOTS, "gs://bucket")
+    assert Store.at(tmp_path).read("one.txt") + Store.at(tmp_path / "link").read("two.txt") == b"onetwo"
+    (tmp_path / "one.txt2").write_bytes(b"one")
+    with pytest.raises(ValueError, match=REFUSED):
+        Store.at(tmp_path).read("one.txt2")
+
+
+def test_fetched_files_are_opened_where_they_are_kept_and_from_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rooted: Callable[[], Path]
+) -> None:
+    """The worker's scratch directory and the hub's cache are outside of the roots: no link below a root leads into them."""
+    for name, variable in (("scratch", "FLAT_TOKENS_SCRATCH"), ("hub", "HF_HUB_CACHE")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(b"fetched")
+        (rooted() / name).symlink_to(tmp_path / name / "x")
+        assert Store.at(tmp_path / name).read("x") == b"fetched"
+        with pytest.raises(ValueError, match=REFUSED):
+            Store.at(rooted()).read(name)
+
+
+def test_where_outputs_have_no_roots_they_are_read_by_their_own_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/x").write_bytes(b"made")
+    (tmp_path / "in/x").symlink_to(tmp_path / "out/x")
+    monkeypatch.setenv(INPUT_ROOTS, str(tmp_path / "in"))
+    monkeypatch.delenv(OUTPUT_ROOTS, raising=False)
+    assert Store.at(tmp_path / "out").read("x") == b"made"
+    with pytest.raises(ValueError, match=REFUSED):
+        Store.at(tmp_path / "in").read("x")
+
+
+def test_a_device_is_refused_before_it_is_opened(rooted: Callable[[], Path]) -> None:
+    root = rooted()
+    os.mkfifo(root / "pipe")
+    with pytest.raises(ValueError, match="is not a plain file"):
+        Store.at(root).read("pipe")
+    (root / "device").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=REFUSED):
+        Store.at(root).read("device")
+    (root / "magic").symlink_to("/proc/self/root/etc/hostname")
+    with pytest.raises((ValueError, FileNotFoundError)):
+        Store.at(root).read("magic")
+
+
+def test_a_temporary_file_is_opened_while_it_is_lent(tmp_path: Path, rooted: Callable[[], Path]) -> None:
+    rooted()
+    (tmp_path / "temporary").write_bytes(b"unpacked")
+    with reading.lent(tmp_path / "temporary"):
+        assert Store.at(tmp_path).read("temporary") == b"unpacked"
+    with pytest.raises(ValueError, match=REFUSED):
+        Store.at(tmp_path).read("temporary")
+
+
+def test_nothing_else_opens_a_path(tmp_path: Path) -> None:
+    assert not list(doors.faults())
+    calls = (
+        "open(p)",
+        "os.open(p, 0)",
+        "Path(p).read_text()",
+        "np.load(p)",
+        "pa.OSFile(p)",
+        "store.fs.open(p)",
+        "pa.memory_map(p)",
+    )
+    for floor in doors.FLOORS:
+        (tmp_path / floor).mkdir()
+    (tmp_path / "tasks/new.py").write_text("\n".join(f"def f{n}():\n    return {call}" for n, call in enumerate(calls)))
+    assert len([fault for fault in doors.faults(tmp_path) if fault.startswith("tasks/new.py")]) == len(calls)
