@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from flat_tokens.options import one_of, true_or_false, whole_number
+from flat_tokens.rows.attention import Attention
 from flat_tokens.rows.fill import Covered
 from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along
 from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index
@@ -33,7 +34,7 @@ class _PackedDocuments(NamedTuple):
     document_range: Array
 
 
-class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
+class PackedDocuments(Attention, Row, _PackedDocuments):  # type: ignore[misc]
     """Documents one after another, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
@@ -51,6 +52,7 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
 
     __slots__ = ()
     _on_request = ("loss_mask",)
+    _padding_segment = PADDING
 
     @property
     def loss_mask(self) -> Array:
@@ -68,26 +70,8 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
         found = [namespace_of(self.document_ids).asarray(_seq_lens(row, *document_range)) for row, document_range in rows]
         return found if ids.ndim > 1 else found[0]
 
-    @property
-    def cu_seqlens(self) -> Array:
-        """Bounds of the segments of attention: int32[k + 1], 0 first, the number of tokens last.
-
-        For kernels that take sequences of variable length. A batch counts as one row of ``n * length`` tokens, and no
-        segment goes from one pack into the next. Padding is a segment of its own, so that every token is in one and no
-        output stays undefined; an empty document is none.
-        """
-        ids, concatenate = self.document_ids, namespace_of(self.document_ids).concatenate
-        begins = concatenate([ids[..., :1] == ids[..., :1], ids[..., 1:] != ids[..., :-1]], -1).reshape(-1)
-        if begins.shape[0] >= 1 << 31:
-            raise ValueError(f"cu_seqlens is int32, but the batch has {begins.shape[0]} tokens. Take fewer packs at a time.")
-        edges = concatenate([begins, places_along(ids)[:1] == 0])  # the end of the last is an edge, too
-        return places_along(edges)[edges]
-
-    @property
-    def max_seqlen(self) -> int:
-        """Tokens in the longest segment of ``cu_seqlens``, be it padding."""
-        edges = self.cu_seqlens
-        return int((edges[1:] - edges[:-1]).max()) if len(edges) > 1 else 0
+    def _segments(self) -> Array:
+        return self.document_ids
 
     def mask(self, *, causal_padding: bool = False) -> Array:
         """The block-causal mask: bool[..., length, length], true where a token (row) attends to another (column).
@@ -96,11 +80,10 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
         *causal_padding* padding is one more document, as torchtune implements it.
         ``scaled_dot_product_attention`` wants an axis for the heads: ``batch.mask()[:, None]``.
         """
+        if not true_or_false("causal_padding", causal_padding):
+            return super().mask()
         ids, places = self.document_ids, places_along(self.document_ids)
-        attends = (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
-        if true_or_false("causal_padding", causal_padding):
-            return attends
-        return attends & ((ids[..., :, None] != PADDING) | (places[:, None] == places[None, :]))
+        return (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
 
     def __getitem__(self, key: Any) -> Any:
         """A field by name or number. By name also those without a fixed shape: ``seq_lens``, ``cu_seqlens``, ``max_seqlen``."""

@@ -18,6 +18,7 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows import frameworks
+from flat_tokens.rows.attention import Attention
 from flat_tokens.rows.fill import Covered, Fill, fill_of
 from flat_tokens.rows.frameworks import Array, Fields, Framework, bits, namespace_of, places_along, room_for
 
@@ -59,7 +60,7 @@ class Row:
         return getattr(self, key)
 
 
-class TrainingFields(Row):
+class TrainingFields(Attention, Row):
     """The fields that the format derives from encoded tokens, along the last axis; any axes may stand before it.
 
     numpy arrays, torch tensors and jax arrays or tracers give fields of their own kind, on their own device. TypeError for
@@ -98,6 +99,9 @@ class TrainingFields(Row):
         """int32[..., length]: the number of starts in the row up to here. 0: the rest of a sequence that began before the row."""
         namespace = namespace_of(self.encoded)
         return namespace.cumsum(self.is_seq_start, -1, dtype=namespace.int32)
+
+    def _segments(self) -> Array:
+        return self.segment_ids
 
     @property
     def positions(self) -> Array:
