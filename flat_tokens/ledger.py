@@ -34,7 +34,7 @@ ROWS = {
     "packed": {"length", "overlap"},
     "documents": {"max_length", "pad_id"},
     "blocks": {"length"},
-    "packed_documents": {"length", "split_across_pack", "max_packs", "fit", "too_long", "padding_idx", "pad_to"},
+    "packed_documents": {"length", "split_across_pack", "max_packs", "fit", "too_long", "padding_idx", "pad_to", "on_crop"},
 }
 """The views that a ledger may ask for, and their settings: none is a place that is written to."""
 

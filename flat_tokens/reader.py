@@ -23,7 +23,7 @@ from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.packing import PackedDocumentsView
-from flat_tokens.rows.packing_index import Fit, TooLong
+from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
 from flat_tokens.rows.selection import selected
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
 from flat_tokens.stores import signing
@@ -192,6 +192,7 @@ class FlatTokens:
         fit: Fit = "greedy",
         too_long: TooLong = "error",
         pad_to: int = 1,
+        on_crop: OnCrop = "drop",
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
@@ -201,7 +202,8 @@ class FlatTokens:
     ) -> PackedDocumentsView:
         """Documents packed into rows of *length*, as in torchtune or with less padding: ``tokens``, ``labels``, ``input_pos``.
 
-        With *pad_to* each document is padded to a multiple of it, as kernels with context parallelism want.
+        With *pad_to* each document is padded to a multiple of it, as kernels with context parallelism want. With ``fit="crop"``
+        every row is full: where no document fits, one is cut; *on_crop* drops or keeps its rest. ``view.fill`` has the waste.
         """
         return PackedDocumentsView(
             with_ends(self, bos, eos, loss_mask),
@@ -212,6 +214,7 @@ class FlatTokens:
             fit=fit,
             too_long=too_long,
             pad_to=pad_to,
+            on_crop=on_crop,
             cache=cache,
             fields=fields,
             framework=framework,

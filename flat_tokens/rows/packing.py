@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from flat_tokens.options import one_of, true_or_false, whole_number
+from flat_tokens.rows.attention import Attention
+from flat_tokens.rows.fill import Covered
 from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along
-from flat_tokens.rows.packing_index import Fit, IndexFile, Parts, Plan, TooLong, kept_index
+from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index
 from flat_tokens.rows.views import IGNORED_LABEL, Int64s, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class _PackedDocuments(NamedTuple):
     document_range: Array
 
 
-class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
+class PackedDocuments(Attention, Row, _PackedDocuments):  # type: ignore[misc]
     """Documents one after another, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
@@ -42,7 +44,7 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
     token's, up to ``length - 1``.
     ``document_ids``: int64[..., length], the number of the token's sequence in the split, -1 in padding.
     ``document_range``: int64[..., 2], the pack's first document and one past its last, the empty ones, which have no
-    token, among them; an empty range where its documents do not follow one another (``fit="best"``).
+    token, among them; an empty range where its documents do not follow one another (``fit="best"`` and ``"crop"``).
 
     These have fixed shapes, so that torch's ``default_collate``, jax and grain batch them; torch's ``cross_entropy`` wants
     int64, embeddings take int32. The rest is derived, of numpy arrays, torch tensors and jax arrays alike.
@@ -50,6 +52,7 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
 
     __slots__ = ()
     _on_request = ("loss_mask",)
+    _padding_segment = PADDING
 
     @property
     def loss_mask(self) -> Array:
@@ -60,33 +63,15 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
     def seq_lens(self) -> Array:
         """Tokens of each document in the pack, 0 for an empty one, then the padding if there is any: int64[k].
 
-        A list of them for a batch. With ``fit="best"`` empty documents are in no pack.
+        A list of them for a batch. With ``fit="best"`` and ``"crop"`` empty documents are in no pack.
         """
         ids, ranges = np.asarray(self.document_ids), np.asarray(self.document_range)
         rows = zip(ids.reshape(-1, ids.shape[-1]), ranges.reshape(-1, 2).tolist(), strict=True)
         found = [namespace_of(self.document_ids).asarray(_seq_lens(row, *document_range)) for row, document_range in rows]
         return found if ids.ndim > 1 else found[0]
 
-    @property
-    def cu_seqlens(self) -> Array:
-        """Bounds of the segments of attention: int32[k + 1], 0 first, the number of tokens last.
-
-        For kernels that take sequences of variable length. A batch counts as one row of ``n * length`` tokens, and no
-        segment goes from one pack into the next. Padding is a segment of its own, so that every token is in one and no
-        output stays undefined; an empty document is none.
-        """
-        ids, concatenate = self.document_ids, namespace_of(self.document_ids).concatenate
-        begins = concatenate([ids[..., :1] == ids[..., :1], ids[..., 1:] != ids[..., :-1]], -1).reshape(-1)
-        if begins.shape[0] >= 1 << 31:
-            raise ValueError(f"cu_seqlens is int32, but the batch has {begins.shape[0]} tokens. Take fewer packs at a time.")
-        edges = concatenate([begins, places_along(ids)[:1] == 0])  # the end of the last is an edge, too
-        return places_along(edges)[edges]
-
-    @property
-    def max_seqlen(self) -> int:
-        """Tokens in the longest segment of ``cu_seqlens``, be it padding."""
-        edges = self.cu_seqlens
-        return int((edges[1:] - edges[:-1]).max()) if len(edges) > 1 else 0
+    def _segments(self) -> Array:
+        return self.document_ids
 
     def mask(self, *, causal_padding: bool = False) -> Array:
         """The block-causal mask: bool[..., length, length], true where a token (row) attends to another (column).
@@ -95,11 +80,10 @@ class PackedDocuments(Row, _PackedDocuments):  # type: ignore[misc]
         *causal_padding* padding is one more document, as torchtune implements it.
         ``scaled_dot_product_attention`` wants an axis for the heads: ``batch.mask()[:, None]``.
         """
+        if not true_or_false("causal_padding", causal_padding):
+            return super().mask()
         ids, places = self.document_ids, places_along(self.document_ids)
-        attends = (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
-        if true_or_false("causal_padding", causal_padding):
-            return attends
-        return attends & ((ids[..., :, None] != PADDING) | (places[:, None] == places[None, :]))
+        return (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
 
     def __getitem__(self, key: Any) -> Any:
         """A field by name or number. By name also those without a fixed shape: ``seq_lens``, ``cu_seqlens``, ``max_seqlen``."""
@@ -128,6 +112,13 @@ class PackedDocumentsView(SplitView):
     rest where *split_across_pack* is set; all others stay whole. Documents of a pack are in their order, and packs are
     near it. Empty documents are in none.
 
+    ``fit="crop"`` leaves no padding: every pack is full. Documents are taken 262,144 at a time, and those that do not fill a pack
+    wait for more. A pack has the longest document that is left and fits, again and again; where none fits, the shortest one is
+    cut at the pack's end. Its rest is dropped; with ``on_crop="keep"`` it is one more piece for later packs, of any length and
+    cut again if need be, and only where no document of these is left does one open a pack. All other packs begin with the
+    begin of a document. Packs are in the order in which they are made, long documents first: shuffle them. The documents of
+    a last pack that is not full, and empty ones, are in none.
+
     With *pad_to*, 2 * cp for context parallelism over cp devices, each document is followed by padding up to a multiple of it:
     its places have ``document_ids`` and ``input_pos`` of the document, ``labels`` -100, and count in ``seq_lens`` and
     ``cu_seqlens``. No token before attends to them. Documents are not split then.
@@ -136,7 +127,8 @@ class PackedDocumentsView(SplitView):
     its first *length* tokens are taken.
 
     The index is made from ``seq_starts`` with the view: eight bytes a pack, with *split_across_pack* an eighth of a
-    byte a document, with ``fit="best"`` eight bytes a document more (sixteen where some are cut). *cache* keeps and maps
+    byte a document, with ``fit="best"`` and ``"crop"`` eight bytes a document more
+    (sixteen where rests of some are in packs). *cache* keeps and maps
     it: a local directory, or "beside" for the dataset's own path with ``.packing`` appended. Its key is the content of
     ``seq_starts``, not the dataset's path. Where it can't be written, and without *cache*, it is in memory.
     """
@@ -154,6 +146,7 @@ class PackedDocumentsView(SplitView):
         fit: Fit = "greedy",
         too_long: TooLong = "error",
         pad_to: int = 1,
+        on_crop: OnCrop = "drop",
         cache: str | os.PathLike[str] | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
@@ -168,12 +161,19 @@ class PackedDocumentsView(SplitView):
             raise ValueError(f"max_packs is {max_packs}, but there are 0 packs or more")
         one_of("fit", fit, get_args(Fit))
         one_of("too_long", too_long, get_args(TooLong))
+        one_of("on_crop", on_crop, get_args(OnCrop))
         split_across_pack = true_or_false("split_across_pack", split_across_pack)
         if (pad_to := whole_number("pad_to", pad_to)) < 1 or self.length % pad_to:
             raise ValueError(f"pad_to is {pad_to}, but it is 1 or more, and packs of {length} are a multiple of it")
         if pad_to > 1 and split_across_pack:
             raise ValueError(f"pad_to is {pad_to}, which pads whole documents: leave out split_across_pack")
-        self._plan = Plan(self.length, split_across_pack, max_packs, fit, too_long, pad_to)
+        if fit == "crop" and (split_across_pack or too_long != "error" or pad_to > 1):
+            raise ValueError(
+                "fit='crop' cuts documents itself and leaves no padding: leave out split_across_pack, too_long and pad_to"
+            )
+        if fit != "crop" and on_crop != "drop":
+            raise ValueError(f"on_crop is {on_crop!r}, but fit={fit!r} crops nothing. Set fit='crop'.")
+        self._plan = Plan(self.length, split_across_pack, max_packs, fit, too_long, pad_to, on_crop)
         self._file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
         self._index, self._is_mapped = kept_index(tokens, self._plan, self._file)
         super().__init__(tokens, self._index.pack_count, fields, framework)
@@ -188,8 +188,10 @@ class PackedDocumentsView(SplitView):
             self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
 
     def _settings(self) -> dict[str, Any]:
-        settings = {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}
-        return {name: value for name, value in settings.items() if (name, value) != ("pad_to", 1)}
+        return {"rows": "packed_documents", **self._plan.described(), "padding_idx": self.padding_idx}
+
+    def _coverage(self) -> tuple[Covered, int | None, int]:
+        return self._index.coverage(), None, len(self) * self.length
 
     def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """The packs with tokens of *documents*: int64[k], which of the documents, in order, and int64[k], the pack."""
@@ -214,6 +216,7 @@ class PackedDocumentsView(SplitView):
             (parts.lengths < 0).any()
             or (filled < 1).any()
             or (filled > length).any()
+            or (filled != length).any() * (self._plan.fit == "crop")
             or (parts.counts.sum() != filled.sum() and self._plan.pad_to == 1)
         ):
             raise ValueError(

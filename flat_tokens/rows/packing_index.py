@@ -15,24 +15,28 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import google_crc32c
 import numpy as np
 
 from flat_tokens.manifest import read_manifest
+from flat_tokens.rows.crop import cropped_rows
+from flat_tokens.rows.fill import Covered
 from flat_tokens.rows.views import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
 from flat_tokens.stores.store import Store, stored_object
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
-Fit = Literal["greedy", "best"]
+Fit = Literal["greedy", "best", "crop"]
 TooLong = Literal["error", "cut"]
+OnCrop = Literal["drop", "keep"]
 ENTRIES_PER_SAMPLE = 64
 """One entry of ``seq_starts`` in this many is kept to find a token's document, so that a pack's entries are one read."""
 PARTS_AT_A_TIME = 1 << 18
-"""Parts of documents that ``fit="best"`` fits together. Another number gives other packs."""
+"""Parts of documents that ``fit="best"`` and ``"crop"`` fit together. Another number gives other packs."""
+PACKS_AT_A_TIME = 1 << 14
 INDEX_VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -65,6 +69,12 @@ class Plan(NamedTuple):
     fit: Fit
     too_long: TooLong
     pad_to: int = 1
+    on_crop: OnCrop = "drop"
+
+    def described(self) -> dict[str, Any]:
+        """The settings, for JSON: those that were added later only where they matter, so that earlier ones stay the same."""
+        matters = {"pad_to": self.pad_to != 1, "on_crop": self.fit == "crop"}
+        return {name: value for name, value in self._asdict().items() if matters.get(name, True)}
 
     def filled(self, lengths: Int64s) -> Int64s:
         """Places in a pack that documents of these lengths take, with their padding: int64[n]."""
@@ -106,6 +116,15 @@ class WholeDocuments(NamedTuple):
     def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """Which of *documents* is in which pack: int64[k], int64[k]. Packs that there are not stand for none."""
         return np.arange(len(documents)), np.searchsorted(self.firsts, documents, side="right") - 1
+
+    def coverage(self) -> Covered:
+        """Of documents from number *first* on, how many tokens of each are in a pack."""
+        end, most = int(self.firsts[-1]), self.plan.length
+
+        def covered(first: int, entries: Int64s) -> Int64s:
+            return np.minimum(np.diff(entries), most) * (np.arange(first, first + len(entries) - 1) < end)
+
+        return covered
 
 
 class SplitDocuments(NamedTuple):
@@ -155,6 +174,10 @@ class SplitDocuments(NamedTuple):
         counts = np.maximum(stop - first, 0)
         return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
 
+    def coverage(self) -> Covered:
+        end = self.pack_count * self.plan.length
+        return lambda first, entries: np.diff(np.minimum(entries, end))
+
 
 class ChosenDocuments(NamedTuple):
     """Packs of chosen documents: pack k is those numbered ``documents[firsts[k]:firsts[k + 1]]``. Where longer documents are
@@ -198,13 +221,10 @@ class ChosenDocuments(NamedTuple):
         return Parts(splits, documents, offsets, padded, no_range, starts + offsets, lengths, at)
 
     def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        # Few are looked for among all, many in an order of all.
-        few = np.isin(self.documents, documents) if len(documents) < 16 else None
-        some = np.arange(len(self.documents)) if few is None else np.flatnonzero(few)
-        some = some[np.argsort(self.documents[some], kind="stable")]
-        first, stop = (np.searchsorted(self.documents[some], documents, side=side) for side in ("left", "right"))
-        of = np.repeat(np.arange(len(documents)), stop - first)
-        return of, np.searchsorted(self.firsts, some[ranges(first, stop - first)], side="right") - 1
+        return _packs_with(documents, self.documents, self.firsts)
+
+    def coverage(self) -> Covered:
+        return _coverage_of_parts(self)
 
 
 def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
@@ -213,7 +233,80 @@ def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
     return sums[:-1] + np.repeat(np.arange(len(splits) - 1) * length - sums[splits[:-1]], np.diff(splits))
 
 
-PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ChosenDocuments
+class CroppedDocuments(NamedTuple):
+    """Full packs: pack k is documents ``documents[firsts[k]:firsts[k + 1]]``, each to its end but for the last, which fills the
+    pack. Where rests of cut documents are kept, they begin at ``offsets``; else it is empty.
+    """
+
+    tokens: FlatTokens
+    plan: Plan
+    firsts: Int64s
+    documents: Int64s
+    offsets: Int64s
+
+    @classmethod
+    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+        rows = cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
+        firsts = rows.firsts if plan.max_packs is None else rows.firsts[: plan.max_packs + 1]
+        documents, offsets = rows.documents[: firsts[-1]], rows.offsets[: firsts[-1]]
+        return cls(tokens, plan, firsts, documents, offsets if offsets.any() else offsets[:0])
+
+    @property
+    def pack_count(self) -> int:
+        return len(self.firsts) - 1
+
+    def parts(self, packs: Int64s) -> Parts:
+        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
+        chosen, splits = ranges(first, counts), running_sums(counts)
+        documents = self.documents[chosen]
+        starts, lengths = self.tokens.bounds(documents)
+        offsets = self.offsets[chosen] if len(self.offsets) else np.zeros(len(documents), np.int64)
+        lengths -= offsets
+        # What the last one has beyond the pack is cut.
+        last, sums = splits[1:] - 1, running_sums(lengths)
+        lengths[last] = np.minimum(lengths[last], self.plan.length - (sums[last] - sums[splits[:-1]]))
+        at = _places_in_rows(lengths, splits, self.plan.length)
+        no_range = np.zeros((len(packs), 2), np.int64)
+        return Parts(splits, documents, offsets, lengths, no_range, starts + offsets, lengths, at)
+
+    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        return _packs_with(documents, self.documents, self.firsts)
+
+    def coverage(self) -> Covered:
+        return _coverage_of_parts(self)
+
+
+PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ChosenDocuments | CroppedDocuments
+
+
+def _documents(tokens: FlatTokens) -> Iterator[Int64s]:
+    """The documents that have a token, some at a time: int64[3, n], their numbers, zeros, and their lengths."""
+    document_count = 0
+    for entries in read_starts(tokens):
+        sizes = np.diff(entries)
+        some = np.flatnonzero(sizes)
+        yield np.stack([some + document_count, np.zeros(len(some), np.int64), sizes[some]])
+        document_count += len(sizes)
+
+
+def _packs_with(documents: Int64s, packed: Int64s, firsts: Int64s) -> tuple[Int64s, Int64s]:
+    """Which of *documents* is in which pack: int64[k], int64[k]. Pack k is those numbered ``packed[firsts[k]:firsts[k + 1]]``."""
+    # Few are looked for among all, many in an order of all.
+    few = np.isin(packed, documents) if len(documents) < 16 else None
+    some = np.arange(len(packed)) if few is None else np.flatnonzero(few)
+    some = some[np.argsort(packed[some], kind="stable")]
+    first, stop = (np.searchsorted(packed[some], documents, side=side) for side in ("left", "right"))
+    of = np.repeat(np.arange(len(documents)), stop - first)
+    return of, np.searchsorted(firsts, some[ranges(first, stop - first)], side="right") - 1
+
+
+def _coverage_of_parts(index: ChosenDocuments | CroppedDocuments) -> Covered:
+    """Tokens in packs of each document, where all packs have to be looked at. Eight bytes a document."""
+    found = np.zeros(index.tokens.seq_count, np.int64)
+    for first in range(0, index.pack_count, PACKS_AT_A_TIME):
+        parts = index.parts(np.arange(first, min(first + PACKS_AT_A_TIME, index.pack_count)))
+        np.add.at(found, parts.documents, parts.counts)
+    return lambda first, entries: found[first : first + len(entries) - 1]
 
 
 def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
@@ -281,10 +374,8 @@ class IndexFile(NamedTuple):
         store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
         if not store.is_local:
             raise ValueError(f"{store.url}: a packing index is mapped, so it is kept on a local disk. Set cache to a directory.")
-        depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan._asdict()}
+        depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan.described()}
         depends_on |= {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
-        if plan.pad_to == 1:
-            del depends_on["pad_to"]  # as before there was such a setting
         key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).digest()
         return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)
 
@@ -341,7 +432,8 @@ def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[
     made in memory. Processes that make the same index at the same time write the same bytes.
     """
     in_order = SplitDocuments if plan.split_across_pack else WholeDocuments
-    kind: type[PackingIndex] = ChosenDocuments if plan.fit == "best" else in_order
+    kinds: dict[Fit, type[PackingIndex]] = {"greedy": in_order, "best": ChosenDocuments, "crop": CroppedDocuments}
+    kind = kinds[plan.fit]
     if file is None:
         return kind.make(tokens, plan), False
     if (arrays := file.load()) is not None:

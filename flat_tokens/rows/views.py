@@ -18,6 +18,8 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows import frameworks
+from flat_tokens.rows.attention import Attention
+from flat_tokens.rows.fill import Covered, Fill, fill_of
 from flat_tokens.rows.frameworks import Array, Fields, Framework, bits, namespace_of, places_along, room_for
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Row:
         return getattr(self, key)
 
 
-class TrainingFields(Row):
+class TrainingFields(Attention, Row):
     """The fields that the format derives from encoded tokens, along the last axis; any axes may stand before it.
 
     numpy arrays, torch tensors and jax arrays or tracers give fields of their own kind, on their own device. TypeError for
@@ -97,6 +99,9 @@ class TrainingFields(Row):
         """int32[..., length]: the number of starts in the row up to here. 0: the rest of a sequence that began before the row."""
         namespace = namespace_of(self.encoded)
         return namespace.cumsum(self.is_seq_start, -1, dtype=namespace.int32)
+
+    def _segments(self) -> Array:
+        return self.segment_ids
 
     @property
     def positions(self) -> Array:
@@ -211,6 +216,16 @@ class SplitView:
         """The first row with one of the tokens ``starts:stops``, and one past the last, if there were more: int64[n] each."""
         raise NotImplementedError
 
+    @property
+    def fill(self) -> Fill:
+        """How much of the rows is padding, and how many tokens are in none. Made in one pass over ``seq_starts``."""
+        covered, filled, places = self._coverage()
+        return fill_of(self.tokens, read_starts(self.tokens), covered, filled, places)
+
+    def _coverage(self) -> tuple[Covered, int | None, int]:
+        """Tokens of documents that are in a row; places of all rows that hold a token, None: as many; places of all rows."""
+        raise NotImplementedError
+
     def _read(self, i: int) -> Any:
         """Row *i* of ``row_type``; *i* is one of the view's."""
         return self.row_type(*(field[0] for field in self._read_many(np.array([i]))))
@@ -309,6 +324,10 @@ class PackedView(SplitView):
     def _settings(self) -> dict[str, Any]:
         return {"rows": "packed", "length": self.length, "overlap": self.overlap}
 
+    def _coverage(self) -> tuple[Covered, int | None, int]:
+        end, places = (self._count - 1) * self._stride + self.length if self._count else 0, self._count * self.length
+        return lambda first, entries: np.diff(np.minimum(entries, end)), places, places
+
     def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
         return (starts - self.length) // self._stride + 1, (stops - 1) // self._stride + 1
 
@@ -401,6 +420,9 @@ class DocumentsView(SplitView):
     def _settings(self) -> dict[str, Any]:
         return {"rows": "documents", "max_length": self.max_length, "pad_id": self.pad_id}
 
+    def _coverage(self) -> tuple[Covered, int | None, int]:
+        return lambda first, entries: np.minimum(np.diff(entries), self.max_length), None, self._count * self.max_length
+
     def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """Row i is document i, an empty one's too: int64[n], int64[n]."""
         self.tokens.bounds(documents)
@@ -433,14 +455,6 @@ class BlocksView(SplitView):
             self.row_type = MaskedTokens
         super().__init__(tokens, len(self.starts), fields, framework)
 
-    @property
-    def fill(self) -> float:
-        """The share of the split's tokens that are in a block: 0 to 1. The longer the sequences, the smaller it is."""
-        if not len(self.starts):
-            return 0.0
-        covered = int(np.minimum(np.diff(self.starts), self.length).sum()) + self.length
-        return covered / self.tokens.token_count
-
     def _read(self, i: int) -> PackedTokens | MaskedTokens:
         start = int(self.starts[i])
         if self.tokens.loss_mask is not None:
@@ -455,6 +469,17 @@ class BlocksView(SplitView):
 
     def _settings(self) -> dict[str, Any]:
         return {"rows": "blocks", "length": self.length}
+
+    def _coverage(self) -> tuple[Covered, int | None, int]:
+        before = running_sums(np.minimum(np.diff(self.starts), self.length))  # tokens in the blocks before each one
+
+        def covered(first: int, entries: Int64s) -> Int64s:
+            block = np.searchsorted(self.starts, entries, side="right") - 1
+            inside = np.minimum(entries - self.starts[block], self.length)
+            return np.diff(np.where(block < 0, 0, before[block] + inside))
+
+        places = self._count * self.length
+        return covered if places else lambda first, entries: np.zeros(len(entries) - 1, np.int64), places, places
 
     def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
         return np.searchsorted(self.starts, starts - self.length, side="right"), np.searchsorted(self.starts, stops)

@@ -1,0 +1,287 @@
+"""Full rows: against the rule, piece by piece; and what views leave out, against looking at every row."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens.rows import packing_index
+from flat_tokens.rows.crop import cropped_rows
+from tests.examples import examples
+from tests.made import docs_of, publish_docs
+
+Piece = tuple[int, int, int]
+
+
+def rows_by_rule(lengths: list[int], length: int, *, keep: bool, at_a_time: int) -> list[list[tuple[int, int]]]:
+    """The pieces of each row, (document, offset). Ties go to documents before rests, then to what was there first."""
+    documents = [(number, 0, size) for number, size in enumerate(lengths) if size]
+    rows: list[list[tuple[int, int]]] = []
+    waiting: list[Piece] = []
+    for first in range(0, len(documents), at_a_time):
+        pool = waiting + documents[first : first + at_a_time]
+        waiting = []
+        while pool and not waiting:
+            row: list[Piece] = []
+            room = length
+            while room and pool:
+                begins = [piece for piece in pool if not piece[1]]
+                allowed = begins if begins and not row else pool
+                fitting = [piece for piece in allowed if piece[2] <= room]
+                if fitting:
+                    most = max(size for _, _, size in fitting)
+                    chosen = min((piece for piece in fitting if piece[2] == most), key=lambda piece: piece[1] > 0)
+                else:
+                    least = min(size for _, _, size in allowed)
+                    chosen = min((piece for piece in allowed if piece[2] == least), key=lambda piece: piece[1] > 0)
+                pool.remove(chosen)
+                row.append(chosen)
+                if chosen[2] > room and keep:
+                    pool.append((chosen[0], chosen[1] + room, chosen[2] - room))
+                room -= min(chosen[2], room)
+            if room:
+                waiting = row
+            else:
+                rows.append([piece[:2] for piece in row])
+    return rows
+
+
+def written(path: Path, lengths: list[int]) -> FlatTokens:
+    """Document d is d + 1, again and again."""
+    write_dataset(path, [TokenBatch.from_sequences([[d + 1] * size for d, size in enumerate(lengths)])])
+    return flat_tokens.open(path).train
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=60),
+    length=st.integers(1, 40),
+    keep=st.booleans(),
+    at_a_time=st.integers(1, 40),
+)
+@examples(400)
+def test_rows_are_those_of_the_rule(lengths: list[int], length: int, keep: bool, at_a_time: int) -> None:
+    some = np.flatnonzero(lengths)
+    pieces = np.stack([some, np.zeros_like(some), np.array(lengths, np.int64)[some]])
+    found = cropped_rows((pieces[:, k : k + at_a_time] for k in range(0, len(some), at_a_time)), length, keep=keep)
+    rows = [
+        list(zip(found.documents[a:b].tolist(), found.offsets[a:b].tolist(), strict=True))
+        for a, b in zip(found.firsts[:-1], found.firsts[1:], strict=True)
+    ]
+    assert rows == rows_by_rule(lengths, length, keep=keep, at_a_time=at_a_time)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40) | st.integers(0, 5), min_size=1, max_size=80),
+    length=st.integers(2, 24),
+    keep=st.booleans(),
+    most=st.none() | st.integers(0, 9),
+    ends=st.sampled_from([{}, {"bos": 7000}, {"bos": 7000, "eos": 7001}]),
+)
+@examples(200)
+def test_packs_hold_what_the_rule_says(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], length: int, keep: bool, most: int | None, ends: dict[str, int]
+) -> None:
+    root = tmp_path_factory.mktemp("crop")
+    train = written(root / "d", lengths)
+    settings: dict[str, Any] = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
+    view = train.packed_documents(length, **settings)
+    documents = [
+        [*([7000] if "bos" in ends else []), *[d + 1] * size, *([7001] if "eos" in ends else [])]
+        for d, size in enumerate(lengths)
+    ]
+    rows = rows_by_rule([len(document) for document in documents], length, keep=keep, at_a_time=1 << 18)[:most]
+    assert len(view) == len(rows)
+    batch = view.batch(np.arange(len(rows)))
+    holding: list[set[int]] = [set() for _ in lengths]
+    kept = Counter[int]()
+    for number, row in enumerate(rows):
+        tokens, positions, ids = [], [], []
+        for document, offset in row:
+            part = documents[document][offset:][: length - len(tokens)]
+            tokens += part
+            positions += [(offset + k) % length for k in range(len(part))]
+            ids += [document] * len(part)
+            holding[document].add(number)
+            kept[document] += len(part)
+        assert batch.tokens[number].tolist() == batch.labels[number].tolist() == tokens
+        assert batch.input_pos[number].tolist() == positions
+        assert batch.document_ids[number].tolist() == ids
+    of, found = view.rows_of(np.arange(len(lengths)))
+    assert [(d, row) for d, its in enumerate(holding) for row in sorted(its)] == sorted(
+        zip(of.tolist(), found.tolist(), strict=True)
+    )
+    sizes = [len(document) for document in documents]
+    cut = sum(size - kept[d] for d, size in enumerate(sizes) if kept[d])
+    dropped = sum(size for d, size in enumerate(sizes) if not kept[d])
+    assert view.fill[:4] == (1.0 if rows else 0.0, sum(sizes), cut, dropped)
+    assert view.fill.sources == {}
+    again = train.packed_documents(length, cache=root / "index", **settings)
+    for one in (again, train.packed_documents(length, cache=root / "index", **settings), pickle.loads(pickle.dumps(again))):
+        assert all(np.array_equal(a, b) for a, b in zip(one.batch(np.arange(len(one))), batch, strict=True))
+
+
+def test_every_row_begins_with_a_document_while_one_is_left(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 2000).tolist()
+    view = written(tmp_path / "d", lengths).packed_documents(32, bos=7000, fit="crop", on_crop="keep")
+    assert (view.batch(np.arange(len(view))).tokens[:, 0] == 7000).mean() > 0.99
+    assert view.fill.cut + view.fill.dropped < 64
+    dropping = written(tmp_path / "e", lengths).packed_documents(32, bos=7000, fit="crop")
+    assert (dropping.batch(np.arange(len(dropping))).tokens[:, 0] == 7000).all()
+
+
+@pytest.mark.parametrize("on_crop", ["drop", "keep"])
+def test_a_run_goes_on_at_every_step_on_any_hosts(tmp_path: Path, on_crop: Any) -> None:
+    view = written(tmp_path / "d", np.random.default_rng(1).integers(0, 50, 150).tolist()).packed_documents(
+        32, fit="crop", on_crop=on_crop, bos=7000
+    )
+    whole = ShuffledLoader(view, 16, 3, epochs=2, drop_last=True)
+    rows = np.concatenate([whole[step].tokens for step in range(len(whole))])
+    ids = [whole[step].document_ids for step in range(len(whole))]
+    for step in range(len(whole)):
+        for hosts in (1, 2, 4, 8, 16):
+            later = ShuffledLoader(view, 16, 3, epochs=2, drop_last=True, start=whole.position(step))
+            parts = [later.shard(host, hosts)[0].tokens for host in range(hosts)]
+            assert np.array_equal(np.concatenate(parts), rows[step * 16 : step * 16 + 16])
+        other = ShuffledLoader(view, 6, 3, epochs=2, start=whole.position(step))
+        assert np.array_equal(other[0].tokens, rows[step * 16 : step * 16 + 6])
+    found = whole.seen(np.arange(150))
+    places = zip(found.asked.tolist(), found.step.tolist(), found.batch_row.tolist(), strict=True)
+    expected = [
+        (document, step, row)
+        for document in range(150)
+        for step, batch in enumerate(ids)
+        for row in np.flatnonzero((batch == document).any(axis=1)).tolist()
+    ]
+    assert list(places) == expected
+
+
+def test_a_ledger_opens_full_rows_again(tmp_path: Path) -> None:
+    view = written(tmp_path / "d", np.random.default_rng(1).integers(0, 50, 300).tolist()).packed_documents(
+        32, fit="crop", on_crop="keep"
+    )
+    expected = Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 4).mixture()
+    assert Ledger.open(tmp_path / "run.json").mixture().digest(5) == expected.digest(5)
+    assert Mixture({"a": (view, 1)}, 4)[5].samples.tokens.shape == (4, 32)
+
+
+def test_what_does_not_go_with_full_rows_is_refused(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", [3, 4])
+    for settings in ({"split_across_pack": True}, {"too_long": "cut"}, {"pad_to": 2}):
+        with pytest.raises(ValueError, match="fit='crop' cuts documents itself"):
+            train.packed_documents(4, fit="crop", **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on_crop is 'keep', but fit='best' crops nothing"):
+        train.packed_documents(4, fit="best", on_crop="keep")
+    with pytest.raises(ValueError, match="on_crop is 'Keep', but it is one of drop, keep"):
+        train.packed_documents(4, fit="crop", on_crop="Keep")  # type: ignore[arg-type]
+
+
+def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
+    train, other = written(tmp_path / "d", [5, 9, 8, 7]), written(tmp_path / "e", [9, 9, 2, 9])
+    view = train.packed_documents(8, fit="crop")
+    view._index = view._index._replace(tokens=other)
+    with pytest.raises(ValueError, match="seq_starts is not what the packing index was made of"):
+        view.batch(np.arange(len(view)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
+def test_ten_million_documents_take_seconds(keep: bool) -> None:
+    lengths = np.maximum(np.random.default_rng(0).lognormal(5.8, 1.1, 10_000_000), 1).astype(np.int64)
+    pieces = np.stack([np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths])
+    begin, size = time.process_time(), packing_index.PARTS_AT_A_TIME
+    found = cropped_rows((pieces[:, k : k + size] for k in range(0, len(lengths), size)), 2048, keep=keep)
+    assert time.process_time() - begin < 60
+    assert (len(found.firsts) - 1) * 2048 / lengths.sum() > (0.99 if keep else 0.8)
+
+
+# What views leave out
+
+VIEWS: list[tuple[str, dict[str, Any]]] = [
+    ("packed", {}),
+    ("packed", {"overlap": 1}),
+    ("documents", {}),
+    ("blocks", {}),
+    ("packed_documents", {"too_long": "cut"}),
+    ("packed_documents", {"too_long": "cut", "max_packs": 3}),
+    ("packed_documents", {"split_across_pack": True}),
+    ("packed_documents", {"split_across_pack": True, "max_packs": 3}),
+    ("packed_documents", {"too_long": "cut", "fit": "best"}),
+    ("packed_documents", {"split_across_pack": True, "fit": "best", "max_packs": 3}),
+    ("packed_documents", {"fit": "crop"}),
+    ("packed_documents", {"fit": "crop", "on_crop": "keep", "max_packs": 4}),
+]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=60),
+    files=st.lists(st.integers(0, 2), min_size=60, max_size=60),
+    length=st.integers(2, 20),
+    ends=st.sampled_from([{}, {"eos": 9001}, {"bos": 9002, "eos": 9001}]),
+    picks=st.lists(st.integers(0, 59), max_size=30) | st.none(),
+)
+@examples(40)
+def test_fill_is_what_looking_at_every_row_finds(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    files: list[int],
+    length: int,
+    ends: dict[str, int],
+    picks: list[int] | None,
+) -> None:
+    root, number = tmp_path_factory.mktemp("fill"), 0
+    docs = []
+    for d, size in enumerate(lengths):
+        ids = range(number + 1, number + size + 1)
+        docs += [docs_of(ids, file=files[d], key=d)[0]]
+        number += size
+    publish_docs(root, docs, sources=[("web", 2), ("code", 1)])
+    train = flat_tokens.open(root).train
+    source_of = ["code" if file == 2 else "web" for file in files[: len(lengths)]]
+    if picks is not None:
+        chosen = [pick % len(lengths) for pick in dict.fromkeys(picks) if pick < len(lengths)]
+        train = train.select(indices=np.array(chosen, np.int64))
+    numbers = list(range(len(lengths))) if picks is None else chosen
+    extra = len(ends)
+    for kind, settings in VIEWS:
+        if "overlap" in settings and train.token_count + extra * train.seq_count < length:
+            continue
+        view = getattr(train, kind)(length, **settings, **ends)
+        batch = view.batch(np.arange(len(view)))
+        covered = _tokens_in_rows(view, batch)
+        filled = _filled(batch)
+        expected = {"web": [0, 0, 0], "code": [0, 0, 0]}
+        starts = view.tokens.seq_starts.read(0, view.tokens.seq_count + 1).astype(int)
+        for k, d in enumerate(numbers):
+            size, kept = int(starts[k + 1] - starts[k]), int(covered[starts[k] : starts[k + 1]].sum())
+            fact = expected[source_of[d]]
+            fact[0] += size
+            fact[1 if kept else 2] += size - kept
+        fill = view.fill
+        assert {name: list(source) for name, source in fill.sources.items()} == expected
+        assert list(fill[1:4]) == [sum(fact[k] for fact in expected.values()) for k in range(3)]
+        assert fill.share == pytest.approx(filled / (len(view) * length) if len(view) else 0)
+        assert fill.used == pytest.approx(covered.mean() if len(covered) else 0)
+
+
+def _tokens_in_rows(view: Any, batch: Any) -> np.ndarray[Any, Any]:
+    """Which tokens of the split are in a row, by what the views say that they read."""
+    covered = np.zeros(view.tokens.token_count, bool)
+    for start, count in zip(*view.token_ranges(np.arange(len(view))), strict=True):
+        covered[start : start + count] = True
+    return covered
+
+
+def _filled(batch: Any) -> int:
+    if hasattr(batch, "document_ids"):
+        return int((batch.document_ids >= 0).sum())
+    return int(batch.length.sum()) if hasattr(batch, "length") else batch.encoded.size
