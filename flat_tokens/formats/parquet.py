@@ -167,17 +167,17 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
 # Reading
 
 
-class Part(NamedTuple):
+class TokenLists(NamedTuple):
     """Rows of a file from row *first* on: a list array of token ids, and one of labels, if the file has them."""
 
     first: int
     ids: Any
     labels: Any | None
 
-    def slice(self, low: int, high: int) -> Part:
+    def slice(self, low: int, high: int) -> TokenLists:
         """Its rows ``low:high``."""
         labels = None if self.labels is None else self.labels.slice(low, high - low)
-        return Part(self.first + low, self.ids.slice(low, high - low), labels)
+        return TokenLists(self.first + low, self.ids.slice(low, high - low), labels)
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,11 @@ class ListRows:
         """The columns that are read."""
         return [self.column, *([] if self.loss_mask is None else [self.loss_mask])]
 
-    def part(self, first: int, batch: Any) -> Part:
+    def part(self, first: int, batch: Any) -> TokenLists:
         """A record batch of the columns, from row *first* on."""
-        return Part(first, batch.column(self.column), None if self.loss_mask is None else batch.column(self.loss_mask))
+        return TokenLists(first, batch.column(self.column), None if self.loss_mask is None else batch.column(self.loss_mask))
 
-    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         """Ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
         raise NotImplementedError
 
@@ -286,7 +286,7 @@ class ParquetRows(ListRows):
     def seq_count(self) -> int:
         return sum(group.rows for group in self.groups)
 
-    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         first = 0
         with self._opened() as file:
             for number, (rows, chunks) in enumerate(self.groups):
@@ -344,7 +344,7 @@ class ArrowRows(ListRows):
         with self._opened(mapped=True) as (_, batches):
             return sum(len(batch) for batch in batches)
 
-    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
         first = 0
         with self._opened(mapped=stop - start == 1) as (_, batches):
@@ -365,7 +365,7 @@ class ArrowRows(ListRows):
                 yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches)) if is_file else iter(file)
 
 
-def _batches(part: Part, path: str, max_tokens: int) -> Iterator[TokenBatch]:
+def _batches(part: TokenLists, path: str, max_tokens: int) -> Iterator[TokenBatch]:
     """The rows of a part, in ranges of at most *max_tokens*."""
     tokens, entries = _flat(part.ids, path, part.first, "token id", 0)
     mask = None if part.labels is None else _mask(part, path, tokens, entries)
@@ -375,7 +375,7 @@ def _batches(part: Part, path: str, max_tokens: int) -> Iterator[TokenBatch]:
         yield batch if mask is None else batch._replace(loss_mask=mask[some.start : some.stop])
 
 
-def _mask(part: Part, path: str, tokens: npt.NDArray[Any], entries: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def _mask(part: TokenLists, path: str, tokens: npt.NDArray[Any], entries: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Which tokens of a part count by its labels: uint8[n]. ValueError for a label that is neither its token nor -100."""
     labels, bounds = _flat(part.labels, path, part.first, "label", IGNORED_LABEL)
     remedy = (
