@@ -6,12 +6,14 @@ Nothing heavy is imported before a configuration has been read: a mistake in it 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TextIO
 
 from flat_tokens import __version__
@@ -27,6 +29,7 @@ FAMILIES = {
 """Modules of this folder, and the commands that each adds, with the functions that run them."""
 
 LEAVING_SECONDS = 10.0
+AGAIN_SECONDS = 0.05
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +39,7 @@ def main(arguments: list[str]) -> int:
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
     signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = functools.partial(_interrupt_later, sys.unraisablehook)
     try:
         options.run(options)
         return 0
@@ -58,6 +62,18 @@ def _interrupt(*_: object) -> None:
     deadline.daemon = True
     deadline.start()
     raise KeyboardInterrupt
+
+
+def _interrupt_later(others: Callable[[sys.UnraisableHookArgs], object], unraisable: sys.UnraisableHookArgs) -> None:
+    """Interrupt again where code that cannot raise, such as a finalizer, was interrupted: Python would print that and go on.
+    *others*: the hook for other errors.
+    """
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        others(unraisable)
+        return
+    again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _stop(status: int, why: str) -> None:

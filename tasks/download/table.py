@@ -5,9 +5,10 @@ fetched, to learn its digest and where it is cut.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.formats import FORMATS
@@ -23,10 +25,13 @@ from tasks.config import Source
 from tasks.locations import local_path
 from tasks.models import FORMAT_SEMANTICS, FoundFile, SourceFile, digest_of
 from tasks.output.paths import FILES
+from tasks.output.pointer import pointer_lock
+from tasks.output.staging import entries
 
 GRAIN_NS = 2_000_000_000
 """The coarsest clock of a file system, in nanoseconds. A file that was touched within it may be written to without a trace."""
 MAGIC = b"flat-tokens files 1\n"
+HALF_WRITTEN = re.compile(r"\..+\.table(\.hmac)?\.\w+\.part")
 TEXTS, NUMBERS = (
     ("name", "immutable", "content", "format", "line_ends"),
     ("size", "mtime", "ctime", "inode", "text_size", "packed"),
@@ -157,7 +162,7 @@ def remember_files(root: Store, sources: tuple[Source, ...], slice_bytes: int, c
     for index, mine in of_source.items():
         key, data = table_key(sources[index]), _as_bytes(mine, slice_bytes)
         if not _has(root, key, data):
-            root.put(key, data)
+            _put(root, key, data)
 
 
 def may_be_known(found: FoundFile, begun_ns: int) -> bool:
@@ -177,7 +182,17 @@ def forget_file(root: Store, source: Source, name: str) -> None:
     key = table_key(source)
     if (rows := _read(root, key)) is not None:
         kept = [number for number, one in enumerate(_texts_of(rows.column("name"))) if one != name]
-        root.put(key, _stored(rows.take(_numbers(kept))))
+        _put(root, key, _stored(rows.take(_numbers(kept))))
+
+
+def _put(root: Store, key: str, data: bytes) -> None:
+    """Write a table, one process of this machine at a time. What killed ones have left of theirs is removed."""
+    if root.is_local:
+        make_directory(Path(root.root))
+    with pointer_lock(root):
+        for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, FILES)) if root.is_local else ():
+            root.remove(f"{FILES}/{name}")
+        root.put(key, data)
 
 
 def _has(root: Store, key: str, data: bytes) -> bool:

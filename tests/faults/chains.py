@@ -25,8 +25,6 @@ CRASH_LOOP, KILLS_IN_A_LOOP = 40, 12
 WRITE_PATH = r"/(_cache/unfinished|_cache/[0-9a-f]{64}|_staging|versions)/"
 """Where the objects are, and what leads to them: half of the faults happen there."""
 UNDAMAGED = ("runs", "_quarantine", "index")
-OF_A_FINALIZER = re.compile(r"Exception ignored in: <function \w+\.__del__ .*?\nKeyboardInterrupt: *\n", re.DOTALL)
-"""Ctrl-C, met in a finalizer of ``_pyio``: files that are no Python code have none."""
 TABLES = re.compile(r"out/_cache/files(/[0-9a-f]{64}\.table)?")
 """What is known of files is recorded where these are older than the clock's grain: so behind an attempt, and not at first."""
 NOT_COUNTED = re.compile(r"/(runs|_quarantine)/|/_cache/[0-9a-f]{64}/.*\.json$|/collected/")
@@ -136,7 +134,6 @@ class Chains:
         return Attempt(unreadable, ran)
 
     def _messages(self, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        ended = ended._replace(output=OF_A_FINALIZER.sub("", ended.output))
         fired = None if ended.value is None else ended.value.ran.fired
         if ended.hung:
             yield Flaw("message", f"it did not end: {ended.output}")

@@ -378,12 +378,12 @@ class Child:
             os._exit(status)
 
     def ended(self, seconds: float = 600, kill_after: float | None = None) -> Ended:
-        """Wait for the child. It hangs, and is killed, if it takes longer than *seconds* and does not work any more, or ten times
-        as long. What its threads were doing is behind its output then. *kill_after*: it is killed in any case when so many
-        seconds have passed.
+        """Wait for the child. It hangs, and is killed, if it does not work for *seconds*, or takes ten times as long. What its
+        threads were doing is behind its output then. *kill_after*: it is killed in any case when so many seconds have passed.
         """
         begun, parts, hung = time.monotonic(), list[bytes](), False
-        deadline, worked = begun + min(seconds, kill_after or seconds), 0.0
+        window = seconds / WINDOWS
+        deadline, worked, idle = begun + (window if kill_after is None else kill_after), 0.0, 0
         while True:
             if select.select([self._read], [], [], max(deadline - time.monotonic(), 0))[0]:
                 if not (part := os.read(self._read, 1 << 20)):
@@ -391,9 +391,11 @@ class Child:
                 parts.append(part)
                 continue
             before, worked = worked, _processor_seconds(self.pid)
+            idle = 0 if worked - before > window / WORKING else idle + 1
             hung = kill_after is None
-            if kill_after is None and worked - before > seconds / WORKING and time.monotonic() < begun + 10 * seconds:
-                deadline, hung = time.monotonic() + seconds, False
+            # Several windows: the whole machine may have been halted within one of them.
+            if hung and idle < WINDOWS and time.monotonic() < begun + 10 * seconds:
+                deadline, hung = time.monotonic() + window, False
                 continue
             if hung and self._log is not None:
                 os.kill(self.pid, signal.SIGUSR1)
@@ -411,7 +413,7 @@ class Child:
         return Ended(value, error, output, status == -signal.SIGKILL and not hung, hung, status)
 
 
-WORKING = 60
+WINDOWS, WORKING = 3, 60
 """A process that waits for ever takes less than this part of its time from a processor."""
 
 

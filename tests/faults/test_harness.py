@@ -41,7 +41,16 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
 
 @pytest.mark.parametrize(
     ("name", "every"),
-    [("kills", 100), ("faults", 400), ("elsewhere", 900), ("lasting", 160), ("power", 300), ("readers", 10), ("histories", 17)],
+    [
+        ("kills", 100),
+        ("faults", 400),
+        ("elsewhere", 900),
+        ("lasting", 160),
+        ("power", 300),
+        ("readers", 10),
+        ("histories", 17),
+        ("chains", 50),
+    ],
 )
 def test_a_sample(name: str, every: int) -> None:
     assert [flaw for flaw in campaign(name, "--every", str(every)) if not flaw["known"]] == []

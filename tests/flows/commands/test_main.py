@@ -76,6 +76,26 @@ def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_pat
             os.killpg(building.pid, signal.SIGKILL)
 
 
+def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
+    """It cannot be raised there: it comes again, and nothing is printed."""
+    program = """if True:
+        import time
+        from flows.commands import main
+        class Finalized:
+            def __del__(self):
+                raise KeyboardInterrupt
+        def run(options):
+            Finalized()
+            time.sleep(60)
+        main.parser = lambda _: main.argparse.ArgumentParser()
+        main.argparse.ArgumentParser.parse_args = lambda *_: main.argparse.Namespace(run=run, quiet=True, command="build")
+        main.main([])
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted: run the same command again to go on behind the last stored shard\n"
+
+
 def children(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text() + "".join(
         path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -452,6 +453,14 @@ class Disk:
         self.done.append(("sync", path))
 
 
+def stream_two(sink: VersionSink, key: str) -> None:
+    """Stream the tokens of a slice that has two, without entries: so that nothing but the tokens waits for the disk."""
+    with sink.stream(key) as into:
+        assert into is not None
+        into.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+        into.end()
+
+
 def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
     place: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,7 +468,7 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
     target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
     path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
     with opened(target) as (_, sink):
-        slice_ = threading.Thread(target=stream, args=(even(1, 5), 0, sink, target), daemon=True)
+        slice_ = threading.Thread(target=stream_two, args=(sink, key_of(0)), daemon=True)
         slice_.start()
         slice_.join(0.2)
         assert slice_.is_alive()
@@ -471,23 +480,38 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
     assert ("sync", str(path.parent)) in done
 
 
+def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer fails when the slice has been waiting for it: nothing else wakes that."""
+    target, fails = target_of(place, ALL_TRAIN), threading.Event()
+
+    def write(*_: Any) -> Any:
+        fails.wait(60)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tasks.assemble.span_writer, "write_tokens", write)
+    with opened(target) as (assembler, sink):
+        raised: list[BaseException] = []
+        slice_ = threading.Thread(target=lambda: raised.extend(within(30, lambda: stream(even(40, 30), 0, sink, target))))
+        slice_.start()
+        writer, end = assembler._writers["train"], time.monotonic() + 60
+        while writer._waiting < tasks.assemble.span_writer.ARRAYS_WAITING:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        slice_.join(0.1)
+        fails.set()
+        slice_.join(60)
+    assert [type(error) for error in raised] == [BrokenStreamError]
+
+
 def test_a_slice_whose_span_is_given_up_has_not_ended(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens arrived while the disk was busy with those before them, and were never written."""
     target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
-    batch, keys = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
-
-    def stream_first(sink: VersionSink) -> None:
-        with sink.stream(key_of(0)) as into:
-            assert into is not None
-            into.append(batch, keys)
-            into.end()
-
     with opened(target) as (assembler, sink):
-        first = threading.Thread(target=within, args=(60, lambda: stream_first(sink)))
+        first = threading.Thread(target=within, args=(60, lambda: stream_two(sink, key_of(0))))
         first.start()
         with sink.stream(key_of(1)) as second:
             assert second is not None
-            second.append(batch, keys)
+            second.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
             assembler._writers["train"].break_off()
             disk.ready.set()
             with pytest.raises(BrokenStreamError):

@@ -24,6 +24,7 @@ from tasks.config import HubDataset, Source
 from tasks.download.cut import at_hand, cut_files, fetched_ahead, look_into
 from tasks.download.hub import resolve_hub
 from tasks.download.slices import slices_of
+from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.paths import FILES
@@ -281,3 +282,17 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
             at_hand(next(part for part in parts if part.ranges[0].file.name == "gone"), sources, place)
     assert sorted(set(fetched)) == ["a", "b", "c", "gone"]
     assert fetched.count("c") == 1
+
+
+def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_path: Path) -> None:
+    """With the next table that is written. Files that are being fetched stay."""
+    files = tmp_path / "out" / "_cache" / "files"
+    files.mkdir(parents=True)
+    for name in (f".{'a' * 64}.table.0123abcd.part", f".{'a' * 64}.table.hmac.0123abcd.part", ".other.json.0123abcd.part"):
+        (files / name).write_bytes(b"half")
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
+    chosen = Source(name="x", path=str(tmp_path / "x.jsonl"))
+    (found,) = resolve_source(chosen, 0).files
+    cut_file(found._replace(immutable="ETag:1"), (chosen,), SLICE_BYTES, place)
+    assert [path.name for path in files.glob(".*.part")] == [".other.json.0123abcd.part"]
+    assert len(list(files.glob("*.table"))) == 1
