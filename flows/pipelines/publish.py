@@ -153,7 +153,9 @@ def opened(request: Request) -> Iterator[OpenOutput]:
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
         with building(root, scratch):
-            sweep(root.root if root.is_local else os.fspath(scratch))  # nothing else clears up after a death behind the commit
+            # Nothing else clears up after a death behind the commit, or one that fetched a file which is there now.
+            for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
+                sweep(home)
             yield OpenOutput(request, root, scratch, pointer)
         meter.begin("clean up")
         remove_held_shards(root)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from flat_tokens.stores.local import real_path
+from flat_tokens.stores.local import named_errors, real_path
 from flat_tokens.stores.reading import descriptor
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
@@ -115,8 +115,9 @@ class _Keeper:
         if self._halves is None:
             self._halves = self._stack.enter_context(halves_in(self._directory))
         half = self._halves / name
-        half.write_bytes(data)
-        os.replace(half, path)
+        with named_errors(half):
+            half.write_bytes(data)
+            os.replace(half, path)
         return os.fspath(path), stamp_of(os.stat(path))
 
 

@@ -42,6 +42,8 @@ HANGS_AFTER = 60.0
 """Seconds; a trial takes a fraction of one. One that still works, as on a busy machine, is given more."""
 
 Facts = dict[str, str]
+KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.table)?$")
+"""What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another."""
 
 
 def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -54,12 +56,12 @@ def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.Di
 
 
 def facts_of(here: Path) -> Facts:
-    """Every file by name: its digest, or what of it is the same in each run. Not the records of runs, locks, and what was put
-    aside.
+    """Every file by name: its digest, or what of it is the same in each run. Not the records of runs, locks, what was put aside,
+    and what is known of the sources' files.
     """
     facts = {}
     for name, entry in entries(here):
-        if {"runs", "_quarantine"} & set(name.split("/")) or name.endswith("lock"):
+        if {"runs", "_quarantine"} & set(name.split("/")) or name.endswith("lock") or KNOWN_FILES.search(name):
             continue
         if entry.is_symlink():
             facts[name] = os.readlink(entry.path)

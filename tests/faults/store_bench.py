@@ -36,6 +36,7 @@ from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tests.faults.cases import Words, packed
 from tests.faults.commands import (
+    KNOWN_FILES,
     Facts,
     Flaw,
     Ran,
@@ -383,7 +384,11 @@ class StoreBench:
         """Every object and file, by name."""
         shared.counted = 0
         content = content_of(self.protocol, f"http://127.0.0.1:{shared.server}")
-        there = {f"store/{key}": fact_of(key, data) for key, data in content.items() if "/runs/" not in key}
+        there = {
+            f"store/{key}": fact_of(key, data)
+            for key, data in content.items()
+            if "/runs/" not in key and not KNOWN_FILES.search(key)
+        }
         return {**there, **facts_of(self.here)}
 
     def trial(self, name: str, fault: Fault) -> list[Flaw] | None:
