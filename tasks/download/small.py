@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from flat_tokens.stores.local import named_errors, real_path
+from flat_tokens.stores.local import named_errors, real_path, sync
 from flat_tokens.stores.reading import descriptor
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
@@ -99,11 +99,14 @@ def read_small(
 
 
 class _Keeper:
-    """Keeps bytes as files of a directory, each under the name of its content."""
+    """Keeps bytes as files of a directory, each under the name of its content. At the end of *stack* they are on the disk: a file
+    of that name with other bytes would be read as text.
+    """
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self._directory, self._stack = directory, stack
         self._halves: Path | None = None
+        self._new: list[Path] = []
 
     def __call__(self, name: str, data: bytes) -> tuple[str, Stamp]:
         """Path and stamp of the file *name*, which has *data*. One that has it stays: somebody may be reading it."""
@@ -113,12 +116,20 @@ class _Keeper:
             if kept == data:
                 return os.fspath(path), stamp
         if self._halves is None:
+            self._stack.callback(self._sync)
             self._halves = self._stack.enter_context(halves_in(self._directory))
         half = self._halves / name
         with named_errors(half):
             half.write_bytes(data)
             os.replace(half, path)
+        self._new.append(path)
         return os.fspath(path), stamp_of(os.stat(path))
+
+    def _sync(self) -> None:
+        """Sync all at once: the file system waits for the disk once for many."""
+        with ThreadPoolExecutor(FETCHERS, "sync") as threads:
+            list(threads.map(sync, self._new))
+        sync(self._directory)
 
 
 def _whole(path: str, size: int) -> tuple[bytes, Stamp]:
