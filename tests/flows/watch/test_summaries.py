@@ -77,8 +77,8 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
     )
     text = summary(config("gs://bucket/out"), result, "Seen_By.People")
     for line in (
-        "- web: 1,200 documents read, 1,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 bytes "
-        "a token. [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
+        "- web: 1,200 documents read, 1,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
+        "bytes a token. [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
         "- notes: 1,000 documents read, 1,000 written, none skipped; 0 tokens of 0 B of text. `/notes`",
         "- **all**: 2,200 documents read, 2,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
         "bytes a token",
