@@ -12,14 +12,23 @@ until SQLite's timeout of a minute. Here garbage is collected in a thread that n
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import errno
 import gc
+import hmac
+import json
 import os
+import re
 import socket
 import sys
 import threading
 from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
 
 COLLECT_SECONDS = 1.0
 ALL_EVERY = 60
@@ -86,6 +95,56 @@ def own_address_only(app: Any, port: int) -> Any:
     return answer
 
 
+RUN_OF_DEPLOYMENT = re.compile(r"(/api)?/deployments/[0-9a-f-]{36}/create_flow_run")
+
+
+def fault_of_run(body: bytes) -> str | None:
+    """The fault of a request for a run of a build or refresh, as far as it is known before there is a run: a setting, a path, a
+    tokenizer's name. None if there is none, or it is a request of another kind.
+    """
+    from flows.pipelines.early import fault_of_config
+
+    try:
+        config = json.loads(body)["parameters"]["config"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return fault_of_config(config) if isinstance(config, dict) else None
+
+
+def faultless_runs_only(app: Any) -> Any:
+    """*app*, whose runs of deployments are refused at once, with status 409 as by Prefect, if they could only fail."""
+    from starlette.responses import JSONResponse
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not RUN_OF_DEPLOYMENT.fullmatch(scope["path"]):
+            await app(scope, receive, send)
+            return
+        messages, body, more = [], b"", True
+        while more:
+            messages.append(message := await receive())
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if is_authorized(scope) and (fault := await asyncio.to_thread(fault_of_run, body)):
+            detail = f"Error creating flow run: {fault}"
+            await JSONResponse({"detail": detail, "exception_message": detail}, 409)(scope, receive, send)
+            return
+        before = iter(messages)
+
+        async def receive_again() -> Any:
+            return next(before, None) or await receive()
+
+        await app(scope, receive_again, send)
+
+    return answer
+
+
+def is_authorized(scope: Any) -> bool:
+    """Whether a request has the server's secret: nobody else learns which files there are."""
+    secret = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+    wanted = b"Basic " + base64.b64encode(secret.encode())
+    given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+    return bool(secret) and len(given) == 1 and hmac.compare_digest(given[0], wanted)
+
+
 def run(port: int, sockets: list[socket.socket]) -> None:
     """Run the server until it is interrupted. ``prefect server start`` would ask people which profile to change."""
     import uvicorn
@@ -95,7 +154,8 @@ def run(port: int, sockets: list[socket.socket]) -> None:
 
     setup_logging()
     begin_as_writers()
-    app, level = own_address_only(create_app(final=True), port), get_current_settings().server.logging_level.lower()
+    app = own_address_only(faultless_runs_only(create_app(final=True)), port)
+    level = get_current_settings().server.logging_level.lower()
     with suppress(KeyboardInterrupt):
         uvicorn.Server(uvicorn.Config(app, proxy_headers=False, log_level=level)).run(sockets)
 

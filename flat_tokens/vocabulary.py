@@ -127,6 +127,12 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
         raise ValueError(f"the tokenizer {name} is neither a tokenizer.json nor a .tiktoken file. {_conversion(path.parent)}")
     if name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts:
         return _from_hub(name, revision, pin)
+    encoding = _encoding(check_encoding(name), name)
+    return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
+
+
+def check_encoding(name: str) -> Any:
+    """tiktoken, which has an encoding of that name. ValueError, with the nearest one, if it has none. Nothing is loaded."""
     tiktoken = extra("tiktoken", f"the tokenizer {name!r}")
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(tiktoken.list_encoding_names())
@@ -134,8 +140,7 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
             f"there is no tokenizer {name!r}.{_nearest(tiktoken, name)} Set tokenizer to one of {known}, bytes, "
             "a .tiktoken file, a tokenizer.json, or a hub repository such as openai-community/gpt2."
         )
-    encoding = _encoding(tiktoken, name)
-    return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
+    return tiktoken
 
 
 def _nearest(tiktoken: Any, name: str) -> str:

@@ -40,4 +40,4 @@ def build_dataset(config: BuildConfig) -> BuildResult:
         ):
             result = build(config, runner)
         show(config, result)
-    return ended(result, result.headline)
+    return ended(result, result.headline, is_unchanged=result.was_published and result.moved_from is None)

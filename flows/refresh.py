@@ -14,7 +14,7 @@ from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.markdown import code, link, page, table
+from flows.watch.markdown import code, link, page
 from flows.watch.page import link_to_page, page_of
 from flows.watch.progress import ended, watched
 from flows.watch.summaries import leave, show
@@ -25,8 +25,7 @@ from tasks.output.changes import as_markdown
 from tasks.output.history import Refreshed, read_history
 
 SHOWN = 100
-"""Refreshes in the table of the history."""
-COLUMNS = "date (UTC) | version | #documents | #tokens | #added | #removed | #changed | #moved | #text tokenized | #seconds"
+"""Refreshes in the list of the history."""
 
 logger = logging.getLogger("flows.refresh")  # a deployment loads this file under another name
 
@@ -67,7 +66,8 @@ def refresh_dataset(
             leave(f"{config.name}-refreshes", history(config, refreshes), f"refreshes: {len(refreshes):,}")
         if result.build is not None:
             show(config, result.build)
-    return ended(result, f"{result.headline}. {result.build.headline}" if result.build else result.headline)
+    headline = f"{result.headline}. {result.build.headline}" if result.build else result.headline
+    return ended(result, headline, is_unchanged=result.outcome != "published")
 
 
 def changed(config: BuildConfig, result: RefreshResult) -> str:
@@ -83,17 +83,16 @@ def changed(config: BuildConfig, result: RefreshResult) -> str:
 
 def history(config: BuildConfig, refreshes: tuple[Refreshed, ...]) -> str:
     """Markdown of the refreshes so far, the newest first."""
-    rows = [
-        (
-            f"{one.at:%Y-%m-%d %H:%M}",
-            code(one.version),
-            one.documents,
-            one.tokens,
-            *("unknown" if count is None else count for count in (one.added, one.removed, one.changed, one.moved)),
-            size(one.text_bytes_tokenized),
-            f"{one.seconds:,.1f}",
-        )
-        for one in refreshes[: -SHOWN - 1 : -1]
-    ]
     more = f"And {len(refreshes) - SHOWN:,} before." if len(refreshes) > SHOWN else ""
-    return page(f"# Refreshes of {config.name}", link_to_page(config.name) + ".", table(COLUMNS, rows), more)
+    listed = [_of_refresh(one) for one in refreshes[: -SHOWN - 1 : -1]]
+    return page(f"# Refreshes of {config.name}", link_to_page(config.name) + ".", listed, more)
+
+
+def _of_refresh(one: Refreshed) -> str:
+    """A line of a list. A table of so many columns would be cut off on the right."""
+    kinds = {"added": one.added, "removed": one.removed, "changed": one.changed, "moved": one.moved}
+    counts = ", ".join(f"{'unknown' if count is None else f'{count:,}'} {kind}" for kind, count in kinds.items())
+    return (
+        f"- {one.at:%Y-%m-%d %H:%M} UTC, {code(one.version)}: {one.documents:,} documents ({counts}), {one.tokens:,} tokens; "
+        f"{size(one.text_bytes_tokenized)} of text tokenized in {one.seconds:,.1f} s"
+    )

@@ -10,7 +10,7 @@ from flows.watch import api
 from flows.watch.api import Api
 from flows.watch.page import bring_up_to_date
 from flows.watch.summaries import counts_of, summary
-from flows.watch.words import TAG, WITHOUT_PROGRESS, all_done, slug, tags_of, tolerated
+from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, slug, tags_of, tolerated
 from tasks.config import BuildConfig
 from tasks.progress import meter
 
@@ -38,10 +38,10 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
             if one.stage not in WITHOUT_PROGRESS and one.total:
                 api.leave(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
     with tolerated("page of the dataset"):
-        bring_up_to_date(client, run, config.name, config.output, tags)
+        bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=result.moved_from is None)
     with tolerated("summary"):
         text, description = summary(config, result, config.name), as_markdown(counts_of(result))
         api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
     with tolerated("end"):
-        api.complete(client, run, result.headline)
+        api.complete(client, run, result.headline, UNCHANGED if result.moved_from is None else "Completed")
     return True

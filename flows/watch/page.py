@@ -5,7 +5,9 @@ runs. Each run of the dataset brings it up to date.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -14,14 +16,20 @@ from urllib.parse import quote
 import httpx
 
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.terminal import duration, one_line, size
+from flat_tokens.tools.terminal import duration, one_line, short, size
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flows.watch import api
 from flows.watch.api import Api, ask, moment
-from flows.watch.markdown import code, link, page, table
-from flows.watch.words import slug, tolerated
+from flows.watch.markdown import code, link, page
+from flows.watch.pictures import Bar, bars
+from flows.watch.words import UNCHANGED, slug, tolerated
+from tasks.output.history import Refreshed, read_history
+from tasks.output.pointer import read_pointer
 from tasks.output.versions import Status, Version, status_of
 
+logger = logging.getLogger(__name__)
+
+REPORT = "report.html"
 RUNS = 12
 """Shown of a dataset's runs."""
 ASKED = 100
@@ -29,9 +37,8 @@ ASKED = 100
 FAILED = ("FAILED", "CRASHED")
 PREFECTS_WORDS = re.compile(r"Flow run encountered an exception: (\w+: )?")
 """Words of Prefect's before those of an error."""
-VERSION_COLUMNS = "version | state | made (UTC) | #documents | #tokens | tokenizer | layout | size"
-RUN_COLUMNS = "run (UTC) | took | ended"
-"""Columns that matter most stand first: the UI cuts off the right of a table, on narrow screens all but the first columns."""
+DRAWN = 12
+"""Versions in a picture."""
 
 
 class ListedRun(NamedTuple):
@@ -57,34 +64,65 @@ class Schedule(NamedTuple):
 @contextlib.contextmanager
 def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
     """Within a flow run: bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have *tags*."""
+    with tolerated("link to the page of the dataset"):
+        _log_link(name)
+    before = _sequence(output)
     try:
         yield
     except Exception as error:
         _of_flow_run(name, output, tags, error)
         raise
-    _of_flow_run(name, output, tags, None)
+    _of_flow_run(name, output, tags, None, is_unchanged=before is not None and before == _sequence(output))
 
 
-def _of_flow_run(name: str, output: str, tags: Sequence[str], error: Exception | None) -> None:
+def _log_link(name: str) -> None:
+    """Let the log of a run begin with the address of the page."""
+    from prefect.settings import get_current_settings  # as below
+
+    logger.info("Page of the dataset: %s/artifacts/key/%s", (get_current_settings().ui_url or "").rstrip("/"), page_key(name))
+
+
+def _sequence(output: str) -> int | None:
+    """The number of the pointer; None if nobody can tell."""
+    with contextlib.suppress(Exception):  # the run itself says what is wrong with the output
+        return read_pointer(Store.at(output)).sequence
+    return None
+
+
+def _of_flow_run(name: str, output: str, tags: Sequence[str], error: Exception | None, *, is_unchanged: bool = False) -> None:
     from prefect import get_client  # here: a build that has nothing to do does not wait for Prefect
 
     from flows.watch.progress import flow_run
 
     with tolerated("page of the dataset"), get_client(sync_client=True) as client:
         run = flow_run()
-        bring_up_to_date(client, api.Run(str(run.id), run.name, run.start_time), name, output, tags, error)
+        this = api.Run(str(run.id), run.name, run.start_time)
+        bring_up_to_date(client, this, name, output, tags, error, is_unchanged=is_unchanged)
 
 
 def bring_up_to_date(
-    client: Api, this: api.Run, name: str, output: str, tags: Sequence[str], error: Exception | None = None
+    client: Api,
+    this: api.Run,
+    name: str,
+    output: str,
+    tags: Sequence[str],
+    error: Exception | None = None,
+    *,
+    is_unchanged: bool = False,
 ) -> None:
-    """Bring the page of the dataset *name* up to date, which ends *this* run. httpx.HTTPError where the server refuses it."""
+    """Bring the page of the dataset *name* up to date, which ends *this* run. *is_unchanged*: the run published nothing.
+    httpx.HTTPError where the server refuses it.
+    """
     found, now = status_of(Store.at(output)), datetime.now(UTC)
     says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
     began = this.began or now
     run = ListedRun(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
-    runs = [run, *(one for one in _ended(client, tags) if one.path != run.path)]
-    text, headline = dataset_page(name, found, runs, _schedule(client, name)), _headline(found, run)
+    others, unchanged = ([one for one in _ended(client, tags, which) if one.path != run.path] for which in WITHOUT_AND_WITH)
+    runs, idle = (others, [run, *unchanged]) if is_unchanged else ([run, *others], unchanged)
+    history: tuple[Refreshed, ...] = ()
+    with tolerated("history of refreshes"):
+        history = read_history(Store.at(output))
+    text, headline = dataset_page(name, found, runs, _schedule(client, name), idle, history), _headline(found, run)
     made = api.leave(client, this, page_key(name), "markdown", text, headline)
     # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
     link = f"[Open the page](/artifacts/artifact/{made})"
@@ -100,8 +138,17 @@ def link_to_page(name: str) -> str:
     return f"[Page of the dataset](/artifacts/key/{page_key(name)})"
 
 
-def dataset_page(name: str, found: Status, runs: Sequence[ListedRun], schedule: Schedule | None) -> str:
-    """The page in Markdown. *runs*: the newest first."""
+def dataset_page(
+    name: str,
+    found: Status,
+    runs: Sequence[ListedRun],
+    schedule: Schedule | None,
+    idle: Sequence[ListedRun] = (),
+    history: Sequence[Refreshed] = (),
+) -> str:
+    """The page in Markdown. *runs*: the newest first. *idle*: those that published nothing. It has lists, not tables: the UI cuts
+    off the right of a table on narrow screens.
+    """
     failed = next((run for run in runs if run.state.upper() in FAILED), None)
     newest, in_versions = runs[0] if runs else None, sum(one.byte_count for one in found.versions)
     return page(
@@ -116,9 +163,49 @@ def dataset_page(name: str, found: Status, runs: Sequence[ListedRun], schedule: 
             f"- Stored: {size(in_versions)} in versions, {size(found.cache_bytes)} in `_cache`",
         ],
         ["```python", f"dataset = flat_tokens.open({found.output!r})", "```"] if found.latest else "",
-        table(VERSION_COLUMNS, map(_version, found.versions)) if found.versions else "",
-        table(RUN_COLUMNS, map(_run, runs[:RUNS])) if runs else "",
+        _report(found.output) if found.latest else "",
+        tokens_by_version(found, history),
+        disk(found),
+        ["## Versions", "", *map(_version, found.versions)] if found.versions else "",
+        ["## Runs", "", *map(_run, runs[:RUNS])] if runs else "",
+        f"Runs that found nothing new: {len(idle):,}{'' if len(idle) < ASKED else ' or more'}, the last one {_link_to(idle[0])}, "
+        f"{_time(idle[0].at)}."
+        if idle
+        else "",
     )
+
+
+def _report(output: str) -> str:
+    """A link to the report with plots, if there is one where a browser finds it; else the command that writes it."""
+    place = f"{output.rstrip('/')}/{REPORT}"
+    command = code(f"flat-tokens stats {shlex.quote(output)} --html {shlex.quote(place)}")
+    with contextlib.suppress(Exception):  # stores have errors of their own
+        if Store.at(output).exists(REPORT):
+            return f"Report with plots (lengths, sources, vocabulary): {link(place)}"
+    return f"A report with plots (lengths, sources, vocabulary) is written by {command}"
+
+
+def tokens_by_version(found: Status, history: Sequence[Refreshed]) -> str:
+    """A picture of the tokens of the newest versions, each with the documents that its refresh added and removed."""
+    changes = {one.version: one for one in history}
+    rows = []
+    for version in _by_time(found)[-DRAWN:]:
+        of = changes.get(version.version)
+        counts = ((of.added, "+"), (of.removed, "−")) if of else ()
+        told = " ".join(f"{sign}{count:,}" for count, sign in counts if count)
+        name = f"{version.version[:8]}{f', {version.at:%Y-%m-%d}' if version.at else ''}"
+        rows.append(Bar(name, version.tokens, f"{short(version.tokens)}{f' ({told} documents)' if told else ''}"))
+    return bars("Tokens by version", rows)
+
+
+def disk(found: Status) -> str:
+    """A picture of the bytes of the newest versions, and of the rest of an output."""
+    rows = [Bar(one.version[:8], one.byte_count, size(one.byte_count)) for one in _by_time(found)[-DRAWN:]]
+    return bars("Disk", [*rows, Bar("_cache", found.cache_bytes, size(found.cache_bytes))]) if rows else ""
+
+
+def _by_time(found: Status) -> list[Version]:
+    return sorted(found.versions, key=lambda one: one.at or datetime.min.replace(tzinfo=UTC))
 
 
 def _failure(run: ListedRun | None, is_told: bool) -> str:
@@ -134,18 +221,19 @@ def _latest(found: Status) -> str:
     return f"Latest version: {code(latest.version)}, made {_time(latest.at)}: {counts}, as {latest.layout}."
 
 
-def _version(one: Version) -> Sequence[str | int]:
+def _version(one: Version) -> str:
     pinned = "" if one.pinned is None else f"pinned: {as_markdown(one.pinned)}" if one.pinned else "pinned"
     state = ", ".join(filter(None, (one.state_for_people, pinned)))
-    made = f"{one.at:%Y-%m-%d %H:%M}" if one.at else ""
-    return (code(one.version), state, made, one.documents, one.tokens, code(one.tokenizer), one.layout, size(one.byte_count))
+    made = f", made {one.at:%Y-%m-%d %H:%M}" if one.at else ""
+    counts = f"{one.tokens:,} tokens of {code(one.tokenizer)} in {one.documents:,} documents"
+    return f"- {code(one.version)}{f' ({state})' if state else ''}: {counts}, {size(one.byte_count)} as {one.layout}{made}"
 
 
-def _run(run: ListedRun) -> Sequence[str]:
+def _run(run: ListedRun) -> str:
     what = run.name.partition(" ")[0]  # the rest of it is the same in all of them
     says = [as_markdown(run.says)] if run.says else []
     state = [] if run.state.upper() == "COMPLETED" and says else [run.state.capitalize()]
-    return (f"[{run.at:%Y-%m-%d %H:%M} {as_markdown(what)}]({run.path})", duration(run.seconds), ": ".join([*state, *says]))
+    return f"- [{run.at:%Y-%m-%d %H:%M} {as_markdown(what)}]({run.path}), {duration(run.seconds)}: {': '.join([*state, *says])}"
 
 
 def _link_to(run: ListedRun) -> str:
@@ -175,9 +263,13 @@ def _path(run_id: str) -> str:
     return f"/runs/flow-run/{run_id}"
 
 
-def _ended(client: Api, tags: Sequence[str]) -> Iterator[ListedRun]:
-    """The runs with these tags that have ended, as far as the server keeps them; the newest first."""
-    some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}}
+WITHOUT_AND_WITH = ({"not_any_": [UNCHANGED]}, {"any_": [UNCHANGED]})
+"""Filters of the server for the names of runs' states: without those that published nothing, and these alone."""
+
+
+def _ended(client: Api, tags: Sequence[str], names: dict[str, list[str]]) -> Iterator[ListedRun]:
+    """The runs with these tags that have ended in states of these *names*, as far as the server keeps them; the newest first."""
+    some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}, "state": {"name": names}}
     for run in ask(client, "POST", "/flow_runs/filter", {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED}):
         state, began = run["state"], moment(run["start_time"])
         if "group" not in run["parameters"] and state is not None and began is not None:

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Self, TypeVar, cast
@@ -28,7 +29,8 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
 from flows.watch.failures import report_in_one_line
 from flows.watch.outages import outages
-from flows.watch.words import WITHOUT_PROGRESS, all_done, describe, not_shown, percent, slug, tolerated
+from flows.watch.pictures import lines
+from flows.watch.words import UNCHANGED, WITHOUT_PROGRESS, all_done, describe, not_shown, percent, slug, tolerated
 from tasks.progress import Done, Progress, meter, repeating
 
 R = TypeVar("R")
@@ -36,6 +38,8 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 UPDATE_SECONDS = 2.5
+POINTS = 200
+"""Of a line of throughput, at most so many are drawn."""
 HEARTBEAT_SECONDS = 30.0
 """The automations take a run for dead after some of these (deployments/automations.yaml)."""
 OURS = ("flat_tokens", "flows", "tasks")
@@ -54,9 +58,11 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
         yield
 
 
-def ended(result: R, headline: str) -> R:
-    """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result."""
-    return cast("R", Completed(message=headline, data=result))
+def ended(result: R, headline: str, *, is_unchanged: bool = False) -> R:
+    """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result.
+    *is_unchanged*: nothing was published; the state is named so.
+    """
+    return cast("R", Completed(name=UNCHANGED if is_unchanged else "Completed", message=headline, data=result))
 
 
 def dataset_name(path_or_url: str) -> str:
@@ -167,11 +173,15 @@ class _Shown:
         self._ids: dict[str, UUID] = {}
         self._last: dict[str, Progress] = {}
         self._ended: set[tuple[str, int]] = set()
+        self._begun = time.monotonic()
+        self._rates: dict[str, list[tuple[float, float]]] = {}
+        self._seen: tuple[str, float, int] = ("", 0.0, 0)
 
     def update(self, over: str | None = None) -> None:
         """*over*: how the run has ended, so that a stage of which nothing is known never will be."""
         *ended, now = self._stages()
         self._end(ended)
+        self._note_rate(now)
         if self._is_known(now) if over else now.stage not in WITHOUT_PROGRESS:
             self._put(now, percent(now), describe(now, over))
             if over:
@@ -179,6 +189,20 @@ class _Shown:
 
     def finish(self) -> None:
         self._end(self._stages())
+        series = [(stage, points[:: -(-len(points) // POINTS)]) for stage, points in self._rates.items()]
+        if picture := lines(f"{self._name}: throughput", series, "MB/s"):
+            key = slug(f"{self._name}-throughput")
+            about = f"{self._name}: throughput of the run, by stage"
+            made = ArtifactCreate(type="markdown", key=key, description=about, data=picture, flow_run_id=self._flow_run_id)
+            self._client.create_artifact(made)
+
+    def _note_rate(self, now: Progress) -> None:
+        """Note the megabytes a second since this was called before."""
+        stage, at, before = self._seen
+        second, done = time.monotonic() - self._begun, now.done.bytes - now.done.stored
+        if stage == now.stage and second > at:
+            self._rates.setdefault(stage, []).append((second, max(done - before, 0) / (second - at) / 1e6))
+        self._seen = now.stage, second, done
 
     def _stages(self) -> list[Progress]:
         """Those of the meter, behind those of which it knows nothing any more: a run may begin several things."""

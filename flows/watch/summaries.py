@@ -17,6 +17,7 @@ from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.export import ExportRequest
 from flat_tokens.tools.terminal import duration, size
 from flat_tokens.tools.terminal import markdown as as_markdown
+from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.export import ExportResult
@@ -24,7 +25,8 @@ from flows.pipelines.import_ import ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.watch.markdown import code, link, page, table
-from flows.watch.page import link_to_page
+from flows.watch.page import DRAWN, link_to_page
+from flows.watch.pictures import Bar, bars
 from flows.watch.words import short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
@@ -150,7 +152,7 @@ def asset_key(location: str) -> str:
 def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
     """A build in Markdown: its version, sources and documents, and a link to the page of the dataset *name*."""
     documents = as_markdown(result.totals["documents"])
-    rows = [*documents.get("by_source", ())]
+    rows, links = [*documents.get("by_source", ())], {source.name: _link_to(source) for source in config.sources}
     if len(rows) > 1:
         whole = {name: sum(row[name] for row in rows) for name in ("read", "written", "text_bytes", "token_count")}
         rows.append({"name": "**all**", **whole, "skipped": documents["skipped"]})
@@ -158,8 +160,8 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         f"# {config.name}",
         f"{_published(result)}, tokenizer {code(short(config.tokenizer.name))}. {BESIDE} {link_to_page(name)}.",
         _splits(result.totals),
-        table("source | #documents read | #written | #skipped | #tokens | #text | #bytes per token", map(_source_row, rows)),
-        [f"- {source.name}: {_link_to(source)}" for source in config.sources],
+        [_of_source(row, links.get(row["name"])) for row in rows],
+        tokens_by_source(result.totals["documents"].get("by_source", ())),
         _steps(config, result.totals["documents"]),
         _duplicates(config, documents),
         f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
@@ -170,10 +172,18 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
     )
 
 
-def _source_row(row: dict[str, Any]) -> Sequence[str | int]:
-    counts = row["read"], row["written"], _counts(row["skipped"]) or 0, row["token_count"]
-    rate = f"{row['text_bytes'] / row['token_count']:.2f}" if row["token_count"] else "–"
-    return (row["name"], *counts, size(row["text_bytes"]), rate)
+def tokens_by_source(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A picture of the tokens of the largest sources."""
+    largest = sorted(rows, key=lambda row: -row["token_count"])[:DRAWN]
+    return bars("Tokens by source", [Bar(row["name"], row["token_count"], short_count(row["token_count"])) for row in largest])
+
+
+def _of_source(row: dict[str, Any], link_to: str | None) -> str:
+    """A line of a list. A table of so many columns would be cut off on the right."""
+    rate = f", {row['text_bytes'] / row['token_count']:.2f} bytes a token" if row["token_count"] else ""
+    counts = f"{row['read']:,} documents read, {row['written']:,} written, {_counts(row['skipped']) or 'none'} skipped"
+    of_text = f"{row['token_count']:,} tokens of {size(row['text_bytes'])} of text{rate}"
+    return f"- {row['name']}: {counts}; {of_text}{f'. {link_to}' if link_to else ''}"
 
 
 def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:

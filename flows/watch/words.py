@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 TAG = "flat-tokens"
 """Tag of all runs, by which the automations know them."""
+UNCHANGED = "Unchanged"
+"""Name of the state in which a run ends that has published nothing new."""
 WITHOUT_PROGRESS = ("start", "finalize", "clean up", "done")
 """Stages of the meter in which nothing is counted."""
 

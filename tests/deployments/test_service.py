@@ -163,7 +163,8 @@ def test_a_run_can_be_watched(service: Service) -> None:
     assert [float(artifacts[f"fruit-{stage}"]["data"]) for stage in ("download", "tokenize", "split")] == [100.0] * 3
     assert artifacts["fruit-tokenize"]["description"].startswith("Done: 9 documents, ")
     text_bytes = sum(len(text) for documents in TEXTS.values() for _, text in documents)
-    assert f"| basket | 9 | 9 | 0 | {text_bytes} | {text_bytes} B | 1.00 |" in artifacts["fruit-summary"]["data"]
+    counts = f"- basket: 9 documents read, 9 written, none skipped; {text_bytes} tokens of {text_bytes} B of text"
+    assert counts in artifacts["fruit-summary"]["data"]
 
     def logs() -> list[str]:
         lines = service.logs(run["id"])
@@ -227,16 +228,33 @@ def test_an_export_and_a_check_can_be_watched(service: Service, home: Path) -> N
     ],
 )
 def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, settings: dict[str, Any]) -> None:
-    config = {"name": "wrong", "output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}, **settings}
+    config = {"name": "wrong", "output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}, **settings}
     refused = service.start_run("build", {"config": config}, ["wrong"])
     assert refused.status_code in (409, 422), refused.text
     assert next(iter(settings)) in refused.text
     assert service.runs_tagged("wrong") == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sources": [{"path": "/nowhere/*.txt"}]}, "there are no files at /nowhere/*.txt"),
+        ({"tokenizer": {"name": "cl100k"}}, "Did you mean 'cl100k_base'?"),
+    ],
+)
+def test_a_path_or_tokenizer_that_is_not_there_is_refused_before_there_is_a_run(
+    service: Service, settings: dict[str, Any], words: str
+) -> None:
+    config = {"name": "wrong", "output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}, **settings}
+    refused = service.start_run("build", {"config": config}, ["wrong"])
+    assert refused.status_code == 409
+    assert words in refused.text
+    assert service.runs_tagged("wrong") == []
+
+
 def test_a_parameter_that_the_flow_does_not_have_is_refused(service: Service) -> None:
     """The run would end as crashed, and say why in a traceback."""
-    config = {"output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}}
+    config = {"output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}}
     refused = service.start_run("refresh", {"config": config, "keep": 1}, ["wrong"])
     assert refused.status_code == 409
     assert "'keep' was unexpected" in refused.text
@@ -253,7 +271,7 @@ def test_a_parameter_that_the_flow_does_not_have_is_refused(service: Service) ->
 )
 def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(service: Service, variables: dict[str, Any]) -> None:
     """Its roots and its command are the operator's."""
-    config = {"output": "wrong", "sources": [{"path": "texts"}], "tokenizer": {"name": "bytes"}}
+    config = {"output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}}
     path = f"/deployments/{service.deployment('build')['id']}/create_flow_run"
     refused = service.ask("POST", path, {"parameters": {"config": config}, "job_variables": variables, "tags": ["wrong"]})
     assert refused.status_code == 422

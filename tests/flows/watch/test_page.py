@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ STATUS = Status(
 
 
 def test_the_page_tells_state_schedule_failure_and_history() -> None:
-    runs = [run("Completed", "nothing changed", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
+    runs = [run("Completed", "version b2", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
     schedule = Schedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
-    lines = dataset_page("web", STATUS, runs, schedule).splitlines()
+    idle = [run("Completed", "nothing changed", 5), run("Completed", "nothing changed", 4)]
+    text = dataset_page("web", STATUS, runs, schedule, idle)
+    lines = text.splitlines()
+    assert re.findall(r"!\[([^]]*)\]\(data:image/svg", text) == ["Tokens by version", "Disk"]
+    assert "|" not in text  # the UI cuts off tables
     for line in (
         "# web",
         "Latest version: `b2`, made 2026-03-01 04:05 UTC: 1,200 documents, 3,400,000 tokens of `gpt2`, as mmap.",
@@ -52,11 +57,12 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
         "- Last failure: [refresh web 2](/runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
         "- Stored: 13.8 MB in versions, 52.0 kB in `_cache`",
         "dataset = flat_tokens.open('gs://bucket/web')",
-        "| `b2` | latest | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap | 6.9 MB |",
-        "| `a1` | former until 2026-03-01 04:05, pinned: the run of May | 2026-03-01 04:05 | 1,200 | 3,400,000 | `gpt2` | mmap |"
-        " 6.9 MB |",
-        "| [2026-03-04 04:05 refresh](/runs/flow-run/3) | 1:15 | nothing changed |",
-        "| [2026-03-03 04:05 refresh](/runs/flow-run/2) | 1:15 | Crashed: the worker is gone |",
+        "- `b2` (latest): 3,400,000 tokens of `gpt2` in 1,200 documents, 6.9 MB as mmap, made 2026-03-01 04:05",
+        "- `a1` (former until 2026-03-01 04:05, pinned: the run of May): 3,400,000 tokens of `gpt2` in 1,200 documents, 6.9 MB "
+        "as mmap, made 2026-03-01 04:05",
+        "- [2026-03-04 04:05 refresh](/runs/flow-run/3), 1:15: version b2",
+        "- [2026-03-03 04:05 refresh](/runs/flow-run/2), 1:15: Crashed: the worker is gone",
+        "Runs that found nothing new: 2, the last one [refresh web 5](/runs/flow-run/5), 2026-03-06 04:05 UTC.",
     ):
         assert line in lines
     assert not any("last run failed" in line for line in lines)
@@ -147,10 +153,10 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     text = page["data"]
     assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
     assert "notes.jsonl, row 0" in text
-    assert f"| `{first.version}` |" in text
+    assert f"- `{first.version}` (" in text
     assert "pinned: of the test" in text
     assert text.count(" refresh](/runs/flow-run/") == 3
-    assert text.count("| Failed: notes.jsonl, row 0") == 2
+    assert text.count(": Failed: notes.jsonl, row 0") == 2
     assert text.count(" build](/runs/flow-run/") == 1
     assert "; the last run failed. [Open the page](/artifacts/artifact/" in page["description"]
     summary = asyncio.run(artifact("page-of-summary"))

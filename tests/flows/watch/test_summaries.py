@@ -77,12 +77,12 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
     )
     text = summary(config("gs://bucket/out"), result, "Seen_By.People")
     for line in (
-        "| web | 1,200 | 1,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
-        "| notes | 1,000 | 1,000 | 0 | 0 | 0 B | – |",
-        "| **all** | 2,200 | 2,000 | 150 null, 50 too_long | 1,000,000 | 4.0 MB | 4.00 |",
+        "- web: 1,200 documents read, 1,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
+        "bytes a token. [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
+        "- notes: 1,000 documents read, 1,000 written, none skipped; 0 tokens of 0 B of text. `/notes`",
+        "- **all**: 2,200 documents read, 2,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
+        "bytes a token",
         "| train | 1,990 | 999,000 | 50,255 |",
-        "- web: [HuggingFaceFW/fineweb-edu sample-10BT train](https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu)",
-        "- notes: `/notes`",
         "Mended: 2 lone_surrogate.",
         "7 documents have the key of another.",
         "5 of 12 slices were taken from earlier builds.",

@@ -1,0 +1,42 @@
+"""Faults of a configuration that are known at once, before there is a run: of its settings, local paths, and tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from flat_tokens.stores.local import kind_of
+from flat_tokens.tools.terminal import one_line
+from flat_tokens.vocabulary import check_encoding
+from tasks.config import BuildConfig
+from tasks.download.sources import resolve_source
+from tasks.faults import faults_of
+
+
+def fault_of_config(settings: dict[str, Any]) -> str | None:
+    """What is wrong with a configuration, in one line. None if nothing is, as far as it is known without a network."""
+    try:
+        config = BuildConfig.model_validate(settings)
+    except ValidationError as error:
+        return "; ".join(faults_of(error, BuildConfig, "source" in settings))
+    try:
+        check_tokenizer(config.tokenizer.name)
+        for number, source in enumerate(config.sources):
+            if source.path is not None and "://" not in source.path:
+                resolve_source(source, number)
+    except (ValueError, OSError) as error:
+        return one_line(error)
+    return None
+
+
+def check_tokenizer(name: str) -> None:
+    """ValueError if a tokenizer's name means nothing. What is on the hub, and what a file holds, is not looked up."""
+    if name == "bytes" or kind_of(name) is not None:
+        return
+    if name.endswith((".json", ".tiktoken")):
+        raise ValueError(f"there is no tokenizer file {name}")
+    path = PurePath(name)
+    if name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
+        check_encoding(name)

@@ -1,0 +1,31 @@
+"""What could only fail is known from the settings, before there is a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pipelines.early import fault_of_config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'. Did you mean 'cl100k_base'?"),
+        ({"tokenizer": "nowhere/tokenizer.json"}, "there is no tokenizer file nowhere/tokenizer.json"),
+        ({"source": {"path": "/nowhere/*.txt"}}, "source 'source': there are no files at /nowhere/*.txt"),
+        ({"validation_fraction": 2}, "validation_fraction"),
+        ({}, None),
+        ({"tokenizer": "openai-community/gpt2"}, None),
+        ({"source": {"path": "s3://bucket/*.txt"}}, None),
+    ],
+)
+def test_a_fault_is_known_before_there_is_a_run(tmp_path: Path, change: dict[str, Any], words: str | None) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    settings = {"output": str(tmp_path / "out"), "source": {"path": f"{tmp_path}/*.txt"}, "tokenizer": "bytes", **change}
+    fault = fault_of_config(settings)
+    assert (fault is None) == (words is None)
+    assert words is None or words in str(fault)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,41 @@
+"""Pictures are SVG that any reader of XML takes, whatever names they show."""
+
+from __future__ import annotations
+
+import base64
+import re
+from xml.etree import ElementTree
+
+from flows.watch.pictures import Bar, bars, lines
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svg_of(markdown: str) -> ElementTree.Element:
+    (data,) = re.findall(r"^!\[[^]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)$", markdown)
+    return ElementTree.fromstring(base64.b64decode(data))
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    svg = svg_of(
+        bars("Tokens", [Bar("<b>&", 50, "50"), Bar("a name\x1b of more than thirty letters", 200, "200 (+3 documents)")])
+    )
+    ground, half, whole = (float(rect.attrib["width"]) for rect in svg.iter(f"{SVG}rect"))
+    assert half * 4 == whole < ground
+    texts = [text.text for text in svg.iter(f"{SVG}text")]
+    assert texts[:3] == ["Tokens", "<b>&", "50"]
+    assert "200 (+3 documents)" in texts
+    assert all(text and "\x1b" not in text and len(text) < 40 for text in texts)
+
+
+def test_lines_reach_from_the_begin_to_the_end() -> None:
+    svg = svg_of(lines("web", [("download", [(0.0, 1.0), (5.0, 2.0)]), ("tokenize", [(5.0, 4.0), (10.0, 0.0)])], "MB/s"))
+    drawn = [line.attrib["points"].split() for line in svg.iter(f"{SVG}polyline")]
+    assert [len(points) for points in drawn] == [2, 2]
+    assert drawn[0][-1].split(",")[0] == drawn[1][0].split(",")[0]
+    assert "0:10" in [text.text for text in svg.iter(f"{SVG}text")]
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert bars("Tokens", []) == bars("Tokens", [Bar("a", 0, "0")]) == ""
+    assert lines("web", [("download", [(0.0, 1.0)])], "MB/s") == ""
