@@ -40,7 +40,7 @@ LOWEST := $(VENV)-lowest
 
 test-lowest: ## Run the library's fast tests with the lowest versions that pyproject.toml declares: three minutes.
 	$(PYTHON) -m venv --clear $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
 		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores
 	# What the tests themselves need, and the small builds among them.
@@ -81,7 +81,8 @@ COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 
 
 lock: ## Pin every dependency with its hashes; the lock names no package index.
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/python -m pip install --quiet uv
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
+	$(COMPILE) tests/tools.in --output-file tests/tools.txt
 	$(COMPILE) --no-strip-extras --group service --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) --no-deps --constraint requirements.lock tests/peers.in --output-file tests/peers.txt
 	# torch is not hashed: see PEERS. The benchmarks' peers have environments of their own.
@@ -93,7 +94,10 @@ lock: ## Pin every dependency with its hashes; the lock names no package index.
 	rm -r $(VENV)-lock
 
 wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist/flat_tokens_service-*.whl, the service without a checkout.
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./service
+	$(PYTHON) -m venv --clear $(VENV)-build
+	$(VENV)-build/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
+	$(VENV)-build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./service
+	rm -r $(VENV)-build
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo-output

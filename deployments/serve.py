@@ -129,7 +129,7 @@ def _how_to_use_it(
         else "",
         "access": unbound() or "reads and writes of runs are bound to roots",
         "from a shell": f'PREFECT_API_URL={address}/api PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(secret_file))})" '
-        f"{sys.executable} -m flows build ...",
+        f"{shlex.quote(sys.executable)} -m flows build ...",
     }
     shown = "".join(f"  {name:14} {text}\n" for name, text in lines.items() if text)
     return f"\nRun builds at {address}/deployments; Ctrl-C stops everything.\n{shown}"

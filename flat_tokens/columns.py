@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import Later
+from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ else:
 
 GROUP_ROWS = 1 << 14
 """Rows of a row group, all but the last: bytes do not depend on how rows came."""
+BATCH_BYTES, LARGEST_BATCH, LARGEST_PAGE = 4 << 20, 1 << 27, 1 << 29
+"""Bytes of values that are read at a time, about and at most, and those that a page may have."""
+MAX_EXPANSION, ANY_EXPANSION = 500, 192 << 20
+"""What an object's bytes may stand for: so many times as many, or so many in all. Texts in dictionaries count once."""
+LARGEST_TAKEN = 1 << 30
+"""Bytes that the columns of documents which are read together may have."""
 KINDS = ("null", "bool", "int64", "uint64", "float64", "text")
 BEYOND = "int64 beyond 2**53"
 """The kind of int64 values that float64 does not have all of. It is a shard's alone: a dataset has ``in_manifest(kind)``."""
@@ -193,10 +200,10 @@ class Sink(io.RawIOBase):
 
 
 class _Stored(io.RawIOBase):
-    """An object of a store as a file that can be read."""
+    """An object of a store as a file that can be read. ``size``: its bytes."""
 
     def __init__(self, store: Store, key: str) -> None:
-        self._store, self._key, self._size, self._at = store, key, store.size(key), 0
+        self._store, self._key, self.size, self._at = store, key, store.size(key), 0
 
     def readable(self) -> bool:
         return True
@@ -208,11 +215,11 @@ class _Stored(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
+        self._at = offset + (0, self._at, self.size)[whence]
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._at + size, self._size)
+        stop = self.size if size < 0 else min(self._at + size, self.size)
         data = self._store.read_range(self._key, self._at, stop) if self._at < stop else b""
         self._at += len(data)
         return data
@@ -233,6 +240,65 @@ def parts_of(keys: Iterable[str], split: str, seq_count: int) -> tuple[Part, ...
     return tuple(Part(name_of(split, first), first, stop) for first, stop in pairwise([*firsts, seq_count]))
 
 
+class _Opened:
+    """An object of columns, open for reading, and how much of it has been unpacked."""
+
+    def __init__(self, path: str, parquet: Any, metadata: Any, stored: _Stored) -> None:
+        self.path, self.parquet, self.metadata, self._stored = path, parquet, metadata, stored
+        self._left = max(MAX_EXPANSION * stored.size, ANY_EXPANSION)
+
+    def batches(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group, as many at a time as are sure to fit in memory. ValueError where they stand for too much."""
+        found = self.metadata.row_group(group)
+        leaves = {self.metadata.schema.column(i).path: found.column(i) for i in range(self.metadata.num_columns)}
+        if nested := [name for name in names if name not in leaves]:
+            raise ValueError(f"{self.path}: column {nested[0]!r} has columns within it: run flat_tokens.verify")
+        lengths = (
+            batch_lengths(self._pages(leaves[name], found.num_rows), BATCH_BYTES, LARGEST_BATCH, GROUP_ROWS) for name in names
+        )
+        batches = None
+        for length in common_lengths(list(lengths)) if names else ():
+            if batches is None:
+                batches = self.parquet.iter_batches(length, [group], list(names), use_threads=False)
+            self.parquet.reader.set_batch_size(length)
+            yield next(batches)
+
+    def _pages(self, chunk: Any, rows: int) -> Iterator[Page]:
+        """The pages of a column chunk. Places in a dictionary are read as such, so their texts are there once."""
+        if chunk.physical_type != "BYTE_ARRAY":
+            yield Page(rows, 8 * rows, 8, for_each_row=True)
+            return
+        try:
+            for page in pages_of(self._stored, first_page(chunk), rows, LARGEST_PAGE, dictionaries=True):
+                if page.most_bytes != PLACE_BYTES:
+                    self._unpacked(page.most_bytes * (page.rows if page.for_each_row else 1))
+                yield page
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}: run flat_tokens.verify") from error
+
+    def _unpacked(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError(f"{self._stored.size:,} bytes of it stand for {ANY_EXPANSION:,} bytes or more")
+
+
+def _values(column: pa.Array) -> pa.Array:
+    """The values of a column, of a dictionary those in it."""
+    return column.dictionary if pa.types.is_dictionary(column.type) else column
+
+
+def _plain_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the values of rows, each text as often as it occurs."""
+    total = 0
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pa.compute.binary_length(column.dictionary).take(column.indices)
+            total += int(pa.compute.sum(lengths.cast(pa.int64())).as_py() or 0) + 8 * len(column)
+        else:
+            total += column.nbytes
+    return total
+
+
 @dataclass(frozen=True)
 class Columns:
     """Columns of documents, which lie in the parts of a store one behind the other."""
@@ -251,9 +317,17 @@ class Columns:
         if len(numbers) and (not self.parts or ascending[0] < firsts[0] or ascending[-1] >= self.parts[-1].stop):
             raise ValueError(f"{self.store.url}: has no columns of document {ascending[0]}: run flat_tokens.verify")
         edges = np.searchsorted(ascending, np.append(firsts, np.iinfo(np.int64).max)).tolist()
+        left = LARGEST_TAKEN
         for part, (low, high) in zip(self.parts, pairwise(edges), strict=True):
             if low < high:
-                found += [with_kinds(batch, kinds) for batch in self._of_part(part, ascending[low:high] - part.first, names)]
+                for batch in self._of_part(part, ascending[low:high] - part.first, names):
+                    left -= _plain_bytes(batch)
+                    if left < 0:
+                        raise ValueError(
+                            f"{self.store.path(part.key)}: columns of {len(numbers):,} documents have {LARGEST_TAKEN:,} "
+                            "bytes or more, which are not read at once. Read fewer documents, or leave the columns out."
+                        )
+                    found.append(with_kinds(batch, kinds))
         rows = pa.Table.from_batches(found).combine_chunks()
         if (order[1:] < order[:-1]).any():
             back = np.empty(len(order), np.int64)
@@ -263,33 +337,41 @@ class Columns:
         return batches[0] if batches else found[0]
 
     def _of_part(self, part: Part, rows: npt.NDArray[np.int64], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some rows of a part, ascending, from a row group at a time."""
-        with self._opened(part) as parquet:
-            if missing := [name for name in names if name not in parquet.schema_arrow.names]:
+        """Some rows of a part, ascending, a few at a time. Texts may be dictionaries."""
+        with self._opened(part) as opened:
+            if missing := [name for name in names if name not in opened.parquet.schema_arrow.names]:
                 raise ValueError(f"{self.store.path(part.key)}: has no column {missing[0]!r}: run flat_tokens.verify")
-            ends = np.cumsum([parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)])
-            group = np.searchsorted(ends, rows, "right")
-            edges = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(rows)]
-            for low, high in pairwise(edges):
-                table = parquet.read_row_group(int(group[low]), list(names), use_threads=False)
-                begin = int(ends[group[low]]) - len(table)
-                wanted = rows[low:high] - begin
-                some = table.select(list(names))
-                if len(wanted) != len(table) or (np.diff(wanted) != 1).any():
-                    some = some.take(pa.array(wanted))
-                yield from some.combine_chunks().to_batches()
+            counts = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]
+            ends = np.cumsum(counts)
+            for group in np.unique(np.searchsorted(ends, rows, "right")).tolist():
+                at = int(ends[group]) - counts[group]
+                for batch in opened.batches(group, names):
+                    low, high = np.searchsorted(rows, (at, at + len(batch)))
+                    wanted, at = rows[low:high] - at, at + len(batch)
+                    if not len(wanted):
+                        continue
+                    some = batch.select(list(names))
+                    yield some if len(wanted) == len(batch) and (np.diff(wanted) == 1).all() else some.take(pa.array(wanted))
 
     @contextlib.contextmanager
-    def _opened(self, part: Part) -> Iterator[Any]:
+    def _opened(self, part: Part) -> Iterator[_Opened]:
         """A part that has as many rows as documents. ValueError where it has not, or cannot be read in the block."""
         path = self.store.path(part.key)
         try:
-            source = pa.PythonFile(_Stored(self.store, part.key), "r")
-            with pa.parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet:
-                groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+            stored = _Stored(self.store, part.key)
+            footer = Footer(stored)
+            with pa.parquet.ParquetFile(footer, pre_buffer=True) as first:
+                metadata = sound_metadata(first, footer, first.schema_arrow.names)
+            texts = [name for name, kind in self.kinds.items() if kind == "text"]
+            # A text that many rows have stays one text.
+            settings = {"read_dictionary": texts, "pre_buffer": False, "page_checksum_verification": True}
+            with pa.parquet.ParquetFile(
+                pa.PythonFile(stored, "r"), metadata=metadata, buffer_size=1 << 20, **settings
+            ) as parquet:
+                groups = map(metadata.row_group, range(metadata.num_row_groups))
                 if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
                     raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")
-                yield parquet
+                yield _Opened(path, parquet, metadata, _Stored(self.store, part.key))
         except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_OBJECT):
                 raise  # the disk, not the object
@@ -299,11 +381,14 @@ class Columns:
         """The faults of the parts: rows that are missing or too many, columns of another kind, values that are damaged."""
         for part in self.parts:
             try:
-                with self._opened(part) as parquet:
-                    for batch in parquet.iter_batches(GROUP_ROWS, use_threads=False):
-                        with_kinds(batch, self.kinds)
-                    if parquet.schema_arrow.names != list(self.kinds):
-                        yield f"{part.key} has the columns {parquet.schema_arrow.names} instead of {list(self.kinds)}"
+                with self._opened(part) as opened:
+                    names = opened.parquet.schema_arrow.names
+                    if names != list(self.kinds):
+                        yield f"{part.key} has the columns {names} instead of {list(self.kinds)}"
+                    for group in range(opened.metadata.num_row_groups):
+                        for batch in opened.batches(group, names):
+                            for name, kind in self.kinds.items() if names == list(self.kinds) else ():
+                                as_kind(_values(batch.column(name)), kind, name)
             except ValueError as error:
                 yield str(error)
 

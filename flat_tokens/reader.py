@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.manifest import LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
+from flat_tokens.manifest import LINK, LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
@@ -29,6 +29,7 @@ from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_s
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
+from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, stored_object
@@ -315,12 +316,24 @@ def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
 
 def resolve(store: Store) -> Store:
     """The version that ``latest.json`` points at, or *store* itself where it holds no pointer. Local links are followed, once."""
-    store = replace(store, root=followed(store.root)) if store.is_local else store
+    store = without_links(store)
     try:
         version = read_json(store, POINTER).get("version")
     except NO_OBJECT:
         return store
     return store / VERSIONS / check_name(version, f"{store.path(POINTER)}: ")
+
+
+def without_links(store: Store) -> Store:
+    """The store at its real path. With a key, the link ``latest`` is the output itself: its signed pointer says which version is
+    the latest, and whoever writes to the output can change a link.
+    """
+    if not store.is_local:
+        return store
+    above, name = os.path.split(store.root)
+    if name == LINK and signing.keys() and kind_of(os.path.join(above, POINTER)) == "file":
+        return replace(store, root=followed(above))
+    return replace(store, root=followed(store.root))
 
 
 def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:

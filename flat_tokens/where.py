@@ -72,6 +72,8 @@ def parse(text: str) -> Where:
     """The expression in a text. ValueError, which shows the place, if it is none."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"where has {len(text):,} characters, but at most {MAX_LENGTH:,} are taken. Give a list of keys or ids.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"where {text[:100]!r} is not Unicode: it has half of a surrogate pair")
     parser = _Parser(text)
     test = parser.any_of(0)
     if parser.kind != "end":

@@ -23,14 +23,13 @@ from flat_tokens.columns import Sink, type_of
 from flat_tokens.extras import Later
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
+from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
 from flat_tokens.rows.facts import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL
 from flat_tokens.stores.reading import library_path
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.limits import LARGEST_PAGE
-from flat_tokens.text.pages import pages_of
-from flat_tokens.text.parquet import Footer, first_page, sound_metadata
 
 pyarrow: Any = Later("pyarrow", "reading and writing Parquet and Arrow files")
 

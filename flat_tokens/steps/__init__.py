@@ -29,7 +29,8 @@ GROUP = "flat_tokens.steps"
 """Entry points of this group are steps."""
 SHIPPED: Mapping[str, MakeStep] = {"length": Length, "pattern": Pattern, "normalize": Normalize, "datatrove": Datatrove}
 HARMLESS = frozenset({"length", "pattern", "normalize"})
-"""They run for a dataset that a stranger made: whatever their options are, they read nothing, and take time as the text does."""
+"""They run for a dataset that a stranger made: whatever their options are, they read nothing, and take time as the
+text does, and a pattern as its program's size: see ``patterns``."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MOST_REASONS = 64
 """Of one step. A reason is a kind of documents, not a document."""

@@ -18,6 +18,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import struct
 import threading
 import time
@@ -55,6 +56,10 @@ _one_thread = threading.Lock()
 os.register_at_fork(before=_one_thread.acquire, after_in_parent=_one_thread.release, after_in_child=_one_thread.release)
 
 
+class OthersCacheError(PermissionError):
+    """Somebody else may have written to a cache."""
+
+
 class DiskCache:
     """A cache of *most_bytes* in *directory*. Where it can't be written, it warns once and keeps nothing more."""
 
@@ -66,11 +71,23 @@ class DiskCache:
         if kind_of(self.directory) not in ("directory", None):
             raise NotADirectoryError(f"{self.directory} is not a directory, so there is no cache in it. Name another path.")
         try:
-            os.makedirs(self.directory, exist_ok=True)
+            os.makedirs(self.directory, 0o700, exist_ok=True)
+            self._check_owner()
             with self._locked() as lock:
                 self._record(lock, self._make_room(0))
+        except OthersCacheError:
+            raise
         except OSError as error:
             self._give_up(error)
+
+    def _check_owner(self) -> None:
+        """What is in the cache is read without a digest, so nobody else may have written it."""
+        status, remedy = os.stat(self.directory), "Name a directory of your own."
+        if status.st_uid != os.geteuid():
+            raise OthersCacheError(f"the cache {self.directory} is another user's. {remedy}")
+        if status.st_mode & 0o022:
+            close = f"Close it: chmod go-w {shlex.quote(self.directory)}"
+            raise OthersCacheError(f"other users may write to the cache {self.directory}. {close}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DiskCache, (self.directory, self.most_bytes)
@@ -79,8 +96,10 @@ class DiskCache:
         """Bytes ``start:stop`` of a unit; None where it is not kept, or not as it was written."""
         first, last = start // DATA_BYTES, -(-stop // DATA_BYTES)
         try:
-            file = os.open(self._path(unit), os.O_RDONLY | os.O_NONBLOCK)
+            file = os.open(self._path(unit), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
+                if os.fstat(file).st_uid != os.geteuid():
+                    return None
                 stored = os.pread(file, (last - first) * PAGE_BYTES, first * PAGE_BYTES)
             finally:
                 os.close(file)
@@ -118,7 +137,7 @@ class DiskCache:
                     total = self._make_room(_taken(size))
                 self._record(lock, total + _taken(size))
                 try:
-                    with open(self._path(unit), "xb", buffering=0) as file:
+                    with open(self._path(unit), "xb", buffering=0, opener=_private) as file:
                         written = [os.writev(file.fileno(), parts[k : k + PARTS]) for k in range(0, len(parts), PARTS)]
                         if sum(written) < size:
                             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path(unit))
@@ -167,7 +186,7 @@ class DiskCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         with _one_thread:
-            file = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            file = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield file
@@ -207,6 +226,10 @@ def _pages(unit: str, data: bytes) -> Iterator[memoryview]:
 
 def _checksum(seed: int, number: int, data: npt.NDArray[np.uint8]) -> bytes:
     return int(google_crc32c.extend(google_crc32c.extend(seed, number.to_bytes(4, "little")), data)).to_bytes(4, "little")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _taken(size: int) -> int:

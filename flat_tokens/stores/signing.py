@@ -7,15 +7,17 @@ import functools
 import hmac
 import os
 import re
+import shlex
+import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 KEY_FILE = "FLAT_TOKENS_SIGNING_KEY_FILE"
 SIGNATURE = ".hmac"
 
 SIGNED = re.compile(
     r"(?:.*?/)??(latest\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
-    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))"
+    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))",
+    re.DOTALL,  # an output's own path may have any character
 )
 """Paths of the records that decide about tokens. The group is a record's place below its output."""
 
@@ -25,17 +27,22 @@ _used: tuple[bytes, ...] | None = None
 def keys() -> tuple[bytes, ...]:
     """The accepted keys; the first one signs. PermissionError where they cannot be had: that is no fault of a record."""
     path = os.environ.get(KEY_FILE)
-    return _used if _used is not None else _keys_in(path) if path else ()
+    return _used if _used is not None else _keys_in(path) if path is not None else ()
 
 
 @functools.cache
 def _keys_in(path: str) -> tuple[bytes, ...]:
+    if not path:
+        raise PermissionError(f"{KEY_FILE} is empty. Name the file of the keys, or unset it.")
     try:
-        text = Path(path).read_text(errors="replace")
+        with open(path, errors="replace") as file:
+            text, status = file.read(), os.fstat(file.fileno())
     except OSError as error:  # one of reading, unlike one of opening, names no path
         raise PermissionError(
             f"{KEY_FILE}={path} cannot be read ({error.strerror}). Restore the file, or name another."
         ) from error
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
+        raise PermissionError(f"{KEY_FILE}={path} can be written by others. Make new keys, and: chmod 600 {shlex.quote(path)}")
     return keys_of(text, f"{KEY_FILE}={path}")
 
 

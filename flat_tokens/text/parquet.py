@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from flat_tokens.extras import pa
+from flat_tokens.pages import Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
 from flat_tokens.text.footers import FOOTERS
-from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
@@ -113,11 +113,6 @@ def _sizes(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:
     return [sum(group.column(i).total_uncompressed_size for i in leaves) for group in groups]
 
 
-def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
-    """Where the pages of a column chunk begin in the file."""
-    return min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
-
-
 class Room:
     """Memory that threads share. A thread that wants more than is left waits for the others, at last until it is alone."""
 
@@ -165,21 +160,6 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-class Footer:
-    """An open file that seems to have ended once it is ``sealed``. ``was_asked``: something tried to read it then."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sealed, self.was_asked = file, False, False
-
-    def read(self, size: int = -1) -> bytes:
-        # No exception: the library would write its traceback first, which takes longer than all else.
-        self.was_asked = self.was_asked or self.sealed
-        return b"" if self.sealed else self._file.read(size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
 @contextlib.contextmanager
 def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
     """The metadata of a file that has the columns and whose footer is sound."""
@@ -201,19 +181,6 @@ def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
             if known is None:
                 FOOTERS.keep(file, state, metadata)
             yield metadata
-
-
-def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:
-    """The metadata of a file that is opened with ``pre_buffer``. It is refused where it is damaged before a column chunk's is
-    asked for: the library raises an error when it is about to read all chunks, but ends the process when it is asked for one.
-    """
-    footer.sealed = True
-    try:
-        next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
-    except (OSError, pa.ArrowException):
-        if not footer.was_asked:
-            raise
-    return parquet.metadata
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:

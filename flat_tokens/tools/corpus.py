@@ -21,9 +21,8 @@ from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_for
 from flat_tokens.formats.contract import bounded_batches, entry
 from flat_tokens.manifest import CACHE, PART, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
 from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
-from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.reader import FlatTokens, resolve, without_links
 from flat_tokens.stores.local import kind_of
-from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
@@ -163,7 +162,7 @@ def open_corpus(
                 Files.at(root.root)  # those of a prefix
             except FileNotFoundError as error:
                 raise no_dataset(root) from error
-        root = Store.at(followed(root.root))  # through the symbolic link `latest` a version would not know its own path
+        root = without_links(root)  # through the symbolic link `latest` a version would not know its own path
     if format in (None, FLAT_TOKENS):
         _refuse_unpublished(root)
         root = resolve(root)  # once, for the splits and the manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from flat_tokens.formats.contract import bounded_batches
 from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
+from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
@@ -34,6 +35,10 @@ examples:
   flat-tokens verify out/web --sample 3/30     the third of thirty parts: its digests and tokens, and 64 of its documents
                                                tokenized again from the source, where that can be reached
 """
+
+
+MOST_WORK = 1 << 32
+"""Instructions of the patterns that a stranger's dataset names: some 20 seconds."""
 
 
 class Sample(NamedTuple):
@@ -251,7 +256,7 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
     if vocabulary is not None and encode is None:
         problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
     locator = Locator(corpus, options.source, options.trust_records)
-    same, not_reachable, faults = 0, Counter[str](), list[str]()
+    same, work, not_reachable, faults = 0, 0, Counter[str](), list[str]()
     for name, split in corpus.splits.items():
         chosen = choose(options.sample, split.seq_count, options.documents).tolist()
         found = places_of(corpus, name, chosen)
@@ -277,6 +282,10 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
                 not_reachable[unusable] += len(sequences)
                 continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
+            work += work_of(settings.get("steps") or (), texts.values())
+            if work > MOST_WORK and not options.trust_records:
+                not_reachable["a pattern in the manifest would take long: --trust-records waits for it"] += len(sequences)
+                continue
             texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
             wrong |= left_out
             joined = settings.get("completion_column") is not None
@@ -302,6 +311,13 @@ def _steps_of(settings: Mapping[str, Any], trusted: bool) -> tuple[Steps | None,
         return open_steps(described), ""
     except (ValueError, KeyError, TypeError) as error:
         return None, f"its steps cannot be taken again: {error}"
+
+
+def work_of(described: Sequence[Mapping[str, Any]], texts: Collection[str]) -> int:
+    """Instructions, about, that the patterns of steps take for texts."""
+    patterns = [step["options"] for step in described if step["use"] == "pattern"]
+    sizes = [program_size(str(one.get("keep") or one.get("drop"))) for one in patterns]
+    return sum(sizes) * sum(map(len, texts))
 
 
 def _behind(

@@ -109,7 +109,7 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
     store, scratch = version_store(root, version), scratch_apart(request.scratch)
     origin = read_origin(root, version)
     licence = request.licence or _licence_of(origin)
-    card = hub_card(read_record(store, CARD).decode(), request, version, licence)
+    card = hub_card(own_card(store), request, version, licence)
     with attempt(Store.at(scratch), scratch, f"hub-{version}") as place:
 
         def files() -> list[HubFile]:
@@ -134,6 +134,15 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
         was_done=told.was_done,
         seconds=seconds,
     )
+
+
+def own_card(store: Store) -> str:
+    """The card of a version. ValueError if it is not the one that the manifest lists: it is shown to everybody."""
+    data = read_record(store, CARD)
+    listed = [one for one in map(stored_object, read_manifest(store)["objects"]) if one.key == CARD]
+    if not listed or not listed[0].is_of(data):
+        raise ValueError(f"{store.path(CARD)}: is not what the manifest says. Find out what is damaged: flat-tokens verify")
+    return data.decode()
 
 
 def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, seconds: dict[str, float]) -> list[HubFile]:

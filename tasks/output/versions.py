@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -14,8 +15,8 @@ from pydantic import ConfigDict
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
 from flat_tokens.manifest import MANIFEST, SPLITS, check_name, read_manifest
+from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
@@ -195,7 +196,8 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     before = [one.version for one in seen.former if is_dataset(root, one.version)]
     if name is None and not before:
         raise ValueError(
-            f"{root.url}: no version before {seen.version} is left. Name one: python -m flows versions {root.url} lists them."
+            f"{root.url}: no version before {seen.version} is left. Name one: python -m flows versions {shlex.quote(root.url)} "
+            "lists them."
         )
     version = before[-1] if name is None else find_version(root, name)
     if version == seen.version:
@@ -322,13 +324,11 @@ def at_dataset(path_or_url: str) -> tuple[Store, str]:
     """The output and the version that a path means. It names an output (its latest version), a version, or the link ``latest``.
     ValueError where no published version of an output is there.
     """
-    store = Store.at(path_or_url)
-    if store.is_local:
-        store = Store.at(followed(store.root))
-        if kind_of(store.root) == "file":
-            raise ValueError(
-                f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."
-            )
+    store = without_links(Store.at(path_or_url))
+    if store.is_local and kind_of(store.root) == "file":
+        raise ValueError(
+            f"{path_or_url}: is a file, not a dataset. Give the output that it names; a run takes the settings, too."
+        )
     parent, name = store.root.rpartition("/")[::2]
     if parent.rpartition("/")[2] == VERSIONS and store.exists(MANIFEST):
         root = Store.at(parent.rpartition("/")[0]) if store.is_local else Store(parent.rpartition("/")[0], store.fs)

@@ -93,7 +93,7 @@ def fact_of(name: str, data: bytes) -> str:
     if base == "latest.json.hmac" or ("origins" in directories.split("/") and base.endswith(".hmac")):
         return "signature"  # of times, too: readers check it
     if {"origins", "pins"} & set(directories.split("/")):
-        return re.sub(r'"(at|looked_up|stamp)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
+        return re.sub(r'"(at|looked_up|stamp|location)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
     return hashlib.sha256(data).hexdigest()
 
 

@@ -40,13 +40,12 @@ class Mended(NamedTuple):
 
 
 MENDED = (
-    Mended("half of an unpacked file stays", "build, mmap", Fault("create", 1, KILL, path=r"/_cache/files/.*unpacked")),
-    Mended("half of a note stays", "build, mmap", Fault("create", 1, KILL, path=r"/_cache/files/.*\.json\.\S+\.part$")),
+    Mended("half of an unpacked file stays", "build, mmap", Fault("create", 1, KILL, path=r"/_cache/files/_staging/fetch/")),
     Mended("the staging of an export stays", "export", Fault("unlink", 1, "EACCES", lasting=True, path=r"\.export/staging$")),
     Mended("a collection cannot look a file up", "gc", Fault("stat", 2, "EIO", path=r"/_cache/files/0{64}\.raw$")),
     Mended("what is thrown away is named by its last part", "gc", Fault("rename", 1, "EIO", path="/collected/")),
     Mended(
-        "a source that cannot be cut is named by its last part", "build, mmap", Fault("read", 8, "EIO", path=r"/in/new\.jsonl$")
+        "a source that cannot be cut is named by its last part", "build, mmap", Fault("read", 1, "EIO", path=r"/in/new\.jsonl$")
     ),
     Mended("a source that cannot be looked up is not there", "build, mmap", Fault("stat", 6, "EIO", path=r"/in(/new\.jsonl)?$")),
     Mended("a configuration that cannot be looked up is a dataset", "refresh", Fault("stat", 1, "EIO", path=r"/new\.json$")),

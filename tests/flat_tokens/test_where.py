@@ -143,3 +143,9 @@ def test_expressions_mean_what_they_mean_in_sql(text: str) -> None:
         expected = [n for (n,) in database.execute(f"select n from t where {text} order by n")]
     database.close()
     assert chosen(text) == expected
+
+
+@pytest.mark.parametrize("text", ["source = '\ud800'", "a\udfff = 1", "\udc80", "source in ('x', '\ud83d')"])
+def test_half_of_a_surrogate_pair_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not Unicode"):
+        parse(text)

@@ -9,5 +9,5 @@ KNOWN: dict[str, str] = {}
 
 
 def reason(fault: str) -> str | None:
-    """What is wrong, where a fault such as ``parquet/hang-text.pages._value`` is known."""
+    """What is wrong, where a fault such as ``parquet/hang-pages._value`` is known."""
     return next((why for pattern, why in KNOWN.items() if fnmatch.fnmatchcase(fault, pattern)), None)

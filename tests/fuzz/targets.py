@@ -29,8 +29,8 @@ from flat_tokens import LAYOUTS, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.modalities import create_raw_index, read_raw_index
 from flat_tokens.manifest import SPLITS
+from flat_tokens.pages import pages_of
 from flat_tokens.stores.store import Store
-from flat_tokens.text.pages import pages_of
 from flat_tokens.tools.corpus import open_corpus, run_of
 from flows.commands.build import read_config
 from flows.pipelines.build import build

@@ -293,3 +293,34 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplo
     cache.add(name(0), content(0))
     assert cache.find(name(0), 0, SIZE) is None
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o702, 0o720, 0o1777])
+def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """What is in it is read without a digest: even under a signed manifest it would be believed."""
+    directory = tmp_path / "a cache"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(PermissionError, match=r"other users may write to the cache.* Close it: chmod go-w '"):
+        DiskCache(directory, bound(4))
+
+
+def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DiskCache(tmp_path, bound(4))
+    cache.add("unit", b"data")
+    assert cache.find("unit", 0, 4) == b"data"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert cache.find("unit", 0, 4) is None
+    with pytest.raises(PermissionError, match=r"is another user's\. Name a directory of your own"):
+        DiskCache(tmp_path, bound(4))
+
+
+def test_files_of_a_cache_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache = DiskCache(tmp_path / "new", bound(4))
+        cache.add("unit", b"data")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}

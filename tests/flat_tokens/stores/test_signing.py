@@ -195,3 +195,28 @@ def test_without_a_key_nothing_is_signed_and_signed_datasets_open(
     files = [sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) for root in (path, other)]
     assert files[0] == sorted([*files[1], "manifest.json.hmac"])
     assert all((path / name).read_bytes() == (other / name).read_bytes() for name in files[1])
+
+
+def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path: Path, key: Path) -> None:
+    """Whatever characters it has: a line feed ended the pattern of signed records."""
+    for name in ("a\nb", "a\rb", "\u2028", "a b", "\n", "x\n/versions/v1/manifest.json"):
+        store = Store.at(tmp_path / name)
+        assert signing.place_of(store.path(PLACE)) == PLACE
+        (tmp_path / name / "versions/v1").mkdir(parents=True)
+        (tmp_path / name / PLACE).write_bytes(b"{}")
+        with pytest.raises(ValueError, match="is not signed"):
+            read_record(store, PLACE)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o622, 0o660, 0o602, 0o620])
+def test_a_key_file_that_others_may_write_is_not_used(key: Path, mode: int) -> None:
+    signing._keys_in.cache_clear()
+    key.chmod(mode)
+    with pytest.raises(PermissionError, match=r"can be written by others.* chmod 600 "):
+        signing.keys()
+
+
+def test_an_empty_setting_is_not_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(signing.KEY_FILE, "")
+    with pytest.raises(PermissionError, match=r"is empty\. Name the file of the keys, or unset it"):
+        signing.keys()

@@ -14,6 +14,7 @@ from flat_tokens.manifest import manifest_bytes
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools import cli
+from flat_tokens.tools.corpus import open_corpus
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import derive
 from flows.pipelines.refresh import refresh
@@ -22,7 +23,7 @@ from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.garbage import Policy, collect
 from tasks.models import TokenShard
-from tasks.output.versions import list_versions, pin, read_origin, roll_back
+from tasks.output.versions import at_dataset, list_versions, pin, read_origin, roll_back
 from tasks.shards.receipts import receipt_json
 from tests.faults.support import (
     Settings,
@@ -280,3 +281,15 @@ def test_object_stores_are_signed_as_disks_are(
     root.fs.pipe_file(root.path("latest.json"), root.read("latest.json") + b" ")
     with pytest.raises(ValueError, match=r"latest\.json: the signature"):
         flat_tokens.open(url)
+
+
+def test_the_link_latest_leads_where_the_signed_pointer_says(settings: Settings, tmp_path: Path, key: str) -> None:
+    """Whoever writes to the output can change the link, but not sign a pointer."""
+    output = all_that_writes(settings, tmp_path)
+    pointed = json.loads((output / "latest.json").read_text())["version"]
+    older = next(path.name for path in (output / "versions").iterdir() if path.name != pointed)
+    (output / "latest").unlink()
+    (output / "latest").symlink_to(f"versions/{older}")
+    assert Path(flat_tokens.open(output / "latest").store.root).name == pointed
+    assert at_dataset(str(output / "latest"))[1] == pointed
+    assert Path(open_corpus(str(output / "latest")).store.root).name == pointed

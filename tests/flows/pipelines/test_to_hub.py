@@ -127,6 +127,23 @@ def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_pa
     assert hub.messages == []
 
 
+@pytest.mark.parametrize("form", ["zarr", "parquet"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_card_that_the_manifest_does_not_list_is_not_published(
+    hub: StandInHub, tmp_path: Path, form: str, listed: bool
+) -> None:
+    """It is what everybody sees of a repository."""
+    version = tmp_path / "out" / "versions" / built(tmp_path).version
+    (version / "README.md").write_text("# Another card\n")
+    if not listed:
+        manifest = json.loads((version / "manifest.json").read_text())
+        manifest["objects"] = [one for one in manifest["objects"] if one["key"] != "README.md"]
+        (version / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"README\.md"):
+        publish(tmp_path, form=form)
+    assert hub.messages == []
+
+
 def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")

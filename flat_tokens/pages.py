@@ -7,15 +7,64 @@ left to the file's own averages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from flat_tokens.extras import Later
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = Later("pyarrow", "reading Parquet")
 
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6
 """Encodings: values one after the other, places in the dictionary, lengths and then the values."""
 
+PLACE_BYTES = 4
+"""Bytes of a place in a dictionary once it is read."""
 HEADER_BYTES = (1 << 9, 1 << 16, 1 << 24)
 """A page header is short, unless it holds long values as statistics."""
+
+
+class SupportsRead(Protocol):
+    """A file that can be read anywhere."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class Footer:
+    """An open file that seems to have ended once it is ``sealed``. ``was_asked``: something tried to read it then."""
+
+    def __init__(self, file: SupportsRead) -> None:
+        self._file, self.sealed, self.was_asked = file, False, False
+
+    def read(self, size: int = -1) -> bytes:
+        # No exception: the library would write its traceback first, which takes longer than all else.
+        self.was_asked = self.was_asked or self.sealed
+        return b"" if self.sealed else self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:
+    """The metadata of a file that is opened with ``pre_buffer``. It is refused where it is damaged before a column chunk's is
+    asked for: the library raises an error when it is about to read all chunks, but ends the process when it is asked for one.
+    """
+    footer.sealed = True
+    try:
+        next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
+    except (OSError, pa.ArrowException):
+        if not footer.was_asked:
+            raise
+    return parquet.metadata
+
+
+def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
+    """Where the pages of a column chunk begin in the file."""
+    return min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
 
 
 class Page(NamedTuple):
@@ -29,9 +78,11 @@ class Page(NamedTuple):
     for_each_row: bool
 
 
-def pages_of(file: BinaryIO, start: int, rows: int, limit: int = 1 << 31, remedy: str = "") -> Iterator[Page]:
+def pages_of(
+    file: SupportsRead, start: int, rows: int, limit: int = 1 << 31, remedy: str = "", *, dictionaries: bool = False
+) -> Iterator[Page]:
     """The pages of a column chunk of *rows* values that begins at *start*. ValueError where one of them is damaged, or has more
-    than *limit* bytes, which *remedy* raises.
+    than *limit* bytes, which *remedy* raises. *dictionaries*: places in a dictionary are read as such, not as what is there.
     """
     dictionary = (0, 1)  # bytes, entries
     seen = 0
@@ -57,7 +108,10 @@ def pages_of(file: BinaryIO, start: int, rows: int, limit: int = 1 << 31, remedy
                 yield Page(count, size, size, for_each_row=False)
             elif encoding in DICTIONARIES:
                 entry_bytes, entries = dictionary
-                yield Page(count, count * entry_bytes // entries, entry_bytes, for_each_row=True)
+                if dictionaries:
+                    yield Page(count, count * PLACE_BYTES, PLACE_BYTES, for_each_row=True)
+                else:
+                    yield Page(count, count * entry_bytes // entries, entry_bytes, for_each_row=True)
             else:
                 yield Page(count, size, size, for_each_row=True)
         elif kind != INDEX:
@@ -103,7 +157,7 @@ def _number(struct: Any, field: int) -> int:
     return value
 
 
-def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, Any], int]:
+def _page_header(file: SupportsRead, start: int) -> tuple[dict[int, Any], int]:
     """The header of the page at *start*, and its length."""
     for size in HEADER_BYTES:
         file.seek(start)

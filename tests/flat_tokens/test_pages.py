@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.text.pages import Page, batch_lengths, common_lengths, pages_of
+from flat_tokens.pages import Page, batch_lengths, common_lengths, pages_of
 
 
 def header(*fields: bytes) -> bytes:

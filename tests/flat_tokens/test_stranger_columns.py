@@ -1,0 +1,107 @@
+"""Kept columns of a stranger: whatever few bytes stand for, reading them takes bounded memory or is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from flat_tokens.columns import Columns, name_of, parts_of
+from flat_tokens.stores.store import Store
+
+ROWS = 16384
+LONG = "x" * 220_000
+
+
+COLUMNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "one long text in a dictionary": ([LONG] * ROWS, {"compression": "zstd"}),
+    "a long text among short ones": ([LONG, *map(str, range(999)), *[LONG] * (ROWS - 1000)], {"compression": "zstd"}),
+    "plain pages": ([LONG] * 4000, {"use_dictionary": False, "compression": "zstd", "data_page_size": 1 << 26}),
+    "one page of plain texts": ([LONG] * 4000, {"use_dictionary": False, "compression": "zstd", "data_page_size": 1 << 30}),
+    "prefixes in common": (
+        [LONG] * ROWS,
+        {"use_dictionary": False, "column_encoding": {"t": "DELTA_BYTE_ARRAY"}, "compression": "zstd"},
+    ),
+    "lengths and texts": (
+        [LONG] * 4000,
+        {"use_dictionary": False, "column_encoding": {"t": "DELTA_LENGTH_BYTE_ARRAY"}, "compression": "zstd"},
+    ),
+}
+READERS = {
+    "trace": "columns.take(np.array([count - 1]), ['t'])",
+    "a thousand documents": "columns.take(np.arange(1000), ['t'])",
+    "select(where=)": "columns.take(np.arange(count), ['t'])",
+    "verify --full": "for fault in columns.faults(): raise ValueError(fault)",
+}
+PROGRAM = """
+import sys
+import numpy as np
+import pyarrow.parquet
+from flat_tokens.columns import Columns, name_of, parts_of
+from flat_tokens.stores.store import Store
+count = int(sys.argv[2])
+columns = Columns(Store.at(sys.argv[1]), {"t": "text"}, parts_of([name_of("train", 0)], "train", count))
+try:
+    exec(sys.argv[3])
+except ValueError as error:
+    print("refused:", error)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) // 1024)
+"""
+
+
+def made(root: Path, column: str) -> int:
+    """Write the object of a column; its rows."""
+    values, settings = COLUMNS[column]
+    path = root / name_of("train", 0)
+    path.parent.mkdir(parents=True)
+    # In parts, so that the test does not take the memory that it is about.
+    with pa.parquet.ParquetWriter(path, pa.schema([("t", pa.string())]), write_statistics=False, **settings) as writer:
+        for start in range(0, len(values), 4000):
+            writer.write_table(pa.table({"t": values[start : start + 4000]}), row_group_size=len(values))
+    return len(values)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the peak")
+@pytest.mark.parametrize("column", COLUMNS)
+def test_few_bytes_take_bounded_memory(column: str, tmp_path: Path) -> None:
+    count = made(tmp_path, column)
+    for name, reads in READERS.items():
+        told = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path), str(count), reads], capture_output=True, text=True, check=True
+        )
+        *refused, megabytes = told.stdout.splitlines()
+        assert int(megabytes) < 1500, (name, told.stdout)
+        if name == "select(where=)":
+            assert refused, name
+
+
+def test_a_text_that_all_documents_have_is_no_fault(tmp_path: Path) -> None:
+    """Such as a licence: it is once in a dictionary, and it is read so."""
+    store, text = Store.at(tmp_path), "licence " * 4000
+    path = tmp_path / name_of("train", 0)
+    path.parent.mkdir(parents=True)
+    pa.parquet.write_table(pa.table({"t": [text] * ROWS}), path, compression="zstd")
+    columns = Columns(store, {"t": "text"}, parts_of([name_of("train", 0)], "train", ROWS))
+    assert list(columns.faults()) == []
+    assert columns.take(np.array([5, ROWS - 1]), ["t"]).column(0).to_pylist() == [text, text]
+
+
+def test_what_is_refused_names_the_object_and_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / name_of("train", 0)
+    path.parent.mkdir(parents=True)
+    pa.parquet.write_table(pa.table({"t": ["x" * 1000] * 100}), path)
+    columns = Columns(Store.at(tmp_path), {"t": "text"}, parts_of([name_of("train", 0)], "train", 100))
+    monkeypatch.setattr("flat_tokens.columns.LARGEST_TAKEN", 50_000)
+    with pytest.raises(ValueError, match=r"0\.parquet: columns of 100 documents .* Read fewer documents"):
+        columns.take(np.arange(100), ["t"])
+    monkeypatch.setattr("flat_tokens.columns.ANY_EXPANSION", 10)
+    monkeypatch.setattr("flat_tokens.columns.MAX_EXPANSION", 0)
+    assert "bytes of it stand for" in next(columns.faults())
