@@ -22,6 +22,7 @@ from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
+from flat_tokens.rows.middle import FillInMiddle, with_middle
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
 from flat_tokens.rows.selection import selected
@@ -145,15 +146,19 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> PackedView:
         """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on.
 
         With *bos* and *eos*, here and below, each document begins and ends with that token, as if it were stored. With
-        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count.
+        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count. With *fim* the middle of
+        some documents is at their end; see `FillInMiddle`.
         """
-        return PackedView(with_ends(self, bos, eos, loss_mask), length, overlap=overlap, fields=fields, framework=framework)
+        return PackedView(
+            with_ends(with_middle(self, fim), bos, eos, loss_mask), length, overlap=overlap, fields=fields, framework=framework
+        )
 
     def documents(
         self,
@@ -163,11 +168,14 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> DocumentsView:
         """One sequence a row, cut at *max_length* or padded up to it, with a ``loss_mask``."""
-        return DocumentsView(with_ends(self, bos, eos, loss_mask), max_length, pad_id, fields=fields, framework=framework)
+        return DocumentsView(
+            with_ends(with_middle(self, fim), bos, eos, loss_mask), max_length, pad_id, fields=fields, framework=framework
+        )
 
     def blocks(
         self,
@@ -176,11 +184,12 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> BlocksView:
         """Blocks of *length* tokens by Modalities' Megatron rule, which leaves out most of long sequences: ``view.fill``."""
-        return BlocksView(with_ends(self, bos, eos, loss_mask), length, fields=fields, framework=framework)
+        return BlocksView(with_ends(with_middle(self, fim), bos, eos, loss_mask), length, fields=fields, framework=framework)
 
     def packed_documents(
         self,
@@ -196,6 +205,7 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         cache: str | os.PathLike[str] | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
@@ -206,7 +216,7 @@ class FlatTokens:
         every row is full: where no document fits, one is cut; *on_crop* drops or keeps its rest. ``view.fill`` has the waste.
         """
         return PackedDocumentsView(
-            with_ends(self, bos, eos, loss_mask),
+            with_ends(with_middle(self, fim), bos, eos, loss_mask),
             length,
             split_across_pack=split_across_pack,
             max_packs=max_packs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import itertools
 import math
 import os
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
-from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, stream_of
+from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, epochs_of, stream_of
 
 
 def checked_seed(value: SupportsIndex) -> int:
@@ -100,6 +101,40 @@ class View(Protocol):
 
     def batch(self, indices: Indices) -> Any:
         """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
+
+
+def views_of(view: Any, epochs: Indices) -> list[tuple[Any, Indices]]:
+    """The view as it is in each of the epochs (int64[n]), and the places of these: int64[k]. One, where all are alike."""
+    different = np.unique(epochs).tolist() if getattr(view, "has_epochs", False) else []
+    if not different:
+        return [(view, np.arange(len(epochs)))]
+    return [(view.of_epoch(epoch), np.flatnonzero(epochs == epoch)) for epoch in different]
+
+
+def batch_of(view: Any, rows: Indices, epochs: Indices) -> Any:
+    """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
+    parts = views_of(view, epochs)
+    return together([one.batch(rows[where]) for one, where in parts], [where for _, where in parts])
+
+
+def together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
+    """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
+    return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))
+
+
+def _placed(arrays: Sequence[Any], places: Sequence[Indices]) -> Any:
+    if type(arrays[0]).__module__ == "torch":
+        return importlib.import_module("torch").from_numpy(_placed([array.numpy() for array in arrays], places))
+    if not isinstance(arrays[0], np.ndarray):  # jax's are not written to
+        return arrays[0].__array_namespace__().concatenate(arrays)[np.argsort(np.concatenate(places))]
+    rows = np.empty((sum(map(len, places)), *arrays[0].shape[1:]), arrays[0].dtype)
+    for array, where in zip(arrays, places, strict=True):
+        rows[where] = array
+    return rows
 
 
 def check_view(view: object, what: str = "the view") -> None:
@@ -533,7 +568,8 @@ class ShuffledLoader(ByStep):
         return self._stream.rows(*self._batch_range(step))
 
     def reads(self, step: SupportsIndex) -> Reads:
-        return [(self.view, self.indices(step))]
+        rows, epochs = self.indices(step), epochs_of(self._stream, *self._batch_range(step))
+        return [(view, rows[where]) for view, where in views_of(self.view, epochs)]
 
     def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
         asked = checked_rows(rows, len(self._view_of(source)))
@@ -553,4 +589,6 @@ class ShuffledLoader(ByStep):
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step, as the view gives it. IndexError if there is no such step."""
-        return self.view.batch(self.indices(step))
+        if not getattr(self.view, "has_epochs", False):
+            return self.view.batch(self.indices(step))
+        return batch_of(self.view, self.indices(step), epochs_of(self._stream, *self._batch_range(step)))
