@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
+from flat_tokens.rows.lookup import key_of, numbers_of
 from flat_tokens.rows.middle import FillInMiddle, with_middle
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
@@ -137,6 +138,23 @@ class FlatTokens:
         if (where is None) == (indices is None):
             raise ValueError("select takes where or indices, one of them")
         return selected(self, chosen_by(self, parse(where)) if where is not None else cast("npt.ArrayLike", indices))
+
+    def by_key(self, key: str | int) -> int:
+        """The number of the sequence of the document with a key, a number or its 16 hexadecimal digits; of several the first.
+
+        It takes one pass over the keys, eight bytes a document: for many keys, take ``by_keys``. KeyError if there is no such
+        document, FileNotFoundError for a dataset that does not record its documents.
+        """
+        if (number := int(self.by_keys([key])[0])) < 0:
+            raise KeyError(f"{self.store.url}: there is no document with key {key_of(key):016x}")
+        return number
+
+    def by_keys(self, keys: Sequence[str | int] | npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The numbers of the sequences of documents with these keys: int64[n], -1 where there is none. One pass for all."""
+        asked = keys if isinstance(keys, np.ndarray) else np.array([key_of(key) for key in keys], np.uint64)
+        if asked.dtype != np.uint64 or asked.ndim != 1:
+            raise TypeError(f"keys are uint64[n], or a list of them, but these are {asked.dtype}{list(asked.shape)}")
+        return numbers_of(self, asked)
 
     def packed(
         self,

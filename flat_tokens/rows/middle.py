@@ -11,7 +11,6 @@ every epoch, and the rows of a view have the same documents.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import whole_number
+from flat_tokens.rows.lookup import stored_keys
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
@@ -239,13 +238,14 @@ def _scaled(bits: npt.NDArray[np.uint64], counts: Int64s) -> Int64s:
 
 def _keys_of(tokens: FlatTokens) -> npt.NDArray[np.uint64]:
     """The key of each document, of a dataset without records its number in the split: uint64[seq_count]."""
-    dataset, split = replace(tokens.store, root=posixpath.dirname(tokens.store.root)), posixpath.basename(tokens.store.root)
     try:
-        stored = open_array(dataset / f"documents/{split}/key", "uint64")
+        stored = stored_keys(tokens)
     except FileNotFoundError:
         numbers = np.arange(tokens.seq_count) if tokens.numbers is None else tokens.numbers
         return numbers.astype(np.uint64)
     keys: npt.NDArray[np.uint64] = stored.read(0, stored.length) if tokens.numbers is None else stored.take(tokens.numbers)
     if len(keys) != tokens.seq_count:
-        raise ValueError(f"{dataset.url}: has {len(keys)} keys of {tokens.seq_count} documents. Run flat_tokens.verify on it.")
+        raise ValueError(
+            f"{tokens.store.url}: has {len(keys)} keys of {tokens.seq_count} documents. Run flat_tokens.verify on it."
+        )
     return keys
