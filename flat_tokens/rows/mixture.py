@@ -105,6 +105,7 @@ class Mixture(ByStep):
         from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
 
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
+        self._edits, self._limits = list(edits), list(epochs)
         self.order: MixtureOrder = one_of("order", order, get_args(MixtureOrder))
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
@@ -169,6 +170,37 @@ class Mixture(ByStep):
         found = np.zeros(len(self.names), np.int64)
         found[phase.sources] = phase.drawn(position)
         return found
+
+    def scaled(self, *, budget: int, target: int) -> Self:
+        """The small run of *budget* tokens that acts as this mixture does in a run of *target* tokens: each source has the same
+        share of the batches, and its rows are repeated as often, for it has ``budget / target`` of them, chosen by the seed.
+
+        A small run of all rows would not repeat what a large one repeats, and so say nothing of it. Schedules are compressed by
+        the same factor, limits of epochs stay. It ends after *budget* tokens. ValueError for a budget above the target or below a
+        batch, for a run that was edited, and for the mixture of one host.
+        """
+        from flat_tokens.rows.sample import SampledView  # only small runs need it
+
+        budget, target, row = at_least(1, "budget", budget), at_least(1, "target", target), self._tokens_of_a_row()
+        if budget > target:
+            raise ValueError(f"budget is {budget}, but it is at most the target, {target}: a small run acts as a large one")
+        if (steps := budget // (row * self.batch_size)) < 1:
+            raise ValueError(f"budget is {budget}, fewer tokens than a batch of {self.batch_size} rows of {row}")
+        if len(self._edits) > 1 or self.process_count > 1:
+            what = "was edited: make a mixture of its last weights" if len(self._edits) > 1 else "is of one host: scale it before"
+            raise ValueError(f"the mixture {what}")
+        views = {
+            name: SampledView(view, max((len(view) * budget + target // 2) // target, 1), self.seed, number)
+            for number, (name, view) in enumerate(zip(self.names, self.views, strict=True))
+        }
+        edit = self._edits[0]
+        weights = {
+            k: weight.scaled(budget, target) if isinstance(weight, Schedule) else weight for k, weight in edit.weights.items()
+        }
+        whole = self.of_edits(views, self._limits, [edit._replace(weights=weights)], self.seed, None, self.order)
+        if whole._step_count is None or whole._step_count > steps:
+            whole._step_count = steps
+        return whole
 
     def versions(self) -> dict[str, int]:
         return {"order": self.order}
