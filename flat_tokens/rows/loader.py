@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import heapq
 import importlib
 import itertools
 import math
@@ -115,6 +116,21 @@ def batch_of(view: Any, rows: Indices, epochs: Indices) -> Any:
     """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
     parts = views_of(view, epochs)
     return together([one.batch(rows[where]) for one, where in parts], [where for _, where in parts])
+
+
+def dealt(costs: Indices, counts: Indices) -> Indices:
+    """Which host has each row: int64[n]. Host h has ``counts[h]`` rows. The dearest row that is left goes to the host that has
+    the least cost so far, of those with room for one more.
+    """
+    host_of, room = np.empty(len(costs), np.int64), counts.tolist()
+    hosts = [(0, host) for host in range(len(room)) if room[host]]
+    for row in np.argsort(-costs, kind="stable").tolist():
+        cost, host = heapq.heappop(hosts)
+        host_of[row] = host
+        room[host] -= 1
+        if room[host]:
+            heapq.heappush(hosts, (cost + int(costs[row]), host))
+    return host_of
 
 
 def together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
@@ -508,6 +524,9 @@ class ShuffledLoader(ByStep):
     rows together, for datasets in a store. With *epochs* None it never ends.
     *start* is the number of samples that a run has already had, *start_token* the same in tokens.
 
+    With *balance* the rows of a step are dealt to the hosts so that their attention costs about the same, by the sums of squared
+    lengths of documents. A step has the same rows as without it, and each host as many. It is for packed documents.
+
     Only the last batch of a run may have fewer than *batch_size* rows. *drop_last* drops it; None does so in the
     reference order alone, as the reference does. That order also has only whole read blocks, evenly dealt to its
     streams. ``left_out`` is how many rows of the view are in no batch.
@@ -528,8 +547,12 @@ class ShuffledLoader(ByStep):
         start: int = 0,
         start_token: int | None = None,
         order: Order = "shuffled",
+        balance: bool = False,
     ) -> None:
         check_view(view)
+        self.balance = true_or_false("balance", balance)
+        if self.balance and not hasattr(view, "attention_costs"):
+            raise TypeError(f"{view!r} does not tell its rows' costs of attention: balance is for packed_documents")
         if len(view) == 0:
             raise ValueError("the view has no rows: there is nothing to load")
         self.seed, self.order = checked_seed(seed), order
@@ -565,10 +588,29 @@ class ShuffledLoader(ByStep):
 
     def indices(self, step: SupportsIndex) -> Indices:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
-        return self._stream.rows(*self._batch_range(step))
+        start, stop, first, last = self._batch_range(step)
+        if (places := self._balanced(start, stop)) is None:
+            return self._stream.rows(start, stop, first, last)
+        return self._stream.rows(start, stop, 0, stop - start)[places]
+
+    def _epochs(self, step: SupportsIndex) -> Indices:
+        """The epochs of the same rows: int64[rows]."""
+        start, stop, first, last = self._batch_range(step)
+        if (places := self._balanced(start, stop)) is None:
+            return epochs_of(self._stream, start, stop, first, last)
+        return epochs_of(self._stream, start, stop, 0, stop - start)[places]
+
+    def _balanced(self, start: int, stop: int) -> Indices | None:
+        """The rows of the batch that is positions ``start:stop`` that this host has; None: those that follow one another."""
+        if not self.balance or self.process_count == 1:
+            return None
+        view: Any = self.view
+        costs = view.attention_costs(self._stream.rows(start, stop, 0, stop - start))
+        bounds = np.arange(self.process_count + 1) * (stop - start) // self.process_count
+        return np.flatnonzero(dealt(costs, np.diff(bounds)) == self.process_index)
 
     def reads(self, step: SupportsIndex) -> Reads:
-        rows, epochs = self.indices(step), epochs_of(self._stream, *self._batch_range(step))
+        rows, epochs = self.indices(step), self._epochs(step)
         return [(view, rows[where]) for view, where in views_of(self.view, epochs)]
 
     def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
@@ -591,4 +633,4 @@ class ShuffledLoader(ByStep):
         """The batch of a step, as the view gives it. IndexError if there is no such step."""
         if not getattr(self.view, "has_epochs", False):
             return self.view.batch(self.indices(step))
-        return batch_of(self.view, self.indices(step), epochs_of(self._stream, *self._batch_range(step)))
+        return batch_of(self.view, self.indices(step), self._epochs(step))
