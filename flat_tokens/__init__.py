@@ -8,6 +8,7 @@ from flat_tokens.ledger import Ledger
 from flat_tokens.reader import Dataset, FlatTokens, open
 from flat_tokens.rows.buckets import BucketedLoader
 from flat_tokens.rows.loader import ShuffledLoader, Steps, Visits
+from flat_tokens.rows.middle import FillInMiddle
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import BlockOrder, ReferenceOrder
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
@@ -28,6 +29,7 @@ __all__ = [
     "Dataset",
     "DocumentTokens",
     "DocumentsView",
+    "FillInMiddle",
     "FlatTokens",
     "Layout",
     "LayoutName",

@@ -162,7 +162,7 @@ class Ledger:
                     f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
                     f"again and open the ledger with views={{{name!r}: view}}"
                 )
-            known = ROWS[rows] | {"bos", "eos", "loss_mask", "fields", "framework"}
+            known = ROWS[rows] | {"bos", "eos", "loss_mask", "fim", "fields", "framework"}
             if unknown := settings.keys() - known:
                 has = ", ".join(sorted(known))
                 raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,8 @@ from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.facts import chosen_by
 from flat_tokens.rows.frameworks import Fields, Framework
+from flat_tokens.rows.lookup import key_of, numbers_of
+from flat_tokens.rows.middle import FillInMiddle, with_middle
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
 from flat_tokens.rows.selection import selected
@@ -138,6 +140,23 @@ class FlatTokens:
             raise ValueError("select takes where or indices, one of them")
         return selected(self, chosen_by(self, parse(where)) if where is not None else cast("npt.ArrayLike", indices))
 
+    def by_key(self, key: str | int) -> int:
+        """The number of the sequence of the document with a key, a number or its 16 hexadecimal digits; of several the first.
+
+        It takes one pass over the keys, eight bytes a document: for many keys, take ``by_keys``. KeyError if there is no such
+        document, FileNotFoundError for a dataset that does not record its documents.
+        """
+        if (number := int(self.by_keys([key])[0])) < 0:
+            raise KeyError(f"{self.store.url}: there is no document with key {key_of(key):016x}")
+        return number
+
+    def by_keys(self, keys: Sequence[str | int] | npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The numbers of the sequences of documents with these keys: int64[n], -1 where there is none. One pass for all."""
+        asked = keys if isinstance(keys, np.ndarray) else np.array([key_of(key) for key in keys], np.uint64)
+        if asked.dtype != np.uint64 or asked.ndim != 1:
+            raise TypeError(f"keys are uint64[n], or a list of them, but these are {asked.dtype}{list(asked.shape)}")
+        return numbers_of(self, asked)
+
     def packed(
         self,
         length: int,
@@ -146,15 +165,19 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> PackedView:
         """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on.
 
         With *bos* and *eos*, here and below, each document begins and ends with that token, as if it were stored. With
-        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count.
+        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count. With *fim* the middle of
+        some documents is at their end; see `FillInMiddle`.
         """
-        return PackedView(with_ends(self, bos, eos, loss_mask), length, overlap=overlap, fields=fields, framework=framework)
+        return PackedView(
+            with_ends(with_middle(self, fim), bos, eos, loss_mask), length, overlap=overlap, fields=fields, framework=framework
+        )
 
     def documents(
         self,
@@ -164,11 +187,14 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> DocumentsView:
         """One sequence a row, cut at *max_length* or padded up to it, with a ``loss_mask``."""
-        return DocumentsView(with_ends(self, bos, eos, loss_mask), max_length, pad_id, fields=fields, framework=framework)
+        return DocumentsView(
+            with_ends(with_middle(self, fim), bos, eos, loss_mask), max_length, pad_id, fields=fields, framework=framework
+        )
 
     def blocks(
         self,
@@ -177,11 +203,12 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> BlocksView:
         """Blocks of *length* tokens by Modalities' Megatron rule, which leaves out most of long sequences: ``view.fill``."""
-        return BlocksView(with_ends(self, bos, eos, loss_mask), length, fields=fields, framework=framework)
+        return BlocksView(with_ends(with_middle(self, fim), bos, eos, loss_mask), length, fields=fields, framework=framework)
 
     def packed_documents(
         self,
@@ -197,6 +224,7 @@ class FlatTokens:
         bos: int | None = None,
         eos: int | None = None,
         loss_mask: bool = False,
+        fim: FillInMiddle | None = None,
         cache: str | os.PathLike[str] | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
@@ -207,7 +235,7 @@ class FlatTokens:
         every row is full: where no document fits, one is cut; *on_crop* drops or keeps its rest. ``view.fill`` has the waste.
         """
         return PackedDocumentsView(
-            with_ends(self, bos, eos, loss_mask),
+            with_ends(with_middle(self, fim), bos, eos, loss_mask),
             length,
             split_across_pack=split_across_pack,
             max_packs=max_packs,

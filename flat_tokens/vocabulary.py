@@ -337,6 +337,10 @@ class Vocabulary:
         start = starts[min(i, self.size)]
         return data[start : start + lengths[min(i, self.size)]].tobytes()
 
+    def inside_characters(self) -> list[int]:
+        """Ids of tokens whose bytes begin inside a character of UTF-8."""
+        return [i for i in range(self.size) if (piece := self.piece(i)) and piece[0] & 0xC0 == 0x80]
+
     def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, npt.NDArray[np.int64]]:
         """The bytes of ids, one behind the other, and where each id's bytes end: bytes, int64[len(ids)]."""
         data, starts, lengths = self._table

@@ -268,6 +268,16 @@ def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> in
     return stop
 
 
+def write_mask(store: Store, key: str, split: FlatTokens, masks: Iterator[npt.NDArray[np.uint8]]) -> list[StoredObject]:
+    """Write which tokens count for the loss, a byte a token, if the split has a loss mask: no object or one."""
+    if split.loss_mask is None:
+        return []
+    with store.create(key) as writer:
+        for mask in ahead(masks):
+            writer.write(mask)
+    return [writer.stored]
+
+
 def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) -> None:
     """ValueError if an option is set, but not to a token id."""
     if value is not None and (type(value) is not int or not 0 <= value <= largest):

@@ -1,6 +1,7 @@
-"""datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``.
+"""datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``, and where not all
+tokens count for the loss a byte a token in a ``.ds.loss``, 1 or 0.
 
-Neither has a header. A ``.ds.metadata`` beside them has the bytes of a token in its first line, behind the tokenizer's
+None has a header. A ``.ds.metadata`` beside them has the bytes of a token in its first line, behind the tokenizer's
 name. Without it, the width follows from the last document's end and the size of the tokens.
 """
 
@@ -15,9 +16,11 @@ import numpy.typing as npt
 
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, narrow_dtype
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
+
+LOSS = ".loss"
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,10 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) ->
     with store.create(f"{file.key}.index") as writer:
         for _, ends in documents.bounds():
             writer.write(ends.astype("<u8"))
+    losses = contract.write_mask(store, f"{file.key}{LOSS}", splits[file.split], documents.masks())
     count = documents.token_count
     metadata = f"{options.tokenizer}|{dtype.itemsize}\n{count}\n{_metric(count)}"
-    return [tokens_writer.stored, writer.stored, store.put(f"{file.key}.metadata", metadata.encode())]
+    return [tokens_writer.stored, writer.stored, *losses, store.put(f"{file.key}.metadata", metadata.encode())]
 
 
 def _metric(count: int) -> str:
@@ -107,7 +111,8 @@ def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
             raise ValueError(f"{index.path}: its documents {first} to {last} do not end one behind the other")
         return starts
 
-    return IndexedFile(tokens, index.length, entries, options.end_of_text)
+    mask = mask_beside(store, f"{key}{LOSS}", tokens.length)
+    return IndexedFile(tokens, index.length, entries, options.end_of_text, mask)
 
 
 def has_index(store: Store, key: str) -> bool:
@@ -127,7 +132,7 @@ def open_files(files: Files, options: Datatrove) -> Mapping[SplitName, Readable]
 def _tokens_of(files: Files) -> list[str]:
     """The files of tokens: a single file, or those that end with ``.ds``."""
     found = [key for key in files.keys if len(files.keys) == 1 or key.endswith(".ds")]
-    return [key.removesuffix(".index").removesuffix(".metadata") for key in found]
+    return [key.removesuffix(".index").removesuffix(".metadata").removesuffix(LOSS) for key in found]
 
 
 DATATROVE: Format[Any] = Format(
@@ -140,4 +145,5 @@ DATATROVE: Format[Any] = Format(
     open=open_files,
     plan=plan,
     write=write,
+    keeps_loss_mask=True,
 )

@@ -80,13 +80,20 @@ def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
 class IndexedFile:
     """A file of documents as a `Readable`: ``entries(i, j)`` is ``seq_starts[i : j + 1]`` in stored tokens, checked.
 
-    ``end_of_text`` is removed from the end of each document that has it there.
+    ``end_of_text`` is removed from the end of each document that has it there. ``mask``: bytes that say which of the stored
+    tokens count for the loss, 1 or 0.
     """
 
     stored: Tokens
     seq_count: int
     entries: Callable[[int, int], npt.NDArray[np.uint64]]
     end_of_text: int | None = None
+    mask: StoredItems | None = None
+
+    @property
+    def loss_mask(self) -> str | None:
+        """The file that says which tokens count."""
+        return None if self.mask is None else self.mask.key
 
     @cached_property
     def token_count(self) -> int:
@@ -105,14 +112,34 @@ class IndexedFile:
         stop = contract.checked_stop(start, stop, self.seq_count, self.stored.path)
         for part in token_ranges(self.entries, start, stop, max_tokens):
             tokens, seq_starts = self.stored.tokens(part.start, part.stop), part.seq_starts
+            mask = None if self.mask is None else _checked_mask(self.mask, part.start, part.stop)
             if self.end_of_text is not None:
                 removed = part.last[tokens[part.last] == self.end_of_text]
                 keep = np.ones(len(tokens), np.bool_)
                 keep[removed] = False
-                tokens = tokens[keep]
+                tokens, mask = tokens[keep], None if mask is None else mask[keep]
                 # An entry shifts by the tokens removed before it.
                 seq_starts -= np.searchsorted(removed, seq_starts.astype(np.int64)).astype(np.uint64)
-            yield TokenBatch.from_flat(tokens, seq_starts)
+            yield TokenBatch.from_flat(tokens, seq_starts)._replace(loss_mask=mask)
+
+
+def mask_beside(store: Store, key: str, token_count: int) -> StoredItems | None:
+    """The bytes that say which tokens count, of a file that may not be there. ValueError if they are not as many as tokens."""
+    if not store.exists(key):
+        return None
+    if (size := store.size(key)) != token_count:
+        raise ValueError(
+            f"{store.path(key)}: has {size} bytes, but there are {token_count} tokens: one says of each whether it counts for "
+            "the loss. The two are not of one dataset, or one of them is truncated. Without the file, all tokens count."
+        )
+    return StoredItems(store, key, np.dtype("u1"), 0, token_count)
+
+
+def _checked_mask(mask: StoredItems, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    found: npt.NDArray[np.uint8] = mask.read(start, stop)
+    if (wrong := np.flatnonzero(found > 1)).size:
+        raise ValueError(f"{mask.path}: has {found[wrong[0]]} for token {start + wrong[0]}, but a token counts, 1, or not, 0")
+    return found.copy()
 
 
 def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -> int:
@@ -186,6 +213,24 @@ class IndexedDocuments:
                 ends = ends[~closed]
             yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
+    def masks(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Which of these tokens count for the loss, 1 or 0, in arrays of some megabytes. An added token counts as the one before
+        it does, that of an empty document does not. Of documents that are all closed.
+        """
+        last = np.zeros(1, np.uint8)  # of the token before the range, in whose document the range may begin
+        for part in token_ranges(partial(contract.checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
+            mask = self.split.mask(part.start, part.stop)
+            if self.end_of_text is None:
+                yield mask
+                continue
+            ends = (part.ends - np.uint64(part.start)).astype(np.int64)
+            closing = np.where(part.ends > part.begins, np.concatenate([last, mask])[ends], np.uint8(0))
+            at = ends + np.arange(len(ends))
+            out = insert(mask, at, 0, np.dtype(np.uint8))
+            out[at] = closing
+            yield out
+            last = mask[-1:] if len(mask) else last
+
     @property
     def _must_look(self) -> bool:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
@@ -195,7 +240,7 @@ class IndexedDocuments:
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
 
-def insert(tokens: npt.NDArray[np.uint32], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def insert(tokens: npt.NDArray[Any], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """*tokens* in another type, with *token* inserted at the positions *at* (int64[n]) of the result."""
     out = np.full(len(tokens) + len(at), token, dtype)
     keep = np.ones(len(out), np.bool_)

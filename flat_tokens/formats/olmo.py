@@ -3,28 +3,38 @@
 The ``.npy`` has no header of numpy's: it is the tokens and nothing else. A line of the ``.csv.gz`` is the first token of a
 document and the one behind its last, which is its end-of-text token; Dolma's lines go on with other columns. The width of a
 token follows from the last document's end and the size of the tokens.
+
+OLMo-core's label mask is a file of a byte a token, 1 where the token counts for the loss, else 0. Its name is free: here
+it ends with ``.label_mask``; those that begin with ``labels_mask`` where the tokens' begin with ``token_ids`` are read as well.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import posixpath
 import re
 import reprlib
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.opening import open_array
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, narrow_dtype
+from flat_tokens.formats.contract import ExportFile, Files, Format, Splits
+from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
 from flat_tokens.formats.nanogpt import NPY_MAGIC
+from flat_tokens.manifest import manifest_of
+from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject
 
-TOKENS, METADATA = ".npy", ".csv.gz"
+TOKENS, METADATA, MASK = ".npy", ".csv.gz", ".label_mask"
+IDS, LABELS = "token_ids", "labels_mask"
 LINES_AT_A_TIME = 1 << 16
 TEXT_AT_A_TIME = 1 << 20
 ALWAYS_TEXT, TEXT_A_BYTE = 64 << 20, 64
@@ -42,11 +52,13 @@ class Olmo(contract.Options):
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
     tokens as they are, but OLMo-core finds documents by it. ``vocabulary_size``: up to 65,536 ids have two bytes, else four;
     without it, the highest id there is decides. ``tokens_per_file``: several files of about so many tokens a split.
+    ``provenance``: lines of the metadata go on as Dolma's: the document's key, its source file's name, its row there, from 1.
     """
 
     end_of_text: int | None = None
     vocabulary_size: int | None = None
     tokens_per_file: int | None = None
+    provenance: bool = field(default=False, metadata=contract.LATER)
 
 
 def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
@@ -59,14 +71,39 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list
     with store.create(file.key) as tokens_writer:
         for tokens in contract.ahead(documents.tokens(narrow_dtype(splits, options.vocabulary_size, options.end_of_text))):
             tokens_writer.write(tokens)
+    done = 0
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)  # gzip, without a time in its header
     with store.create(file.key.removesuffix(TOKENS) + METADATA) as writer:
         for starts, ends in documents.bounds():
             for at in range(0, len(starts), LINES_AT_A_TIME):
                 some = slice(at, at + LINES_AT_A_TIME)
-                writer.write(packer.compress(_lines(starts[some], ends[some])))
+                lines = _lines(starts[some], ends[some])
+                if options.provenance:
+                    lines = _with_provenance(splits[file.split], lines, file.start + done)
+                writer.write(packer.compress(lines))
+                done += len(starts[some])
         writer.write(packer.flush())
-    return [tokens_writer.stored, writer.stored]
+    masks = contract.write_mask(store, file.key.removesuffix(TOKENS) + MASK, splits[file.split], documents.masks())
+    return [tokens_writer.stored, writer.stored, *masks]
+
+
+def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
+    """The lines with each document's key, source file and row. ValueError if the dataset does not record them."""
+    bounds = lines.decode().splitlines()
+    dataset, name = replace(split.store, root=posixpath.dirname(split.store.root)), posixpath.basename(split.store.root)
+    try:
+        arrays = [open_array(dataset / f"documents/{name}/{fact}", "uint64") for fact in ("key", "file", "row")]
+    except FileNotFoundError as error:
+        raise ValueError(f"{dataset.url}: has no record of its documents. Export it without provenance.") from error
+    keys, files, rows = (array.read(first, first + len(bounds)).tolist() for array in arrays)
+    made_of = manifest_of(dataset).get("provenance", {}).get("sources") or ()
+    names = [file["name"] for source in made_of for file in source["files"]]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        (*bound.split(","), f"{key:016x}", names[file], row + 1)
+        for bound, key, file, row in zip(bounds, keys, files, rows, strict=True)
+    )
+    return text.getvalue().encode()
 
 
 def _lines(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytes:
@@ -96,7 +133,22 @@ def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
             "number of 1, 2, 4 or 8 bytes each. The two are not of one dataset, or one of them is truncated."
         )
     tokens = StoredItems(store, tokens_key, np.dtype(f"<u{width}"), 0, end)
-    return IndexedFile(tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text)
+    mask = mask_beside(store, mask_key(store, key), end)
+    return IndexedFile(tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text, mask)
+
+
+def mask_key(store: Store, stem: str) -> str:
+    """The name of a file's label mask: the other one only where it is there."""
+    directory, name = posixpath.split(stem)
+    other = posixpath.join(directory, name.replace(IDS, LABELS, 1) + TOKENS)
+    return other if name.startswith(IDS) and store.exists(other) else stem + MASK
+
+
+def tokens_files(files: Files) -> list[str]:
+    """The files of tokens, which label masks are not."""
+    masks = {key for key in files.keys if posixpath.basename(key).startswith(LABELS)}
+    rest = tuple(key for key in files.keys if key not in masks and not key.endswith(MASK))
+    return contract.members(files._replace(keys=rest) if rest and len(files.keys) > 1 else files, TOKENS, has_metadata)
 
 
 def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
@@ -162,7 +214,8 @@ OLMO: Format[Any] = Format(
     loses="nothing",
     options=Olmo,
     recognise=lambda files: any(has_metadata(files.store, key) for key in files.keys),
-    open=lambda files, options: contract.by_split(files, contract.members(files, TOKENS, has_metadata), open_file, options),
+    open=lambda files, options: contract.by_split(files, tokens_files(files), open_file, options),
     plan=plan,
     write=write,
+    keeps_loss_mask=True,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,12 +84,20 @@ class _EndMarkedTokens:
         self._tokens, self._starts, self._array = tokens, starts, tokens.encoded_tokens
         self.ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
         self.length, self.store = tokens.token_count + tokens.seq_count * len(self.ends), tokens.encoded_tokens.store
+        self.fim = getattr(tokens.encoded_tokens, "fim", None)
         samples, first = [np.empty(0, np.int64)], 0
         for entries in read_starts(tokens):
             shifted = entries + np.arange(first, first + len(entries)) * len(self.ends)
             samples.append(shifted[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
             first += len(entries) - 1
         self._samples = np.concatenate(samples)
+
+    def of_epoch(self, epoch: int) -> Self:
+        """The same of documents that are filled in the middle, as they are read in an epoch."""
+        array: Any = self._array
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, _array=array.of_epoch(epoch))
+        return found
 
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
         """As of stored tokens, and of up to so many around the ranges as lie between two samples."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import heapq
+import importlib
 import itertools
 import math
 import os
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
-from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, stream_of
+from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, epochs_of, stream_of
 
 
 def checked_seed(value: SupportsIndex) -> int:
@@ -100,6 +102,55 @@ class View(Protocol):
 
     def batch(self, indices: Indices) -> Any:
         """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
+
+
+def views_of(view: Any, epochs: Indices) -> list[tuple[Any, Indices]]:
+    """The view as it is in each of the epochs (int64[n]), and the places of these: int64[k]. One, where all are alike."""
+    different = np.unique(epochs).tolist() if getattr(view, "has_epochs", False) else []
+    if not different:
+        return [(view, np.arange(len(epochs)))]
+    return [(view.of_epoch(epoch), np.flatnonzero(epochs == epoch)) for epoch in different]
+
+
+def batch_of(view: Any, rows: Indices, epochs: Indices) -> Any:
+    """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
+    parts = views_of(view, epochs)
+    return together([one.batch(rows[where]) for one, where in parts], [where for _, where in parts])
+
+
+def dealt(costs: Indices, counts: Indices) -> Indices:
+    """Which host has each row: int64[n]. Host h has ``counts[h]`` rows. The dearest row that is left goes to the host that has
+    the least cost so far, of those with room for one more.
+    """
+    host_of, room = np.empty(len(costs), np.int64), counts.tolist()
+    hosts = [(0, host) for host in range(len(room)) if room[host]]
+    for row in np.argsort(-costs, kind="stable").tolist():
+        cost, host = heapq.heappop(hosts)
+        host_of[row] = host
+        room[host] -= 1
+        if room[host]:
+            heapq.heappush(hosts, (cost + int(costs[row]), host))
+    return host_of
+
+
+def together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
+    """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
+    return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))
+
+
+def _placed(arrays: Sequence[Any], places: Sequence[Indices]) -> Any:
+    if type(arrays[0]).__module__ == "torch":
+        return importlib.import_module("torch").from_numpy(_placed([array.numpy() for array in arrays], places))
+    if not isinstance(arrays[0], np.ndarray):  # jax's are not written to
+        return arrays[0].__array_namespace__().concatenate(arrays)[np.argsort(np.concatenate(places))]
+    rows = np.empty((sum(map(len, places)), *arrays[0].shape[1:]), arrays[0].dtype)
+    for array, where in zip(arrays, places, strict=True):
+        rows[where] = array
+    return rows
 
 
 def check_view(view: object, what: str = "the view") -> None:
@@ -473,6 +524,9 @@ class ShuffledLoader(ByStep):
     rows together, for datasets in a store. With *epochs* None it never ends.
     *start* is the number of samples that a run has already had, *start_token* the same in tokens.
 
+    With *balance* the rows of a step are dealt to the hosts so that their attention costs about the same, by the sums of squared
+    lengths of documents. A step has the same rows as without it, and each host as many. It is for packed documents.
+
     Only the last batch of a run may have fewer than *batch_size* rows. *drop_last* drops it; None does so in the
     reference order alone, as the reference does. That order also has only whole read blocks, evenly dealt to its
     streams. ``left_out`` is how many rows of the view are in no batch.
@@ -493,8 +547,12 @@ class ShuffledLoader(ByStep):
         start: int = 0,
         start_token: int | None = None,
         order: Order = "shuffled",
+        balance: bool = False,
     ) -> None:
         check_view(view)
+        self.balance = true_or_false("balance", balance)
+        if self.balance and not hasattr(view, "attention_costs"):
+            raise TypeError(f"{view!r} does not tell its rows' costs of attention: balance is for packed_documents")
         if len(view) == 0:
             raise ValueError("the view has no rows: there is nothing to load")
         self.seed, self.order = checked_seed(seed), order
@@ -530,10 +588,30 @@ class ShuffledLoader(ByStep):
 
     def indices(self, step: SupportsIndex) -> Indices:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
-        return self._stream.rows(*self._batch_range(step))
+        start, stop, first, last = self._batch_range(step)
+        if (places := self._balanced(start, stop)) is None:
+            return self._stream.rows(start, stop, first, last)
+        return self._stream.rows(start, stop, 0, stop - start)[places]
+
+    def _epochs(self, step: SupportsIndex) -> Indices:
+        """The epochs of the same rows: int64[rows]."""
+        start, stop, first, last = self._batch_range(step)
+        if (places := self._balanced(start, stop)) is None:
+            return epochs_of(self._stream, start, stop, first, last)
+        return epochs_of(self._stream, start, stop, 0, stop - start)[places]
+
+    def _balanced(self, start: int, stop: int) -> Indices | None:
+        """The rows of the batch that is positions ``start:stop`` that this host has; None: those that follow one another."""
+        if not self.balance or self.process_count == 1:
+            return None
+        view: Any = self.view
+        costs = view.attention_costs(self._stream.rows(start, stop, 0, stop - start))
+        bounds = np.arange(self.process_count + 1) * (stop - start) // self.process_count
+        return np.flatnonzero(dealt(costs, np.diff(bounds)) == self.process_index)
 
     def reads(self, step: SupportsIndex) -> Reads:
-        return [(self.view, self.indices(step))]
+        rows, epochs = self.indices(step), self._epochs(step)
+        return [(view, rows[where]) for view, where in views_of(self.view, epochs)]
 
     def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
         asked = checked_rows(rows, len(self._view_of(source)))
@@ -553,4 +631,6 @@ class ShuffledLoader(ByStep):
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step, as the view gives it. IndexError if there is no such step."""
-        return self.view.batch(self.indices(step))
+        if not getattr(self.view, "has_epochs", False):
+            return self.view.batch(self.indices(step))
+        return batch_of(self.view, self.indices(step), self._epochs(step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from flat_tokens.options import at_least, one_of
 from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.loader import ByStep, View, Visits, check_view, checked_rows, checked_seed
+from flat_tokens.rows.loader import ByStep, View, Visits, batch_of, check_view, checked_rows, checked_seed, together, views_of
 from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
@@ -106,6 +105,7 @@ class Mixture(ByStep):
         from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
 
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
+        self._edits, self._limits = list(edits), list(epochs)
         self.order: MixtureOrder = one_of("order", order, get_args(MixtureOrder))
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
@@ -136,25 +136,27 @@ class Mixture(ByStep):
 
     def indices(self, step: SupportsIndex) -> tuple[Indices, Indices]:
         """The samples a step has on this host: their sources and their rows in those, int64[rows] each."""
-        source, rows, _ = self._draw(step)
+        source, rows, *_ = self._draw(step)
         return source, rows
 
-    def _draw(self, step: SupportsIndex) -> tuple[Indices, Indices, dict[int, Indices]]:
-        """A step's sources and rows, and where in the batch each source's are."""
+    def _draw(self, step: SupportsIndex) -> tuple[Indices, Indices, dict[int, Indices], Indices]:
+        """A step's sources and rows, where in the batch each source's are, and the epochs of the rows."""
         start, _, first, last = self._batch_range(step)
         source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
-        rows = np.empty(len(source), np.int64)
+        rows, epoch_of = np.empty((2, len(source)), np.int64)
         where = {k: np.flatnonzero(source == k) for k in np.flatnonzero(np.bincount(source)).tolist()}
         for k, theirs in where.items():
             # place in the source's own stream -> (epoch, place in the epoch) -> row
             epochs, within = np.divmod(place[theirs].view(np.uint64), np.uint64(len(self.views[k])))
             keys = derive_keys(self.seed, 1, k, epochs if epochs.min() != epochs.max() else epochs[:1])
             rows[theirs] = self._permutations[k](within, keys).view(np.int64)
-        return source, rows, where
+            epoch_of[theirs] = epochs.view(np.int64)
+        return source, rows, where, epoch_of
 
     def reads(self, step: SupportsIndex) -> Reads:
-        _, rows, where = self._draw(step)
-        return [(self.views[k], rows[theirs]) for k, theirs in where.items()]
+        _, rows, where, epochs = self._draw(step)
+        of_epochs = {k: views_of(self.views[k], epochs[theirs]) for k, theirs in where.items()}
+        return [(view, rows[where[k][some]]) for k, views in of_epochs.items() for view, some in views]
 
     def drawn(self, step: int) -> Indices:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""
@@ -168,6 +170,37 @@ class Mixture(ByStep):
         found = np.zeros(len(self.names), np.int64)
         found[phase.sources] = phase.drawn(position)
         return found
+
+    def scaled(self, *, budget: int, target: int) -> Self:
+        """The small run of *budget* tokens that acts as this mixture does in a run of *target* tokens: each source has the same
+        share of the batches, and its rows are repeated as often, for it has ``budget / target`` of them, chosen by the seed.
+
+        A small run of all rows would not repeat what a large one repeats, and so say nothing of it. Schedules are compressed by
+        the same factor, limits of epochs stay. It ends after *budget* tokens. ValueError for a budget above the target or below a
+        batch, for a run that was edited, and for the mixture of one host.
+        """
+        from flat_tokens.rows.sample import SampledView  # only small runs need it
+
+        budget, target, row = at_least(1, "budget", budget), at_least(1, "target", target), self._tokens_of_a_row()
+        if budget > target:
+            raise ValueError(f"budget is {budget}, but it is at most the target, {target}: a small run acts as a large one")
+        if (steps := budget // (row * self.batch_size)) < 1:
+            raise ValueError(f"budget is {budget}, fewer tokens than a batch of {self.batch_size} rows of {row}")
+        if len(self._edits) > 1 or self.process_count > 1:
+            what = "was edited: make a mixture of its last weights" if len(self._edits) > 1 else "is of one host: scale it before"
+            raise ValueError(f"the mixture {what}")
+        views = {
+            name: SampledView(view, max((len(view) * budget + target // 2) // target, 1), self.seed, number)
+            for number, (name, view) in enumerate(zip(self.names, self.views, strict=True))
+        }
+        edit = self._edits[0]
+        weights = {
+            k: weight.scaled(budget, target) if isinstance(weight, Schedule) else weight for k, weight in edit.weights.items()
+        }
+        whole = self.of_edits(views, self._limits, [edit._replace(weights=weights)], self.seed, None, self.order)
+        if whole._step_count is None or whole._step_count > steps:
+            whole._step_count = steps
+        return whole
 
     def versions(self) -> dict[str, int]:
         return {"order": self.order}
@@ -207,9 +240,9 @@ class Mixture(ByStep):
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""
-        source, rows, where = self._draw(step)
-        parts = {k: self.views[k].batch(rows[theirs]) for k, theirs in (where or {0: rows}).items()}
-        return MixedBatch(_together(list(parts.values()), list(where.values())), source, rows)
+        source, rows, where, epochs = self._draw(step)
+        parts = {k: batch_of(self.views[k], rows[theirs], epochs[theirs]) for k, theirs in (where or {0: rows}).items()}
+        return MixedBatch(together(list(parts.values()), list(where.values())), source, rows)
 
 
 def source_of(name: str, given: Any) -> tuple[View, float | Schedule, int | None]:
@@ -276,23 +309,3 @@ def _row_kind(name: str, view: View) -> str:
             raise ValueError(f"source {name!r}: {field} is not one entry a row, so it cannot be mixed. Leave out the field.")
     arrays = (f"{field}: {type(array).__name__} {array.dtype}{list(array.shape[1:])}" for field, array in named.items())
     return f"{type(rows).__name__}({', '.join(arrays)})"
-
-
-def _together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
-    """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], dict):
-        return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
-    return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))
-
-
-def _placed(arrays: Sequence[Any], places: Sequence[Indices]) -> Any:
-    if type(arrays[0]).__module__ == "torch":
-        return importlib.import_module("torch").from_numpy(_placed([array.numpy() for array in arrays], places))
-    if not isinstance(arrays[0], np.ndarray):  # jax's are not written to
-        return arrays[0].__array_namespace__().concatenate(arrays)[np.argsort(np.concatenate(places))]
-    rows = np.empty((sum(map(len, places)), *arrays[0].shape[1:]), arrays[0].dtype)
-    for array, where in zip(arrays, places, strict=True):
-        rows[where] = array
-    return rows

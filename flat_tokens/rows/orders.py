@@ -232,6 +232,14 @@ the inverse: int64[n] each, the stream that has a row in an epoch, and the place
 """
 
 
+def epochs_of(stream: Stream, start: int, stop: int, first: int, last: int) -> Indices:
+    """The epoch of each of the rows ``first:last`` of the batch that is positions ``start:stop``: int64[last - first]."""
+    streams = stream.granularity
+    # row of the batch -> place in its stream's share of the batch -> place in the stream -> epoch
+    place = np.arange(first, last) % max((stop - start) // streams, 1)
+    return (start // streams + place) // (stream.epoch_length // streams)
+
+
 def stream_of(order: Order, length: int, seed: int) -> Stream:
     if isinstance(order, BlockOrder):
         return _BlockStream(order, length, seed)

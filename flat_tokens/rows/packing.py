@@ -204,6 +204,16 @@ class PackedDocumentsView(SplitView):
         """The documents in *packs* (int64[n]): one read of entries, and no token."""
         return self._index.parts(packs)
 
+    def attention_costs(self, packs: Int64s) -> Int64s:
+        """The sum of the squared lengths of each pack's documents, and of its padding, which is one more: int64[n]. One read of
+        entries, and no token.
+        """
+        parts = self.parts(packs)
+        sums = running_sums(parts.lengths)[parts.splits]
+        squared = running_sums(parts.lengths**2)[parts.splits]
+        costs: Int64s = np.diff(squared) + (self.length - np.diff(sums)) ** 2
+        return costs
+
     def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         parts = self.parts(indices)
         return parts.starts, parts.counts

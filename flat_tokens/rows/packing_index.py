@@ -412,11 +412,14 @@ class IndexFile(NamedTuple):
 
 
 def _identity(tokens: FlatTokens) -> str:
-    """A digest of ``seq_starts``: of its objects' digests if the manifest has them, else, and of a selection, of its content."""
+    """A digest of ``seq_starts``: of its objects' digests if the manifest has them, else its content's. A selection and
+    documents that are filled in the middle have starts of their own.
+    """
+    as_stored = tokens.numbers is None and getattr(tokens.encoded_tokens, "fim", None) is None
     dataset = replace(tokens.store, root=posixpath.dirname(tokens.store.root))
     prefix = f"{posixpath.basename(tokens.store.root)}/seq_starts/"
     try:
-        objects = read_manifest(dataset)["objects"] if tokens.numbers is None else []
+        objects = read_manifest(dataset)["objects"] if as_stored else []
     except (OSError, ValueError):  # another writer's dataset
         objects = []
     if listed := sorted([key, digest] for key, _, digest in map(stored_object, objects) if key.startswith(prefix)):

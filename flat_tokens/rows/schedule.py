@@ -49,6 +49,11 @@ class Schedule:
         if not all(weight >= 0 and math.isfinite(weight) for weight in weights) or not any(weights):
             raise ValueError(f"a schedule's weights are {weights}, but they are numbers from 0 up, and not all 0")
 
+    def scaled(self, budget: int, target: int) -> Schedule:
+        """The schedule of a run that is ``budget / target`` as long. Of points that fall together the last stays."""
+        points = {(place * budget + target // 2) // target: weight for place, weight in self.points}
+        return Schedule(list(points.items()), self.by, self.kind)
+
     def as_json(self) -> dict[str, Any]:
         return {"points": [list(point) for point in self.points], "by": self.by, "kind": self.kind}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -194,14 +195,31 @@ class SplitView:
         """
         handed_out = {"fields": self.fields, "framework": self.framework}
         defaults = {"fields": None, "framework": "numpy"}
-        # What is read and not stored is of rows/ends.py, which is made of views.
+        # What is read and not stored is of rows/ends.py and rows/middle.py, which are made of views.
         ends = getattr(self.tokens.encoded_tokens, "ends", {}) | getattr(self.tokens.loss_mask, "described", {})
+        if self.has_epochs:
+            ends = ends | {"fim": getattr(self.tokens.encoded_tokens, "fim").as_json()}  # noqa: B009 - stored arrays have none
         if (numbers := self.tokens.numbers) is not None:
             ends |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
 
     def _settings(self) -> dict[str, Any]:
         raise NotImplementedError
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether rows are not the same in every epoch: those that are filled in the middle."""
+        return getattr(self.tokens.encoded_tokens, "fim", None) is not None
+
+    def of_epoch(self, epoch: int) -> Self:
+        """The view whose rows are those of an epoch, from 0 on; the same view where ``has_epochs`` is false. It costs nothing."""
+        if not self.has_epochs:
+            return self
+        arrays: dict[str, Any] = {"encoded_tokens": self.tokens.encoded_tokens, "loss_mask": self.tokens.loss_mask}
+        changed = {name: array.of_epoch(epoch) for name, array in arrays.items() if hasattr(array, "of_epoch")}
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, tokens=replace(self.tokens, **changed))
+        return view
 
     def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """The rows with tokens of *documents*, numbers of sequences of the split (int64[n]): int64[k], which of the documents,

@@ -204,6 +204,10 @@ def traced_rows(
     rows: list[dict[str, Any]] = [
         {"row": k, "view_row": number, "parts": _parts(view.tokens, view, number)} for k, number in numbers.items()
     ]
+    if view.has_epochs:
+        raise ValueError(
+            f"{corpus.url}: rows of source {name!r} are filled in the middle, which cannot be traced. Trace its documents."
+        )
     shift = "bos" in ends_of(view.tokens)  # a first token that is not stored
     for part in (part for row in rows for part in row["parts"]):
         part["sequence_tokens"] = [max(place - shift, 0) for place in part["sequence_tokens"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from flat_tokens.formats.parquet import Parquet
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.import_ import import_dataset
+from tests.made import docs_of, publish_docs
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 10]]
 MASK = [0, 1, 1, 0, 1, 0]
@@ -76,7 +79,7 @@ def test_the_column_of_labels_is_taken(masked: Path, tmp_path: Path) -> None:
 
 
 def test_which_formats_keep_it() -> None:
-    assert {name for name, entry in FORMATS.items() if entry.keeps_loss_mask} == {"parquet", "arrow"}
+    assert {name for name, entry in FORMATS.items() if entry.keeps_loss_mask} == {"parquet", "arrow", "datatrove", "olmo-core"}
 
 
 # Labels of files
@@ -186,3 +189,102 @@ def test_the_command_says_what_labels_are(masked: Path, tmp_path: Path, capsys: 
     with pytest.raises(SystemExit):
         main(["export", str(masked), str(tmp_path / "other"), "--to", "parquet", "--labels", "ignore"])
     assert "--labels" in capsys.readouterr().err
+
+
+# Masks in files of their own
+
+
+def files_of(out: Path, format: str) -> list[Path]:
+    return sorted(out.rglob("*.loss" if format == "datatrove" else "*.label_mask"))
+
+
+@pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
+def test_a_byte_a_token_says_whether_it_counts(masked: Path, tmp_path: Path, format: str) -> None:
+    """An end-of-text token counts as the token before it does; that of an empty document does not."""
+    done = exported(masked, tmp_path / "plain", format)
+    assert files_of(tmp_path / "plain" / "train", format)[0].read_bytes() == bytes(MASK)
+    assert not done.loses_loss_mask
+    exported(masked, tmp_path / "closed", format, end_of_text=99)
+    assert files_of(tmp_path / "closed" / "train", format)[0].read_bytes() == bytes([0, 1, 1, 1, 0, 0, 0, 1, 0, 0])
+    flat_tokens.write_dataset(tmp_path / "unmasked", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
+    exported(tmp_path / "unmasked", tmp_path / "none", format)
+    assert not files_of(tmp_path / "none", format)
+
+
+@pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
+@pytest.mark.parametrize("end_of_text", [None, 7])
+def test_a_mask_in_a_file_survives_a_round_trip(
+    tmp_path: Path, format: str, end_of_text: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several files and in ranges of a few tokens, with documents that are longer than a range, and empty ones."""
+    from flat_tokens.formats import indexed
+
+    monkeypatch.setattr(indexed, "BATCH_TOKENS", 50)
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(8, 1000, n, dtype=np.int64) for n in (*rng.integers(0, 9, 300), 0, 0, 170, 0, 50, 50, 0)]
+    batch = flat_tokens.TokenBatch.from_sequences(sequences)
+    masked = batch._replace(loss_mask=rng.integers(0, 2, batch.token_count, np.uint8))
+    flat_tokens.write_dataset(tmp_path / "made", [masked], [batch])
+    options = {} if end_of_text is None else {"end_of_text": end_of_text}
+    exported(tmp_path / "made", tmp_path / "out", format, tokens_per_file=700, **options)
+    assert len(files_of(tmp_path / "out", format)) > 1
+    import_dataset(tmp_path / "out", tmp_path / "back", options=options)
+    assert content(tmp_path / "back") == content(tmp_path / "made")
+
+
+@pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
+def test_a_mask_that_does_not_fit_is_refused(masked: Path, tmp_path: Path, format: str) -> None:
+    exported(masked, tmp_path / "out", format)
+    (path,) = files_of(tmp_path / "out" / "train", format)
+    path.write_bytes(bytes(MASK)[:-1])
+    with pytest.raises(ValueError, match="has 5 bytes, but there are 6 tokens"):
+        open_any(tmp_path / "out")
+    path.write_bytes(bytes([0, 1, 2, 0, 1, 0]))
+    with pytest.raises(ValueError, match="has 2 for token 2, but a token counts, 1, or not, 0"):
+        list(open_any(tmp_path / "out").splits["train"].batches())
+
+
+def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> None:
+    """Those of open-instruct: ``labels_mask_part_0.npy`` with ``token_ids_part_0.npy``."""
+    exported(masked, tmp_path / "out", "olmo-core")
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    for path in (tmp_path / "out" / "train").iterdir():
+        ending = path.name.partition(".")[2]
+        path.rename(directory / ("labels_mask_part_0.npy" if ending == "label_mask" else f"token_ids_part_0.{ending}"))
+    (split,) = open_any(directory).splits.values()
+    assert np.concatenate([batch.loss_mask for batch in split.batches()]).tolist() == MASK
+
+
+def test_olmo_core_reads_the_mask(masked: Path, tmp_path: Path) -> None:
+    data = pytest.importorskip("olmo_core.data")
+    exported(masked, tmp_path / "out", "olmo-core", vocabulary_size=70_000, end_of_text=3)
+    (mask,) = files_of(tmp_path / "out" / "train", "olmo-core")
+    dataset = data.NumpyFSLDataset(
+        str(mask.with_suffix(".npy")), sequence_length=5, pad_token_id=0, eos_token_id=3, vocab_size=70_000,
+        label_mask_paths=[str(mask)], dtype=np.uint32,
+    )  # fmt: skip
+    dataset.work_dir = tmp_path
+    dataset.prepare()
+    rows = [dataset[i] for i in range(len(dataset))]
+    assert [row["input_ids"].tolist() for row in rows] == [[5, 6, 7, 3, 3], [8, 3, 9, 10, 3]]
+    assert [row["label_mask"].tolist() for row in rows] == [[False, True, True, True, False], [False, False, True, False, False]]
+
+
+def test_lines_of_dolma_have_each_document_s_origin(tmp_path: Path) -> None:
+    sources = [("a,b", 1), ("c", 2)]
+    docs = [*docs_of([1, 2], [3], file=0, key=10), *docs_of([4], [], file=2, key=255)]
+    publish_docs(tmp_path / "made", docs, sources=sources)
+    exported(tmp_path / "made", tmp_path / "out", "olmo-core", provenance=True)
+    lines = gzip.decompress((tmp_path / "out" / "train" / "part-00000.csv.gz").read_bytes()).decode()
+    assert list(csv.reader(lines.splitlines())) == [
+        ["0", "2", f"{10:016x}", "a,b-0.jsonl", "1"],
+        ["2", "3", f"{11:016x}", "a,b-0.jsonl", "2"],
+        ["3", "4", f"{255:016x}", "c-1.jsonl", "1"],
+        ["4", "4", f"{256:016x}", "c-1.jsonl", "2"],
+    ]
+    train = open_any(tmp_path / "out").splits["train"]
+    assert [train.sequence(i).tolist() for i in range(4)] == [[1, 2], [3], [4], []]
+    flat_tokens.write_dataset(tmp_path / "bare", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
+    with pytest.raises(ValueError, match=r"has no record of its documents\. Export it without provenance"):
+        exported(tmp_path / "bare", tmp_path / "again", "olmo-core", provenance=True)

@@ -1,0 +1,249 @@
+"""Fill in the middle: every view gives the rows of a dataset whose documents are stored so, in each epoch."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import (
+    BlockOrder,
+    FillInMiddle,
+    FlatTokens,
+    Ledger,
+    Mixture,
+    ReferenceOrder,
+    ShuffledLoader,
+    TokenBatch,
+    write_dataset,
+)
+from flat_tokens.vocabulary import Vocabulary
+from tests.examples import examples
+from tests.made import docs_of, publish_docs
+
+PRE, MID, SUF = 9001, 9002, 9003
+FIM = FillInMiddle(0.7, 0.5, PRE, MID, SUF)
+
+
+def written(path: Path, documents: list[list[int]], masks: list[list[int]] | None = None) -> FlatTokens:
+    batch = TokenBatch.from_sequences(documents)
+    if masks is not None:
+        batch = batch._replace(loss_mask=np.array([one for mask in masks for one in mask], np.uint8))
+    write_dataset(path, [batch])
+    return flat_tokens.open(path).train
+
+
+def documents_of(lengths: list[int]) -> list[list[int]]:
+    """Tokens that tell their document and their place: 100 * d + place, from 1 on."""
+    return [[100 * (d + 1) + place for place in range(length)] for d, length in enumerate(lengths)]
+
+
+def put_back(read: list[int]) -> list[int]:
+    """The document that was filled in the middle. Where the suffix comes first, the prefix is with the middle."""
+    assert read[0] == PRE
+    assert read.count(PRE) == read.count(SUF) == read.count(MID) == 1
+    suffix, middle = read.index(SUF), read.index(MID)
+    assert suffix < middle
+    return read[1:suffix] + read[middle + 1 :] + read[suffix + 1 : middle]
+
+
+def as_read(tokens: Any, count: int) -> list[list[int]]:
+    entries = tokens.seq_starts.read(0, count + 1).astype(int)
+    return [(tokens.encoded_tokens.read(int(a), int(b)) >> 1).tolist() for a, b in pairwise(entries)]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    rate=st.sampled_from([0, 0.3, 1]),
+    spm_rate=st.sampled_from([0, 0.5, 1]),
+    epoch=st.integers(0, 3),
+    ends=st.sampled_from([{}, {"eos": 9005}, {"bos": 9004, "eos": 9005}]),
+    length=st.integers(2, 50),
+    masked=st.booleans(),
+    data=st.data(),
+)
+@examples(100)
+def test_rows_are_those_of_documents_that_are_stored_so(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    rate: float,
+    spm_rate: float,
+    epoch: int,
+    ends: dict[str, int],
+    length: int,
+    masked: bool,
+    data: st.DataObject,
+) -> None:
+    root, documents = tmp_path_factory.mktemp("fim"), documents_of(lengths)
+    masks = [[(token * 7) % 3 % 2 for token in document] for document in documents] if masked else None
+    plain = written(root / "plain", documents, masks)
+    fim = FillInMiddle(rate, spm_rate, PRE, MID, SUF, seed=3)
+    inner = plain.packed(1, fim=fim).of_epoch(epoch).tokens
+    found = as_read(inner, len(documents))
+    for document, read in zip(documents, found, strict=True):
+        if read == document:
+            assert rate < 1 or len(document) < 3
+            continue
+        assert rate
+        assert put_back(read) == document
+        assert spm_rate < 1 or read[1] == SUF
+    mask_of = (
+        {}
+        if masks is None
+        else {token: bit for doc, mask in zip(documents, masks, strict=True) for token, bit in zip(doc, mask, strict=True)}
+    )
+    stored = written(
+        root / "stored", found, None if masks is None else [[mask_of.get(token, 0) for token in document] for document in found]
+    )
+    for kind, settings in (
+        ("packed", {"overlap": data.draw(st.integers(0, length - 1))}),
+        ("documents", {}),
+        ("blocks", {}),
+        ("packed_documents", {"too_long": "cut"}),
+        ("packed_documents", {"split_across_pack": True}),
+        ("packed_documents", {"fit": "best", "split_across_pack": True}),
+        ("packed_documents", {"fit": "crop", "on_crop": "keep"}),
+    ):
+        if kind == "packed" and stored.token_count + len(ends) * len(documents) < length:
+            continue
+        expected = getattr(stored, kind)(length, **settings, **ends)
+        view = getattr(plain, kind)(length, **settings, **ends, fim=fim)
+        assert len(view) == len(expected)
+        assert view.fill == expected.fill
+        of_epoch = view.of_epoch(epoch)
+        rows = np.arange(len(view))
+        assert all(np.array_equal(a, b) for a, b in zip(of_epoch.batch(rows), expected.batch(rows), strict=True))
+        for i in data.draw(st.lists(st.integers(0, len(view) - 1), max_size=2)) if len(view) else []:
+            assert all(np.array_equal(a, b) for a, b in zip(of_epoch[i], expected[i], strict=True))
+        every = np.arange(len(documents))
+        assert [r.tolist() for r in view.rows_of(every)] == [r.tolist() for r in expected.rows_of(every)]
+        again = pickle.loads(pickle.dumps(of_epoch))
+        assert all(np.array_equal(a, b) for a, b in zip(again.batch(rows[:3]), of_epoch.batch(rows[:3]), strict=True))
+
+
+def test_cuts_are_even_and_others_in_each_epoch(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", [list(range(100, 200))] * 2000)
+    view = train.documents(103, fim=FillInMiddle(0.5, 0.25, PRE, MID, SUF))
+    epochs = [view.of_epoch(epoch).batch(np.arange(2000)).targets for epoch in (0, 1)]
+    moved = [(rows == PRE).any(axis=1) for rows in epochs]
+    assert np.array_equal(*moved), "the same documents in every epoch"
+    assert 900 < moved[0].sum() < 1100
+    assert not np.array_equal(*epochs)
+    first = epochs[0][moved[0]]
+    spm = first[:, 1] == SUF
+    assert 0.2 < spm.mean() < 0.31
+    sizes = 102 - np.argmax(first == MID, axis=1)[~spm]  # of the middle: the mean of |a - b| is a third
+    assert 31 < sizes.mean() < 36
+    assert sizes.min() < 3
+    assert sizes.max() > 90
+
+
+ORDERS = ["shuffled", "sequential", ReferenceOrder(2, 2, 2), BlockOrder(4, 2, 2)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp_path: Path, order: Any) -> None:
+    train = written(tmp_path / "d", documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
+    view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
+    whole = ShuffledLoader(view, 16, 3, epochs=3, order=order, drop_last=True)
+    by_epoch = [view.of_epoch(epoch).batch(np.arange(len(view))).tokens for epoch in range(4)]
+    visits = whole.visits(np.arange(len(view)))
+    for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
+        assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
+    for step in range(len(whole)):
+        later = ShuffledLoader(view, 16, 3, epochs=3, order=order, start=whole.position(step), drop_last=True)
+        for hosts in (1, 2, 4, 8, 16):
+            parts = [later.shard(host, hosts)[0].tokens for host in range(hosts)]
+            assert np.array_equal(np.concatenate(parts), whole[step].tokens)
+    smaller = ShuffledLoader(view, 8, 3, epochs=3, order=order)
+    if order in ("shuffled", "sequential"):
+        assert np.array_equal(np.concatenate([smaller[2].tokens, smaller[3].tokens]), whole[1].tokens)
+
+
+def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", documents_of([30, 12, 0, 25, 7, 40, 18] * 4))
+    few = train.packed(32, fim=FIM)
+    many = train.packed(32, fim=FillInMiddle(1, 0, PRE, MID, SUF, inside=[105, 306]))
+    mixture = Mixture({"few": (few, 0.4), "many": (many, 0.6)}, 8, seed=5)
+    for name, view in (("few", few), ("many", many)):
+        visits = mixture.visits(np.arange(len(view)), before=20, source=name)
+        assert visits.epoch.max() > 1
+        for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
+            assert np.array_equal(mixture[step].samples.encoded[batch_row], view.of_epoch(epoch)[row].encoded)
+    seen = mixture.seen(5, before=20, source="few")
+    assert all(
+        set(mixture[step].samples.targets[row]) & set(range(600, 640))
+        for step, row in zip(seen.step, seen.batch_row, strict=True)
+    )
+    expected = Ledger.create(tmp_path / "run.json", {"few": (few, 0.4), "many": (many, 0.6)}, 8, 5).mixture()
+    found = Ledger.open(tmp_path / "run.json").mixture()
+    assert [found.digest(step) for step in range(12)] == [expected.digest(step) for step in range(12)]
+    assert [mixture.digest(step) for step in range(12)] == [expected.digest(step) for step in range(12)]
+    other = FillInMiddle(0.7, 0.5, PRE, MID, SUF, seed=1)
+    with pytest.raises(ValueError, match="source 'few' is not what the run has: its view"):
+        Ledger.open(tmp_path / "run.json", views={"few": train.packed(32, fim=other)}).mixture()
+
+
+def test_the_key_decides_wherever_the_document_is(tmp_path: Path) -> None:
+    documents = [docs_of(ids, key=1000 + d)[0] for d, ids in enumerate(documents_of([20, 30, 25, 18, 22, 33]))]
+    publish_docs(tmp_path / "a", documents)
+    publish_docs(tmp_path / "b", documents[::-1])
+    first, second = (flat_tokens.open(tmp_path / name).train.documents(40, fim=FIM).of_epoch(2) for name in "ab")
+    assert np.array_equal(first.batch(np.arange(6)).encoded, second.batch(np.arange(6)[::-1]).encoded)
+    chosen = flat_tokens.open(tmp_path / "a").train.select(indices=[4, 1]).documents(40, fim=FIM).of_epoch(2)
+    assert np.array_equal(chosen.batch([0, 1]).encoded, first.batch([4, 1]).encoded)
+
+
+def test_no_cut_is_inside_a_character(tmp_path: Path) -> None:
+    """Tokens of single bytes, of text with characters of one to four bytes."""
+    text = "aé漢🙂 " * 12
+    ids = list(text.encode())
+    vocabulary = Vocabulary.of("bytes", None, {byte: bytes([byte]) for byte in range(256)}, None)
+    fim = FillInMiddle(1, 0.5, PRE, MID, SUF, inside=vocabulary.inside_characters())
+    assert len(fim.inside) == 64
+    view = written(tmp_path / "d", [ids] * 300).documents(len(ids) + 3, fim=fim)
+    for row in view.batch(np.arange(300)).targets.tolist():
+        prefix = row.index(SUF)
+        for part in (row[1:prefix], row[prefix + 1 : row.index(MID)], row[row.index(MID) + 1 :]):
+            bytes(part).decode()
+
+
+def test_an_index_is_kept_for_each_choice_of_documents(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", documents_of([9, 12, 8, 15, 7, 11] * 9))
+    for seed in range(6):
+        fim = FillInMiddle(0.5, 0, PRE, MID, SUF, seed=seed)
+        kept = [train.packed_documents(24, fim=fim, cache=tmp_path / "cache") for _ in range(2)]
+        made = train.packed_documents(24, fim=fim)
+        for view in kept:
+            assert np.array_equal(
+                view.of_epoch(1).batch(np.arange(len(view))).tokens, made.of_epoch(1).batch(np.arange(len(made))).tokens
+            )
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"rate": 2}, "rate of FillInMiddle is 2, but it is a number from 0 to 1"),
+    ({"spm_rate": "0.5"}, "spm_rate of FillInMiddle is '0.5'"),
+    ({"middle": -1}, "middle of FillInMiddle is -1, but token ids are 0 to"),
+    ({"seed": -1}, "seed of FillInMiddle is -1"),
+]
+
+
+@pytest.mark.parametrize(("settings", "complaint"), WRONG)
+def test_values_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        FillInMiddle(**{"rate": 0.5, "spm_rate": 0.5, "prefix": 1, "middle": 2, "suffix": 3, **settings})
+
+
+def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", [[1, 2, 3, 4]])
+    with pytest.raises(ValueError, match="max_token_id is 9003"):
+        train.packed(4, fim=FIM).tokens.require_vocab(9000)
+    with pytest.raises(TypeError, match=r"fim is 0.5, but it is a FillInMiddle"):
+        train.packed(4, fim=0.5)  # type: ignore[arg-type]
