@@ -57,7 +57,7 @@ def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Workspace]:
         here = os.fspath(directory)
         yield Workspace(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
     finally:
-        _try_to_remove(home, key)
+        _try_to_remove(home, _moved_away(home, key))
         _try_to_remove(home, f"{key}.lock")
         os.close(descriptor)
         remove_empty(home, f"{STAGING}/{build_id}", STAGING)
@@ -101,6 +101,19 @@ def sweep(home: str) -> None:
         if not key.endswith(".lock") and kind_of(Path(home, key).with_suffix(".lock")) is None:
             _try_to_remove(home, key)
     remove_empty(home, *builds, STAGING)
+
+
+def _moved_away(home: str, key: str) -> str:
+    """Rename a staging directory, before it is removed. Return its key. A thread that was interrupted twice may still be moving a
+    shard from it to its place: that would lose the files that are removed at the same moment.
+    """
+    parent, _, name = key.rpartition("/")
+    try:
+        with directory_below(home, parent) as here:
+            os.rename(name, f"{name}.ended", src_dir_fd=here, dst_dir_fd=here)
+    except OSError:
+        return key
+    return f"{key}.ended"
 
 
 def _try_to_remove(home: str, key: str) -> None:

@@ -127,6 +127,13 @@ SABOTAGES = (
         "tests/faults/test_staging.py::test_staging_of_a_live_process_stays_and_of_a_dead_one_goes",
     ),
     Sabotage(
+        "staging is removed where threads may still move a shard from it",
+        "tasks/output/staging.py",
+        "        _try_to_remove(home, _moved_away(home, key))\n",
+        "        _try_to_remove(home, key)\n",
+        "tests/faults/test_staging.py::test_nothing_leaves_a_staging_directory_that_is_being_removed",
+    ),
+    Sabotage(
         "a build does not lock its output",
         "tasks/output/leases.py",
         "            held.enter_context(_locked(Path(root.root), fcntl.LOCK_SH))\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import tasks.output.staging
 import tasks.shards.write
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
@@ -152,3 +154,23 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypa
         build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 8), slice_bytes=400), 2)
     assert stayed
     assert all(stayed)
+
+
+def test_nothing_leaves_a_staging_directory_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a thread would have it that somebody did not wait for, such as behind a second Ctrl-C: half of a shard would get its
+    name.
+    """
+    target, real = tmp_path / "shard", tasks.output.staging.remove
+
+    def remove(home: str, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(staged, target)
+        real(home, key)
+
+    monkeypatch.setattr(tasks.output.staging, "remove", remove)
+    with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "0123") as place:
+        staged = Path(place.staging) / "shard"
+        staged.mkdir()
+        (staged / "object").write_bytes(b"tokens")
+    assert not target.exists()
+    assert not (tmp_path / "out" / "_staging").exists()
