@@ -25,8 +25,6 @@ CRASH_LOOP, KILLS_IN_A_LOOP = 40, 12
 WRITE_PATH = r"/(_cache/unfinished|_cache/[0-9a-f]{64}|_staging|versions)/"
 """Where the objects are, and what leads to them: half of the faults happen there."""
 UNDAMAGED = ("runs", "_quarantine", "index")
-TABLES = re.compile(r"out/_cache/files(/[0-9a-f]{64}\.table)?")
-"""What is known of files is recorded where these are older than the clock's grain: so behind an attempt, and not at first."""
 NOT_COUNTED = re.compile(r"/(runs|_quarantine)/|/_cache/[0-9a-f]{64}/.*\.json$|/collected/")
 VERSIONS_KEPT, ROOM = 2, 1 << 14
 """Disturbed attempts leave at most the bytes of so many versions, and so many bytes more."""
@@ -109,13 +107,9 @@ class Chains:
                 break
             if link.damages:
                 damaged |= damage(here, self._bench.template, chance)
-        looked = [flaw for flaw in self._bench.look(claimed=claimed) if not self._is_usual(flaw, damaged)]
+        # What is damaged is made again.
+        looked = [flaw for flaw in self._bench.look(claimed=claimed) if not (damaged and flaw.what == "reuse")]
         return flaws + [flaw._replace(told=f"behind {'; '.join(map(str, links))}: {flaw.told}") for flaw in looked]
-
-    @staticmethod
-    def _is_usual(flaw: Flaw, damaged: bool) -> bool:
-        """What is damaged is made again, and what is known of the sources is kept."""
-        return (damaged and flaw.what == "reuse") or (flaw.what == "leftovers" and bool(TABLES.fullmatch(flaw.told)))
 
     def _attempt(self, fault: Fault) -> Attempt:
         calm, here = self._bench.current, self._bench.here
