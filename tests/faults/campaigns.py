@@ -100,8 +100,8 @@ def faults(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
 
 def elsewhere(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """One operation fails: every one of the other commands, each in one way, for root and an ordinary user in turn."""
-    who = users()
     for case in filter(under.search, CASES):
+        who = users() if CASES[case].is_for_all else (None,)
         counts = bench.calm(case).counts if case != BUILD else {}
         for kind, actions in KINDS.items():
             for number in range(1, counts.get(kind, 0) + 1, every):

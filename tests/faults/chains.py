@@ -107,13 +107,9 @@ class Chains:
                 break
             if link.damages:
                 damaged |= damage(here, self._bench.template, chance)
-        looked = [flaw for flaw in self._bench.look(claimed=claimed) if not self._is_usual(flaw, damaged)]
+        # What is damaged is made again.
+        looked = [flaw for flaw in self._bench.look(claimed=claimed) if not (damaged and flaw.what == "reuse")]
         return flaws + [flaw._replace(told=f"behind {'; '.join(map(str, links))}: {flaw.told}") for flaw in looked]
-
-    @staticmethod
-    def _is_usual(flaw: Flaw, damaged: bool) -> bool:
-        """What is damaged is made again."""
-        return damaged and flaw.what == "reuse"
 
     def _attempt(self, fault: Fault) -> Attempt:
         calm, here = self._bench.current, self._bench.here
