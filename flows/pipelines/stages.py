@@ -219,6 +219,10 @@ class Started(Protocol):
         """Wait for its result, or raise its error."""
         ...
 
+    def done(self) -> bool:
+        """Whether its result is there, as far as this process knows."""
+        ...
+
     def cancel(self) -> bool:
         """Give it up. False where its work has begun, and has to be waited for."""
         ...
@@ -257,6 +261,9 @@ def started_in_order(runner: Runner, under_way: deque[Started], items: Iterable[
     """The same, for a caller that waits for the items *under_way* itself, in a block of ``settled``."""
     window = runner.window(steps[0].stage)
     for item in items:
+        # To start an item may mean to wait for another, and that one for the results of earlier ones to be used.
+        while under_way and under_way[0].done():
+            yield under_way.popleft().result()
         under_way.append(runner.start(item, *steps))
         if len(under_way) >= window:
             yield under_way.popleft().result()

@@ -101,6 +101,9 @@ class InPack:
     def result(self) -> Any:
         return self._tasks.result_of(self._pack)[self._number]
 
+    def done(self) -> bool:
+        return self._pack.future is not None and self._pack.future.wrapped_future.done()
+
     def cancel(self) -> bool:
         future = self._pack.future
         return future is None or future.wrapped_future.cancel()

@@ -58,6 +58,9 @@ class _There:
     def __init__(self, future: Any, item: Any, stage: Stage) -> None:
         self._future, self._item, self._stage = future, item, stage
 
+    def done(self) -> bool:
+        return False  # no item waits there for another to be used
+
     def result(self) -> Any:
         result = self._future.result()
         assert self._stage.pool is not None

@@ -124,6 +124,9 @@ class _Item:
         self.number = 0
         self.here: Started | None = None
 
+    def done(self) -> bool:
+        return False  # no item waits there for another to be used
+
     def result(self) -> Any:
         if self.run is None and self.here is None:
             self._groups.check()
