@@ -261,20 +261,24 @@ class _Opened:
             if batches is None:
                 batches = self.parquet.iter_batches(length, [group], list(names), use_threads=False)
             self.parquet.reader.set_batch_size(length)
-            yield next(batches)
+            if (batch := next(batches, None)) is None:
+                raise ValueError(f"{self.path}: row group {group} ends early: run flat_tokens.verify")
+            batch.validate(full=True)  # places in a dictionary may be outside of it
+            yield batch
 
     def _pages(self, chunk: Any, rows: int) -> Iterator[Page]:
         """The pages of a column chunk. Places in a dictionary are read as such, so their texts are there once."""
-        if chunk.physical_type != "BYTE_ARRAY":
-            yield Page(rows, 8 * rows, 8, for_each_row=True)
-            return
+        is_text = chunk.physical_type == "BYTE_ARRAY"
         try:
             for page in pages_of(self._stored, first_page(chunk), rows, LARGEST_PAGE, dictionaries=True):
+                if not is_text:
+                    yield Page(page.rows, 8 * page.rows, 8, for_each_row=True)
+                    continue
                 if page.most_bytes != PLACE_BYTES:
                     self._unpacked(page.most_bytes * (page.rows if page.for_each_row else 1))
                 yield page
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}: run flat_tokens.verify") from error
+            raise ValueError(f"{self.path}: cannot be read ({error}): run flat_tokens.verify") from error
 
     def _unpacked(self, size: int) -> None:
         self._left -= size
@@ -372,7 +376,7 @@ class Columns:
                 if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
                     raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")
                 yield _Opened(path, parquet, metadata, _Stored(self.store, part.key))
-        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, OSError, KeyError) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_OBJECT):
                 raise  # the disk, not the object
             raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())}): run flat_tokens.verify") from error

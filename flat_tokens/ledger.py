@@ -107,7 +107,7 @@ class Ledger:
             if len(set(names)) < len(names) or not self._content["edits"]:
                 raise ValueError("names come twice, or there are no edits")
             self._edits()
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             remedy = "Restore it from a copy."
             raise ValueError(f"{self.path}: is not a ledger that is understood here ({error}). {remedy}") from error
         for given in (*self._views, *self._places):
@@ -167,7 +167,12 @@ class Ledger:
                 has = ", ".join(sorted(known))
                 raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
             path, split = where
-            self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
+            try:
+                self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
+            except (ValueError, TypeError, OverflowError) as error:
+                raise ValueError(f"{self.path}: source {name!r}: {error}") from error
         described = _described(name, self._views[name], source.get("epochs"))
         for key, was in source.items():
             now = described.get(key)
@@ -187,7 +192,12 @@ class Ledger:
         """
         views = {name: self.view(name) for name in self.names}
         epochs = [source.get("epochs") for source in self._content["sources"]]
-        return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps, self.order)
+        try:
+            return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps, self.order)
+        except OverflowError as error:
+            raise ValueError(
+                f"{self.path}: is not a ledger that is understood here ({error}). Restore it from a copy."
+            ) from error
 
     def edit(self, step: int, sources: Mapping[str, NewSource] | None = None, *, batch_size: int | None = None) -> None:
         """From *step* on, the run has *sources*, all of them, and batches of *batch_size*; without one of them, as before.

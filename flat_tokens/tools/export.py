@@ -267,7 +267,7 @@ class Exported(NamedTuple):
 def done_before(request: ExportRequest, store: Store) -> Exported | None:
     """The result of the export if an earlier run finished it and its files are there."""
     record = _record(request, store, RECORD, lambda one: store.size(one.key) == one.size)
-    if record is None:
+    if record is None or type(record.get("parts")) is not int:
         return None
     if store.is_local and store.exists(STAGING):  # its removal failed, or was lost with the power
         with _holding(store):

@@ -55,6 +55,7 @@ from tests.faults.support import shards_stay
 from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet, pickles
+from tests.fuzz.strangers import STRANGERS
 
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
@@ -655,6 +656,8 @@ _TARGETS = [
     _neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
     _neighbour("npy", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), "build-nanogpt", end_of_text=500),
     _neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("llm.c-llama-3", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
+    _neighbour("jaxformer", "train_0000.npy", havoc(*NPY_WORDS), end_of_text=500),
     _neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
     _neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
     _neighbour("olmo-core", "train/part-00000.csv.gz", havoc(*NUMBERS), end_of_text=500),
@@ -663,4 +666,4 @@ _TARGETS = [
     _neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
     _neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
 ]
-TARGETS = {target.name: target for target in (*_TARGETS, *DATASETS)}
+TARGETS = {target.name: target for target in (*_TARGETS, *DATASETS, *STRANGERS)}

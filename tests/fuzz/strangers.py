@@ -1,0 +1,167 @@
+"""Targets: what strangers write besides sources and neighbours' files. Conversations, chat templates, kept columns, ledgers of
+runs, the family of nanoGPT's formats, and the records in `.export`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flat_tokens
+from flat_tokens import Ledger, TokenBatch
+from flat_tokens.columns import Columns, ColumnsWriter, name_of, parts_of
+from flat_tokens.formats import open_any
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.export import done_before, export_of, target, write
+from tasks.tokenize.engines import large_string_array
+from tasks.tokenize.rendering.processes import Renderers
+from tasks.tokenize.rendering.request import Limits, Settings
+from tests.fuzz.driver import Fuzzed, Target, WrongError
+from tests.fuzz.mutators import either, havoc, json_values, parquet
+
+LIMITS = Limits(seconds=4, memory=1 << 32)
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+COUNTED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+GOOD = '[{"role": "user", "content": "before"}, {"role": "assistant", "content": "and behind"}]'
+WORDS = (
+    b'"\\ud83f\\udffe"',
+    b"\\udbff\\udffe",
+    b"\\udbff\\udfff",
+    b'"role"',
+    b'"content"',
+    b"[" * 300,
+    b"null",
+    b"1e999",
+    b"\\ud800",
+)
+TAGS = (
+    b"{{ ",
+    b" }}",
+    b"{% for x in range(99999) %}",
+    b"{% endfor %}",
+    b"|center(9999999999)",
+    b"|random",
+    b"lipsum()",
+    b" * 99999999",
+)
+TAGS += (
+    b"{% set ns = namespace(x='a') %}",
+    b"{% macro f(n) %}{{ f(n) }}{% endmacro %}",
+    b"{{ f(1) }}",
+    b"{% generation %}",
+    b"|tojson",
+)
+
+
+def _renderers(template: str) -> Renderers:
+    settings = Settings(
+        template=template, tokens={}, roles=("assistant",), day=None, specials=("<s>", "<|user|>"), names=None, divides=True
+    )
+    return Renderers(settings, LIMITS)
+
+
+def _rendered(renderers: Renderers, *texts: str) -> list[int]:
+    """The numbers of those that are refused; each of *texts* has one answer."""
+    answered, refused = 0, list[int]()
+    for one in renderers(large_string_array(*texts)):
+        refused += [answered + i for i in one.faults]
+        answered += len(one.counts)
+    if answered != len(texts):
+        raise WrongError("count", f"{answered} answers to {len(texts)} conversations")
+    return refused
+
+
+def _conversations(work: Path) -> Fuzzed:
+    """A bad conversation is refused, and the ones around it are not."""
+    renderers = [_renderers(template) for template in (PLAIN, COUNTED)]
+
+    def run(data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        for one in renderers:
+            if {0, 2} & set(_rendered(one, GOOD, text, GOOD)):
+                raise WrongError("neighbour", "a conversation is refused that was not changed")
+
+    seeds = [GOOD.encode(), b'[{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": [{"id": 1}]}]']
+    return Fuzzed(seeds, either(json_values(), havoc(*WORDS)), run, ("conversation",))
+
+
+def _templates(work: Path) -> Fuzzed:
+    """A template renders a conversation in the same way twice, or is refused."""
+
+    def run(data: bytes) -> None:
+        renderers = _renderers(data.decode("utf-8", "replace"))
+        found = [[part.texts.to_pylist() for part in renderers(large_string_array(GOOD))] for _ in range(2)]
+        if found[0] != found[1]:
+            raise WrongError("random", f"{found[0]!r}, and then {found[1]!r}"[:300])
+
+    return Fuzzed([PLAIN.encode(), COUNTED.encode()], havoc(*TAGS), run, ("chat template", "it writes", "it uses"))
+
+
+def _columns(work: Path) -> Fuzzed:
+    store, key, kinds = Store.at(work), name_of("train", 0), {"n": "int64", "t": "text", "x": "float64"}
+    with store.create(key) as stored, ColumnsWriter(stored, kinds) as writer:
+        rows = [{"n": i, "t": f"text {i % 3} " * 9, "x": i / 2} for i in range(40)]
+        writer.append(
+            pa.RecordBatch.from_pylist(rows, pa.schema([("n", pa.int64()), ("t", pa.large_string()), ("x", pa.float64())]))
+        )
+    columns = Columns(store, kinds, parts_of([key], "train", 40))
+
+    def run(data: bytes) -> None:
+        (work / key).write_bytes(data)
+        for fault in columns.faults():
+            raise ValueError(fault)
+        columns.take(np.arange(40), list(kinds))
+
+    return Fuzzed([store.read(key)], either(parquet, parquet, havoc()), run, (key, "column", "run flat_tokens.verify"))
+
+
+def _ledger(work: Path) -> Fuzzed:
+    dataset = work / "dataset"
+    flat_tokens.write_dataset(dataset, [TokenBatch.from_sequences([[1, 2, 3]] * 9)], [TokenBatch.from_sequences([[1]])])
+    path = work / "ledger.json"
+    Ledger.create(path, {"one": (flat_tokens.open(dataset).train.packed(4), 1.0)}, 2)
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        Ledger.open(path).mixture()
+
+    words = (b'"weight"', b'"step"', b'"sources"', b"1e999", b"-1", b'"../../etc"', b'"/dev/zero"')
+    return Fuzzed([path.read_bytes()], either(json_values(), json_values(), havoc(*words)), run, (str(work), "ledger", "source"))
+
+
+def _export(record: str) -> Any:
+    def prepare(work: Path) -> Fuzzed:
+        """A record that cannot be read is as if it were not there; none leads out of the export."""
+        flat_tokens.write_dataset(work / "made", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
+        request, files = export_of(work / "made", "megatron", {"end_of_text": 9}), work / "files"
+        write(request, files)
+        path = files / ".export" / record
+
+        def run(data: bytes) -> None:
+            path.write_bytes(data)
+            done_before(request, target(str(files)))
+            open_any(files)
+            open_corpus(str(files))
+
+        return Fuzzed(
+            [path.read_bytes()], either(json_values(), havoc(b'"../../x"', b'"format"', b'"parts"', b"null")), run, (str(work),)
+        )
+
+    return prepare
+
+
+STRANGERS = [
+    Target("conversations", _conversations),
+    Target("templates", _templates),
+    Target("kept-columns", _columns),
+    Target("ledger", _ledger),
+    Target("export-record", _export("export.json")),
+    Target("export-plan", _export("plan.json")),
+]
