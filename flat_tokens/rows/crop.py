@@ -57,7 +57,7 @@ def _with_rests(pool: Int64s, cut: Int64s, taken: Int64s) -> Int64s:
     return np.stack([pool[0, origin], pool[1, origin] + shift, pool[2, origin] - shift])
 
 
-class _Pieces:
+class _EqualPieces:
     """Pieces of one length, numbers ``start`` to ``start + count``. ``taken``: how many of them the open row has."""
 
     __slots__ = ("count", "start", "taken")
@@ -72,14 +72,14 @@ class _Stock:
     """
 
     def __init__(self, length: int) -> None:
-        self._runs: dict[int, deque[_Pieces]] = {}
+        self._runs: dict[int, deque[_EqualPieces]] = {}
         self._words, self._top = [0] * ((length >> WORD_BITS) + 1), 0
-        self._length, self._long, self._number = length, list[tuple[int, int, _Pieces]](), 0
+        self._length, self._long, self._number = length, list[tuple[int, int, _EqualPieces]](), 0
 
     def __bool__(self) -> bool:
         return bool(self._top or self._long)
 
-    def add(self, size: int, run: _Pieces) -> None:
+    def add(self, size: int, run: _EqualPieces) -> None:
         if size > self._length:
             self._number += 1
             heapq.heappush(self._long, (size, self._number, run))
@@ -108,7 +108,7 @@ class _Stock:
         bits = self._words[word]
         return (word << WORD_BITS) + (bits & -bits).bit_length() - 1
 
-    def first(self, size: int) -> _Pieces:
+    def first(self, size: int) -> _EqualPieces:
         """The first run of pieces of this length, which is there."""
         return self._long[0][2] if size > self._length else self._runs[size][0]
 
@@ -153,7 +153,7 @@ class _Filling:
         edges = np.flatnonzero((np.diff(sizes, prepend=0) != 0) | np.diff(is_rest[order], prepend=False))
         for start, count in zip(edges.tolist(), np.diff(edges, append=len(order)).tolist(), strict=True):
             stock = self._rests if is_rest[order[start]] else self._documents
-            stock.add(int(sizes[start]), _Pieces(start, count))
+            stock.add(int(sizes[start]), _EqualPieces(start, count))
         self._piece_count = len(order)
         return order
 
@@ -178,11 +178,11 @@ class _Filling:
             self._row_count += 1 + more
         return []
 
-    def _row(self) -> tuple[list[tuple[_Pieces, int, int, int, _Stock]], int, bool]:
+    def _row(self) -> tuple[list[tuple[_EqualPieces, int, int, int, _Stock]], int, bool]:
         """Fill a row. Returns what it took, (run, first piece, how many, their length, stock), the tokens that are missing, and
         whether the last piece was cut.
         """
-        taken, room = list[tuple[_Pieces, int, int, int, _Stock]](), self._length
+        taken, room = list[tuple[_EqualPieces, int, int, int, _Stock]](), self._length
         documents, rests, is_cut = self._documents, self._rests, False
         while room and (documents or rests):
             opens_with_document = bool(documents) and not taken  # while one is left
@@ -205,7 +205,7 @@ class _Filling:
                 stock.drop(size)
             if is_cut and self._keep:
                 self.cuts.append((taken[-1][1], room))
-                rests.add(size - room, _Pieces(self._piece_count, 1))
+                rests.add(size - room, _EqualPieces(self._piece_count, 1))
                 self._piece_count += 1
             room = 0 if is_cut else room - size * each
         return taken, room, is_cut
