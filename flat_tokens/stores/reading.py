@@ -40,7 +40,8 @@ def named_roots(first: str, *more: str) -> list[str]:
 
 def opened(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of what is at a path, open for reading with more *flags*. ValueError if roots are set and it is outside."""
-    return _opened_within(os.fspath(path), flags) if os.environ.get(INPUT_ROOTS) else os.open(path, _FLAGS | flags)
+    roots = os.environ.get(INPUT_ROOTS)
+    return _opened_within(os.fspath(path), flags, roots) if roots else os.open(path, _FLAGS | flags)
 
 
 def descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
@@ -113,11 +114,11 @@ def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview 
     return view[start - begin : stop - begin] if count >= stop - begin else None  # the file's end, or an interruption
 
 
-def _opened_within(path: str, flags: int) -> int:
+def _opened_within(path: str, flags: int, input_roots: str) -> int:
     """A descriptor of what is at a path, within the roots. Nothing outside of them is opened, not even for a moment."""
-    if _openat2 is not None and path.startswith(_roots_now()) and "/.." not in path:
+    if _openat2 is not None and path.startswith(_real_roots(input_roots)) and "/.." not in path:
         # Below a root by its name, and no link on the way: then it is below the root.
-        found = int(_openat2(_OPENAT2, _AT_FDCWD, os.fsencode(path), _how(_FLAGS | flags), _HOW_BYTES))
+        found: int = _openat2(_OPENAT2, _AT_FDCWD, path.encode("utf-8", "surrogateescape"), _how(_FLAGS | flags), _HOW_BYTES)
         if found >= 0:
             return found
         if (number := ctypes.get_errno()) not in _OTHERWISE:
@@ -136,16 +137,10 @@ def _opened_within(path: str, flags: int) -> int:
         os.close(found)
 
 
-def _roots_now() -> tuple[str, ...]:
-    """The local roots, without links."""
-    global _known
-    listed = os.environ.get(INPUT_ROOTS), os.environ.get(OUTPUT_ROOTS)
-    if _known[0] != listed:
-        _known = listed, _local_roots(*listed)
-    return _known[1]
-
-
-_known: tuple[tuple[str | None, str | None], tuple[str, ...]] = ((None, None), ())
+@functools.lru_cache(8)
+def _real_roots(input_roots: str) -> tuple[str, ...]:
+    """The local roots of input, without links. Those of output are looked up where a path is below none of these."""
+    return _local_roots(input_roots)
 
 
 @functools.cache
@@ -154,7 +149,7 @@ def _how(flags: int) -> bytes:
     return struct.pack("=QQQ", flags | getattr(os, "O_LARGEFILE", 0), 0, _RESOLVE_NO_SYMLINKS)
 
 
-_OPENAT2, _AT_FDCWD, _RESOLVE_NO_SYMLINKS, _HOW_BYTES = 437, -100, 4, 24
+_OPENAT2, _AT_FDCWD, _RESOLVE_NO_SYMLINKS, _HOW_BYTES = ctypes.c_long(437), -100, 4, ctypes.c_size_t(24)
 """Numbers of Linux, the same on all machines."""
 _OTHERWISE = {errno.ELOOP, errno.ENOSYS, errno.EPERM, errno.E2BIG, errno.EINVAL, errno.EAGAIN}
 """There is a link, or the system or a container does not know the call, or not these flags."""
@@ -165,8 +160,7 @@ def _system_call() -> Any:
     if sys.platform != "linux":
         return None
     call = ctypes.CDLL(None, use_errno=True).syscall
-    call.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
-    call.restype = ctypes.c_long
+    call.restype = ctypes.c_long  # its arguments are passed as they are: saying their types takes as long as the call
     return call
 
 

@@ -172,8 +172,8 @@ def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, roote
     place.read(root)
     real = reading._opened_within
 
-    def noted(path: str, flags: int) -> int:
-        found = real(path, flags)
+    def noted(path: str, flags: int, roots: str) -> int:
+        found = real(path, flags, roots)
         opened.append(os.readlink(f"/proc/self/fd/{found}"))
         return found
 
