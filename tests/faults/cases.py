@@ -31,8 +31,8 @@ Command = Callable[..., None]
 
 class Case(NamedTuple):
     """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
-    likes; ``words(here)`` are the command's own. ``patch()`` prepares each process, a fork, in which something of it happens. ``is_for_all``: not if it
-    starts processes of Python, which an ordinary user may not be allowed to run.
+    likes; ``words(here)`` are the command's own. ``patch()`` prepares each process, a fork, in which something of it happens.
+    ``is_for_all``: not if it starts processes of Python, which an ordinary user may not be allowed to run.
     """
 
     name: str
