@@ -89,6 +89,7 @@ def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path: P
 
 TRUTHS: dict[str, Call] = {
     "drop_last": lambda _, value: ShuffledLoader(Numbers(5), 4, drop_last=value),
+    "balance": lambda path, value: ShuffledLoader(flat_tokens.open(path).train.packed_documents(4), 4, balance=value),
     "trust_records": lambda path, value: Ledger.open(path / "no.json", trust_records=value),
     "split_across_pack": made("packed_documents", "split_across_pack"),
     "causal_padding": lambda path, value: flat_tokens.open(path).train.packed_documents(4)[0].mask(causal_padding=value),

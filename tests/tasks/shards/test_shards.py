@@ -272,8 +272,9 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
         assert {str(path) for path in (staged, *staged.rglob("*"))} <= synced
         real(old, new)
 
-    monkeypatch.setattr(os, "rename", rename)
-    write_shard(draft, place)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        write_shard(draft, place)
     assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
 
