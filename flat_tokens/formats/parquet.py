@@ -171,7 +171,12 @@ class TokenLists(NamedTuple):
 
     first: int
     ids: Any
-    labels: Any | None
+    labels: Any | None = None
+
+    @classmethod
+    def of(cls, first: int, batch: Any, columns: Sequence[str]) -> TokenLists:
+        """A record batch of the *columns*, from row *first* on."""
+        return cls(first, *map(batch.column, columns))
 
     def slice(self, low: int, high: int) -> TokenLists:
         """Its rows ``low:high``."""
@@ -207,10 +212,6 @@ class ListRows:
     def columns(self) -> list[str]:
         """The columns that are read."""
         return [self.column, *([] if self.loss_mask is None else [self.loss_mask])]
-
-    def part(self, first: int, batch: Any) -> TokenLists:
-        """A record batch of the columns, from row *first* on."""
-        return TokenLists(first, batch.column(self.column), None if self.loss_mask is None else batch.column(self.loss_mask))
 
     def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         """Ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
@@ -295,7 +296,7 @@ class ParquetRows(ListRows):
                         self._check_pages(column, values, first_page_at)
                     at_a_time = min(max(max_tokens * rows // max(chunks[0][0], 1), 1), MAX_BATCH_ROWS)
                     for batch in file.iter_batches(at_a_time, [number], self.columns, use_threads=False):
-                        yield self.part(at, batch)
+                        yield TokenLists.of(at, batch, self.columns)
                         at += len(batch)
                         if at >= stop:
                             return
@@ -345,11 +346,11 @@ class ArrowRows(ListRows):
 
     def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         # A single row is read through a map, which reads only the pages it touches; all rows in large reads.
-        first = 0
+        first, columns = 0, self.columns  # looked up before: some stores have one position for all who read a file
         with self._opened(mapped=stop - start == 1) as (_, batches):
             for batch in batches:
                 if first + len(batch) > start:
-                    yield self.part(first, batch)
+                    yield TokenLists.of(first, batch, columns)
                 first += len(batch)
                 if first >= stop:
                     return
