@@ -452,7 +452,7 @@ def test_in_a_terminal_it_asks_nothing_and_leaves_the_profiles_alone(tmp_path: P
     """Prefect's own command asks which profile to change, or changes to the one of this address."""
     port, file = some_port(), tmp_path / "prefect" / "profiles.toml"
     if profiles is not None:
-        file.parent.mkdir()
+        file.parent.mkdir(mode=0o700)
         file.write_text(profiles.replace("PORT", str(port)))
     before = file.read_text() if file.exists() else None
     ours, theirs = pty.openpty()

@@ -99,7 +99,7 @@ class Stack:
             self.start(name)
 
     def command(self, name: str) -> list[str]:
-        return [str(word) for word in self.services[name]["command"]]
+        return [str(word).replace("$$", "$") for word in self.services[name]["command"]]  # as compose hands them on
 
     def start(self, name: str) -> None:
         command, environment, keywords = [self.here(word, name) for word in self.command(name)], self.environment(name), {}

@@ -57,10 +57,14 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     assert "| all documents | 3 | 0 | 0 | 0 |" in summary
     histories = asyncio.run(artifacts("my-notes-refreshes"))
     assert [description for description, _ in histories] == ["refreshes: 1", "refreshes: 2", "refreshes: 2"]
-    assert [line.split("|")[2:8] for line in histories[2][1].splitlines() if line.startswith("| 20")] == [
-        [f" `{second.version}` ", " 8 ", f" {second.build.totals['train']['token_count']:,} ", " 3 ", " 0 ", " 0 "],
-        [f" `{first.version}` ", " 5 ", f" {first.build.totals['train']['token_count']:,} ", " 5 ", " 0 ", " 0 "],
+    counts = [
+        f"`{one.version}`: {documents} documents ({added} added, 0 removed, 0 changed, 0 moved), "
+        f"{one.build.totals['train']['token_count']:,} tokens"
+        for one, documents, added in ((second, 8, 3), (first, 5, 5))
     ]
+    assert [
+        line.partition("UTC, ")[2].partition(";")[0] for line in histories[2][1].splitlines() if line.startswith("- 20")
+    ] == counts
 
 
 @pytest.mark.slow

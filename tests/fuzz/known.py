@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-KNOWN: dict[str, str] = {
-    "ledger/hang-rows.stretches.*": "weights of a forged ledger may be so uneven that drawing their blocks takes very long",
-}
+KNOWN: dict[str, str] = {}
 """By target and fault, as patterns such as ``parquet/memory-*``: what is wrong."""
 
 
