@@ -122,7 +122,8 @@ def bring_up_to_date(
     history: tuple[Refreshed, ...] = ()
     with tolerated("history of refreshes"):
         history = read_history(Store.at(output))
-    text, headline = dataset_page(name, found, runs, _schedule(client, name), idle, history), _headline(found, run)
+    schedule, headline = _schedule(client, name), _headline(found, run)
+    text = dataset_page(name, found, runs, schedule, idle, history, has_report=_has_report(found))
     made = api.leave(client, this, page_key(name), "markdown", text, headline)
     # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
     link = f"[Open the page](/artifacts/artifact/{made})"
@@ -145,8 +146,11 @@ def dataset_page(
     schedule: Schedule | None,
     idle: Sequence[ListedRun] = (),
     history: Sequence[Refreshed] = (),
+    *,
+    has_report: bool = False,
 ) -> str:
-    """The page in Markdown. *runs*: the newest first. *idle*: those that published nothing. It has lists, not tables: the UI cuts
+    """The page in Markdown. *runs*: the newest first. *idle*: those that published nothing. *has_report*: a report with plots is
+    there. It has lists, not tables: the UI cuts
     off the right of a table on narrow screens.
     """
     failed = next((run for run in runs if run.state.upper() in FAILED), None)
@@ -163,7 +167,7 @@ def dataset_page(
             f"- Stored: {size(in_versions)} in versions, {size(found.cache_bytes)} in `_cache`",
         ],
         ["```python", f"dataset = flat_tokens.open({found.output!r})", "```"] if found.latest else "",
-        _report(found.output) if found.latest else "",
+        _report(found.output, is_there=has_report) if found.latest else "",
         tokens_by_version(found, history),
         disk(found),
         ["## Versions", "", *map(_version, found.versions)] if found.versions else "",
@@ -175,13 +179,19 @@ def dataset_page(
     )
 
 
-def _report(output: str) -> str:
-    """A link to the report with plots, if there is one where a browser finds it; else the command that writes it."""
-    place = f"{output.rstrip('/')}/{REPORT}"
-    command = code(f"flat-tokens stats {shlex.quote(output)} --html {shlex.quote(place)}")
+def _has_report(found: Status) -> bool:
+    """Whether a report with plots is where a browser finds it. A store that cannot be asked has none to show."""
     with contextlib.suppress(Exception):  # stores have errors of their own
-        if Store.at(output).exists(REPORT):
-            return f"Report with plots (lengths, sources, vocabulary): {link(place)}"
+        return found.latest is not None and Store.at(found.output).exists(REPORT)
+    return False
+
+
+def _report(output: str, *, is_there: bool) -> str:
+    """A link to the report with plots, or the command that writes it."""
+    place = f"{output.rstrip('/')}/{REPORT}"
+    if is_there:
+        return f"Report with plots (lengths, sources, vocabulary): {link(place)}"
+    command = code(f"flat-tokens stats {shlex.quote(output)} --html {shlex.quote(place)}")
     return f"A report with plots (lengths, sources, vocabulary) is written by {command}"
 
 

@@ -65,8 +65,17 @@ def test_the_bytes_are_those_of_threads(tmp_path: Path, notes: Path, monkeypatch
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"layout": "compact"}, {"documents": {"duplicates": "drop"}}, {"keep": True}],
-    ids=["streamed", "compact", "duplicates", "columns"],
+    [
+        pytest.param({}, id="streamed"),
+        *(
+            pytest.param(more, id=name, marks=pytest.mark.slow)
+            for name, more in {
+                "compact": {"layout": "compact"},
+                "duplicates": {"documents": {"duplicates": "drop"}},
+                "columns": {"keep": True},
+            }.items()
+        ),
+    ],
 )
 def test_tokens_go_straight_into_the_version_where_they_can(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
