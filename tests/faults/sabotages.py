@@ -173,7 +173,7 @@ SABOTAGES = (
         "tasks/finalize/seal.py",
         "    store.put(MANIFEST, manifest_bytes(",
         "    commit(store, target.specs)\n    store.put(MANIFEST, manifest_bytes(",
-        "--only kills --under streamed$ --every 5",
+        "--only kills --under streamed$ --every 2",
     ),
 )
 
