@@ -127,9 +127,10 @@ class _Keeper:
 
     def _sync(self) -> None:
         """Sync all at once: the file system waits for the disk once for many."""
-        with ThreadPoolExecutor(FETCHERS, "sync") as threads:
-            list(threads.map(sync, self._new))
-        sync(self._directory)
+        if self._new:
+            with ThreadPoolExecutor(FETCHERS, "sync") as threads:
+                list(threads.map(sync, self._new))
+            sync(self._directory)
 
 
 def _whole(path: str, size: int) -> tuple[bytes, Stamp]:
