@@ -52,6 +52,7 @@ from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.output.versions import remember_origin
 from tasks.parts.part import ShardPart
+from tasks.parts.unfinished import may_stream
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
@@ -232,7 +233,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
                     stored = StoredSlices.look_up(target.root, slices)
                     sample = partial(first_texts, config, workspace, stored.missing)
                     warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
-                    sink = open_sink(assembler, text, recipe, runner)
+                    sink = open_sink(assembler, target, text, recipe, runner)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
                     # whose parts are there.
                     with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
@@ -284,13 +285,14 @@ class StoredSlices(NamedTuple):
         return {"slices": len(slices), "slices_reused": len(parts) - len(made), "text_bytes_tokenized": text_bytes}
 
 
-def open_sink(assembler: Assembler, text: Text, recipe: Recipe, runner: Runner) -> Sink | None:
+def open_sink(assembler: Assembler, target: Target, text: Text, recipe: Recipe, runner: Runner) -> Sink | None:
     """The sink of a build whose slices are tokenized on this machine."""
-    if runner.workers == "machines":
+    here = runner.workers != "machines"
+    if not here:
         return None
     numbered = reversed([*enumerate(text.slices)])  # the first of equal slices counts
     order = {recipe.key(slice_): (number, slice_.split) for number, slice_ in numbered}
-    streams = recipe.documents.duplicates != "drop"  # what is dropped here may be needed by the next build
+    streams = may_stream(target.root, target.layout, recipe.documents, here=here)
     return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads")
 
 

@@ -28,6 +28,7 @@ from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.staging import Workspace
 from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.stored import document_spec
+from tasks.parts.unfinished import may_stream
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
@@ -150,8 +151,7 @@ def plan(config: BuildConfig) -> Plan:
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
     dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config.validation_fraction)
-    # Threads write layout mmap of a local output at once, and their tokens once.
-    streamed = root.is_local and layout == "mmap" and config.runner == "threads" and config.documents.duplicates != "drop"
+    streamed = may_stream(root, layout, config.documents, here=config.runner == "threads")
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * BESIDE_BYTES
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)

@@ -23,6 +23,7 @@ from flows.pipelines.stages import Stage, Step, do
 from flows.runners.processes import Processes, process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
+from tasks.shards.stream import TASK
 from tasks.tokenize.pool import tokenize_pool
 
 Work = Callable[[Step, Any], Any]
@@ -49,9 +50,11 @@ def task_of(stage: Stage) -> Task[..., Any]:
     def work(items: list[Any], steps: tuple[Step, ...], label: str, work_of: Work, ways: str = "") -> list[Any]:
         first, *rest = steps
         results: list[Any] = []
+        before = TASK.set(object() if len(items) > 1 else None)
         try:
             results.extend(work_of(first, item) for item in items)
         finally:  # a bad item takes none of the items before it along
+            TASK.reset(before)
             if rest and results:
                 following: Any = task_of(rest[0].stage)
                 results = following(opaque(results), opaque(tuple(rest)), label, opaque(work_of))

@@ -23,7 +23,6 @@ from tasks.models import Split
 from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target
 from tasks.parts.part import Part, ShardPart
-from tasks.parts.unfinished import STREAMED
 
 
 class Writing(Protocol):
@@ -95,11 +94,7 @@ class Assembler:
         """The sink of the slices that this machine tokenizes, in this *order*. From now on spans of tokens are written by threads
         of this process while parts arrive. *streams*: the slices need no shards of their own. *copies*: these threads copy the
         tokens of stored parts, too; where they do not, and nothing is streamed, there is no sink.
-
-        Tokens are streamed into the version if a part of an object can be read before the object is whole, or a killed build
-        would lose them: not at a remote output, and not in a layout that compresses its objects.
         """
-        streams = streams and self._target.root.is_local and self._target.layout == STREAMED
         if not (streams or copies):
             return None
         self._writers = {split: SpanWriter(split, self._target, streams) for split in SPLITS}

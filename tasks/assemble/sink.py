@@ -21,7 +21,7 @@ from tasks.models import Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
-from tasks.shards.stream import BrokenStreamError
+from tasks.shards.stream import TASK, BrokenStreamError
 
 
 class VersionSink:
@@ -29,8 +29,8 @@ class VersionSink:
     all its documents or None, by the slice's key.
 
     A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
-    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard. A part may be added only when
-    its thread has ended a task of several slices: a slice of the same task does not wait for that.
+    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard. A part of a TASK is added when
+    the task has ended: a slice of the same task does not wait for that.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class VersionSink:
         self._stopped = False
         self._streamed: dict[int, UnfinishedLocation] = {}
         self._firsts = {number for number, _ in order.values()}
-        self._threads: dict[int, int] = {}
+        self._tasks: dict[int, object] = {}
         self._stored: set[int] = set()
         """Slices that are not streamed: like those that are equal to earlier ones, their tokens arrive when they are added."""
 
@@ -54,7 +54,7 @@ class VersionSink:
             yield None
             return
         with self._change:
-            self._threads[number] = threading.get_ident()
+            self._tasks[number] = TASK.get()
             self._change.wait_for(lambda: self._stopped or self._is_next(number) or self._waits_for_itself(number))
             streams = not self._stopped and self._is_next(number)
             if not (streams and all(writer.may_stream for writer in self._writers.values())):
@@ -79,7 +79,7 @@ class VersionSink:
         """The slice of that key has tokens already: they arrive when its part is added."""
         with self._change:
             number, _ = self._order[key]
-            self._threads[number] = threading.get_ident()
+            self._tasks[number] = TASK.get()
             self._stored.add(number)
             self._change.notify_all()
 
@@ -87,9 +87,9 @@ class VersionSink:
         return number in (self._added, self._next)
 
     def _waits_for_itself(self, number: int) -> bool:
-        """Whether a part before slice *number* has to be added, perhaps after the task that this thread is working on."""
-        here = threading.get_ident()
-        is_one_task = any(self._threads.get(before) == here for before in range(self._added, number))
+        """Whether a part before slice *number* has to be added, which happens after the task that works on both."""
+        task = TASK.get()
+        is_one_task = task is not None and any(self._tasks.get(before) is task for before in range(self._added, number))
         first = max(self._added, self._next)
         return is_one_task and any(before in self._stored or before not in self._firsts for before in range(first, number))
 

@@ -20,6 +20,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import LOSS_MASK, SPLITS
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
+from tasks.config import DocumentPolicy
 from tasks.models import TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key
 from tasks.parts.documents import Documents, TokenArrays, shard_places
@@ -33,6 +34,16 @@ CHECKSUM_BYTES = 4
 ENTRIES = "entries"
 """Below a streamed shard: all keys of its documents, all rows, all lengths, and whether each is in validation."""
 COLUMNS = (("key", np.dtype("<u8")), ("row", np.dtype("<u8")), ("length", np.dtype("<u8")), ("in_validation", np.dtype("?")))
+
+
+def may_stream(root: Store, layout: LayoutName, documents: DocumentPolicy, *, here: bool) -> bool:
+    """Whether tokens go straight into the version, so that slices have no shards of their own. Not where
+
+    - other machines tokenize, rather than this one (*here*);
+    - the output is remote, or the layout compresses its objects: a killed build would lose what an object has before it is whole;
+    - duplicates are dropped: the next build may need a document that this version leaves out.
+    """
+    return here and root.is_local and layout == STREAMED and documents.duplicates != "drop"
 
 
 class ShardEntries(NamedTuple):

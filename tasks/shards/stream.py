@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -11,6 +12,9 @@ from pydantic import PlainSerializer, PlainValidator
 
 from flat_tokens.batch import TokenBatch
 from tasks.models import UnfinishedLocation
+
+TASK: ContextVar[object] = ContextVar("task", default=None)
+"""A runner's task of several slices, whose results are used when it has ended. None where each slice is a task of its own."""
 
 
 class BrokenStreamError(Exception):

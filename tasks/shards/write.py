@@ -86,11 +86,12 @@ def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly 
         if sink is not None:
             sink.skip(made.key)
         return made
-    if sink is not None and made.shard.unfinished is None:
-        with contextlib.suppress(BrokenStreamError), sink.stream(made.shard.key) as stream:
+    shard = made.shard
+    if sink is not None and shard.unfinished is None:
+        with contextlib.suppress(BrokenStreamError), sink.stream(shard.key) as stream:
             if stream is not None:
-                return write_shard(stream_staged(made.shard, workspace, stream), workspace)
-    return write_shard(made.shard, workspace)
+                shard = stream_staged(shard, workspace, stream)
+    return write_shard(shard, workspace)
 
 
 @contextlib.contextmanager

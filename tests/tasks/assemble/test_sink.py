@@ -26,14 +26,15 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.sink import VersionSink
+from tasks.config import DocumentPolicy
 from tasks.models import TokenShard
 from tasks.output.paths import UNFINISHED, shard_key
 from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import ENTRIES, ShardEntries, check_unfinished, write_entries
-from tasks.shards.stream import BrokenStreamError
+from tasks.parts.unfinished import ENTRIES, ShardEntries, check_unfinished, may_stream, write_entries
+from tasks.shards.stream import TASK, BrokenStreamError
 from tests.examples import examples
 from tests.tasks.assemble.test_assembler import OnRequest
 from tests.tasks.assemble.test_spans import (
@@ -86,7 +87,10 @@ def opened(target: Target, shards: list[Shard] | None = None) -> Iterator[tuple[
     splits = [shard.all_in for shard in shards] if shards is not None else [None] * SLICES
     with Assembler(target) as assembler:
         assembler.write_with(lambda span: OnRequest(span, target, assembler))
-        yield assembler, assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=True)
+        streams = may_stream(target.root, target.layout, DocumentPolicy(), here=True)
+        sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=streams)
+        assert sink is not None
+        yield assembler, sink
 
 
 def keys_of(documents: list[Document]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -301,6 +305,46 @@ def test_a_slice_waits_for_those_before_it(place: Workspace) -> None:
         sink.stop()
         waiting.join(60)
         assert got == [True, False]
+
+
+def test_a_slice_waits_for_none_of_its_own_task(place: Workspace) -> None:
+    """The part of that one is added when the task has ended."""
+    before = TASK.set(object())
+    try:
+        with opened(target_of(place, HALF)) as (_, sink):
+            sink.skip(key_of(0))
+            with sink.stream(key_of(1)) as into:
+                assert into is None
+    finally:
+        TASK.reset(before)
+
+
+def test_a_slice_waits_for_the_one_that_its_thread_had_before(place: Workspace) -> None:
+    """The part of that one is added meanwhile: both are tasks of their own."""
+    with opened(target_of(place, HALF)) as (assembler, sink):
+        sink.skip(key_of(0))
+        adding = threading.Timer(0.05, lambda: assembler.add(store_shard(even(1, 3), 0, place)))
+        adding.start()
+        with sink.stream(key_of(1)) as into:
+            assert into is not None
+        adding.join()
+
+
+@pytest.mark.parametrize(
+    ("changed", "streams"),
+    [
+        ({}, True),
+        ({"here": False}, False),
+        ({"root": Store.at("memory://there")}, False),
+        ({"layout": "compact"}, False),
+        ({"layout": "zarr2"}, False),
+        ({"documents": DocumentPolicy(duplicates="drop")}, False),
+    ],
+    ids=["plain", "other machines", "remote", "compact", "zarr2", "duplicates"],
+)
+def test_where_tokens_go_straight_into_the_version(place: Workspace, changed: dict[str, Any], streams: bool) -> None:
+    usual = {"root": place.root, "layout": "mmap", "documents": DocumentPolicy(), "here": True}
+    assert may_stream(**{**usual, **changed}) == streams
 
 
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
