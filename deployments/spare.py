@@ -27,7 +27,7 @@ Open = Callable[..., AbstractAsyncContextManager[Process]]
 
 
 class Kind(NamedTuple):
-    """What a process is begun with. A spare one is of use to a run that would have begun in the same way."""
+    """The settings that a process is begun with. A spare one is of use to a run that would have begun in the same way."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]

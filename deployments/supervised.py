@@ -58,7 +58,7 @@ class Supervised:
 
 
 def how_it_ended(status: int) -> str:
-    """What people read of a process that ended with *status*, which is negative after a signal."""
+    """Words for the end of a process with *status*, which is negative after a signal."""
     if status >= 0:
         return f"ended with status {status}"
     why = ", which the system does where memory is short" if status == -signal.SIGKILL else ""

@@ -68,9 +68,9 @@ def directory_of(deployment: Any) -> list[str]:
 
 
 class BegunAtOnce(ProcessJobConfiguration):
-    """What a worker is told of a run. Where no command is set, Prefect begins a process that prepares a directory, imports
-    Prefect for that, and then begins anew as the run: a second more. A group needs no directory but the checkout, which its
-    deployment names, and has no hooks that would run there.
+    """The settings of a run, as a worker gets them. Where no command is set, Prefect begins a process that prepares a directory,
+    imports Prefect for that, and then begins anew as the run: a second more. A group needs no directory but the checkout, which
+    its deployment names, and has no hooks that would run there.
     """
 
     def prepare_for_flow_run(

@@ -211,7 +211,7 @@ def _check_former(root: Store, level: Level) -> Iterator[str]:
 
 
 def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
-    """What is wrong with a pointer by the newest record of a run, as a sentence. None without a record, and for a pointer that
+    """A sentence on how a pointer differs from the newest record of a run. None without a record, and for a pointer that
     was moved since.
     """
     try:

@@ -177,7 +177,7 @@ CLOCKS = timedelta(days=1)
 
 
 def implausible(value: dict[str, Any]) -> str | None:
-    """What a pointer says that builds and rollbacks never write, as a sentence; None for one that may be theirs."""
+    """A sentence on a pointer that no build or rollback writes. None for one that may be theirs."""
     if unknown := sorted(value.keys() - POINTER_NAMES):
         return f"has {reprlib.repr(unknown[0])}, which no pointer has"
     former, withdrawn = (value.get(name, []) for name in ("former", "withdrawn"))

@@ -44,7 +44,7 @@ def _single(where: str) -> str:
 
 
 def _explained(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """What a setting is, for whoever has to set it."""
+    """The meaning of a setting, for people who set it."""
     here = model
     for part in path[:-1]:
         here = _nested(here).get(str(part), here)

@@ -238,7 +238,7 @@ def has_unfinished(root: Store) -> bool:
 
 
 def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
-    """What attempts have left of unfinished objects that no receipt of *shards* names."""
+    """Unfinished objects of earlier attempts that no receipt of *shards* names."""
     attempts, needed = attempts_left(root), set[str]()
     for key in shards if attempts else ():
         with contextlib.suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
@@ -342,7 +342,9 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
 
 
 class Needs(NamedTuple):
-    """What kept versions were made of: digests of files, and of what ``datasets`` converted; and the keys of tables of files."""
+    """Digests of the files that kept versions were made of, and of those that ``datasets`` converted; and the keys of tables of
+    files.
+    """
 
     files: frozenset[str]
     converted: frozenset[str]

@@ -140,8 +140,8 @@ _WINDOWS = re.compile(r"[A-Za-z]:(?:[\\/]|$)|.*\\")
 
 
 def other_meaning(location: str) -> str:
-    """What a local path was probably meant to be, where it would not lead there, as the end of a sentence, with the remedy; empty
-    for other locations.
+    """The path that a local path was probably meant to be, where it would not lead there, as the end of a sentence, with the
+    remedy; empty for other locations.
     """
     if (path := local_path(location)) is None:
         return ""

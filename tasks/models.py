@@ -98,7 +98,7 @@ class FileRange(NamedTuple):
         return f"{self.file.name}[{self.start}:{self.stop}]" + (f"@{self.rows[0]}" if self.rows else "")
 
     def identity(self) -> tuple[Any, ...]:
-        """What decides its text, besides how the file is read."""
+        """The facts that decide its text, besides how the file is read."""
         return (self.file.identity(), (self.start, self.stop, self.rows))
 
 

@@ -112,7 +112,7 @@ def opening(tree: ast.AST, function: str = "") -> Iterator[tuple[str, int, str]]
 
 
 def _opener(call: ast.Call) -> str:
-    """What a call opens a path by; empty for another call."""
+    """The name by which a call opens a path; empty for another call."""
     called, name = ast.unparse(call.func), ast.unparse(call.func).rpartition(".")[2]
     if called in OPENERS or (name in METHODS and called != name):
         return called

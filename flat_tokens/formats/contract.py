@@ -231,7 +231,7 @@ class Joined:
 
     @property
     def loss_mask(self) -> str | None:
-        """What says which tokens count, if a reader has it: in the others all do."""
+        """The array or column that says which tokens count. A reader without one has tokens that all count."""
         return next((of for reader in self.readers if (of := getattr(reader, "loss_mask", None)) is not None), None)
 
     def sequence(self, i: int) -> npt.NDArray[np.uint32]:

@@ -81,7 +81,7 @@ class DiskCache:
             self._give_up(error)
 
     def _check_owner(self) -> None:
-        """What is in the cache is read without a digest, so nobody else may have written it."""
+        """OthersCacheError where other users may write to the cache: its files are read without a digest."""
         status, remedy = os.stat(self.directory), "Name a directory of your own."
         if status.st_uid != os.geteuid():
             raise OthersCacheError(f"the cache {self.directory} is another user's. {remedy}")

@@ -92,7 +92,7 @@ def _unzstd(file: BinaryIO, max_window: int) -> Iterator[bytes]:
 
 
 def _skipped(file: BinaryIO, data: bytes) -> bytes:
-    """What follows the skippable frame with which *data* begins. pzstd writes one before each frame."""
+    """The bytes after the skippable frame with which *data* begins. pzstd writes one before each frame."""
     left = 8 + int.from_bytes(data[4:8], "little")
     while len(data) < left:
         left -= len(data)

@@ -16,7 +16,7 @@ from tasks.faults import faults_of
 
 
 def fault_of_config(settings: dict[str, Any]) -> str | None:
-    """What is wrong with a configuration, in one line. None if nothing is, as far as it is known without a network."""
+    """The fault of a configuration, in one line. None if it has none, as far as that is known without a network."""
     try:
         config = BuildConfig.model_validate(settings)
     except ValidationError as error:

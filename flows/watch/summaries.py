@@ -335,7 +335,7 @@ def _plain(value: Any) -> str:
 
 
 def counts_of(result: Published) -> str:
-    """What a version holds and where it is, in a line."""
+    """The counts of a version and its place, in a line."""
     return f"{_sum(result, 'seq_count'):,} documents, {_sum(result, 'token_count'):,} tokens: {result.path}"
 
 

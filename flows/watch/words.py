@@ -82,5 +82,5 @@ def slug(text: str) -> str:
 
 
 def all_done(one: Progress) -> str:
-    """What was done in a stage that is over."""
+    """The work that was done in a stage that is over."""
     return what_was_done(one) or "there was nothing to do"

@@ -93,7 +93,7 @@ class FileTable:
         return cls(rows)
 
     def look_up(self, found: FoundFile) -> CutFile | None:
-        """What is known of a file. None where it is not known, or may have changed."""
+        """The file as it is known. None where it is not known, or may have changed."""
         row = self._by_name.get(found.name)
         if row is None or not self._is_same(row, found):
             row = self._by_content.get(found.content) if found.content else None
@@ -143,7 +143,7 @@ def _ranges(numbers: Sequence[int]) -> Iterator[Range]:
 def known_files(
     found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
 ) -> list[CutFile | None]:
-    """What the outputs know of files, in the files' order. None for a file that has to be read."""
+    """The files that the outputs know, in the files' order. None for a file that has to be read."""
     tables = {
         index: [table for root in roots if (table := FileTable.read(root, sources[index], slice_bytes))]
         for index in {file.source for file in found}

@@ -73,7 +73,7 @@ def _facts_of(file: SourceFile) -> dict[str, Any]:
 
 
 def _of_slices(config: BuildConfig, has_runs: bool) -> dict[str, Any]:
-    """What decides the slices of a version: it has a list of the copies of each."""
+    """The settings that decide the slices of a version: it has a list of the copies of each."""
     return {"slice_bytes": config.slice_bytes, **({"runs": True} if has_runs else {})}
 
 

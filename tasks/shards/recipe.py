@@ -52,7 +52,7 @@ class Recipe(Model):
         }
 
     def _text_of(self, part: Slice) -> dict[str, object]:
-        """What decides the text of a slice: its range, or of a run of files the digest of theirs, as there are many."""
+        """The facts that decide the text of a slice: its range, or of a run of files the digest of theirs, as there are many."""
         ranges = [one.identity() for one in part.ranges]
         if len(ranges) > 1:
             return {"files": len(ranges), "ranges": digest_of(*ranges)}

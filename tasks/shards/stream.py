@@ -1,4 +1,4 @@
-"""What a slice needs to know of the version that its tokens are streamed into."""
+"""The sink of a version, as a slice sees it whose tokens are streamed into it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _fault(chance: random.Random, counts: Counter[str]) -> Fault:
 
 
 class Attempt(NamedTuple):
-    """What readers found wrong before an attempt, and what came of it."""
+    """Faults that readers found before an attempt, and its outcome."""
 
     unreadable: str
     ran: Ran

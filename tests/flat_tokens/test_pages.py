@@ -1,4 +1,4 @@
-"""What page headers tell of a Parquet file, compared with what the library decodes from it."""
+"""Page headers of Parquet files, compared with the values that the library decodes."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> FlatTokens:
 
 
 def content(thing: Any) -> list[Any]:
-    """What it gives, in order."""
+    """Its rows, in order."""
     return [one.tolist() if isinstance(one, np.ndarray) else digest_of(one) for one in thing]
 
 

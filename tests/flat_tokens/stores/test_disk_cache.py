@@ -297,7 +297,7 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplo
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o702, 0o720, 0o1777])
 def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """What is in it is read without a digest: even under a signed manifest it would be believed."""
+    """Its files are read without a digest: even under a signed manifest they would be believed."""
     directory = tmp_path / "a cache"
     directory.mkdir()
     directory.chmod(mode)

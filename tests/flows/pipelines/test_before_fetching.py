@@ -1,4 +1,4 @@
-"""What can be known before a byte is fetched is told before."""
+"""Faults that can be known before a byte is fetched are named before."""
 
 from __future__ import annotations
 

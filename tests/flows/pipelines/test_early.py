@@ -1,4 +1,4 @@
-"""What could only fail is known from the settings, before there is a run."""
+"""Runs that could only fail are known from the settings, before they begin."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_bytes_are_those_of_threads(tmp_path: Path, notes: Path, monkeypatch
 def test_tokens_go_straight_into_the_version_where_they_can(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """What a process staged, this one streams. Nothing is left of it."""
+    """Tokens that a process staged are streamed by this one. Nothing is left of them."""
     streamed = list[str]()
 
     def stream(shard: TokenShard, *others: Any) -> TokenShard:

@@ -384,7 +384,7 @@ def test_a_disk_that_fails_is_told_to_the_slice(place: Workspace) -> None:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:
-    """What *call* raises, in a thread of its own that ends within so many seconds."""
+    """The errors that *call* raises, in a thread of its own that ends within so many seconds."""
     raised: list[BaseException] = []
 
     def run() -> None:
