@@ -209,9 +209,7 @@ class ChosenDocuments(NamedTuple):
         return len(self.firsts) - 1
 
     def parts(self, packs: Int64s) -> Parts:
-        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
-        chosen, splits = ranges(first, counts), running_sums(counts)
-        documents = self.documents[chosen]
+        chosen, splits, documents = _chosen(self, packs)
         starts, lengths = self.tokens.bounds(documents)
         offsets = self.numbers[chosen] * self.plan.length if len(self.numbers) else np.zeros(len(documents), np.int64)
         lengths = np.minimum(lengths - offsets, self.plan.length)
@@ -225,6 +223,13 @@ class ChosenDocuments(NamedTuple):
 
     def coverage(self) -> Covered:
         return _coverage_of_parts(self)
+
+
+def _chosen(index: ChosenDocuments | CroppedDocuments, packs: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """The parts of *packs*: their places in the index, where those of each pack begin among them, and their documents."""
+    first, counts = index.firsts[packs], index.firsts[packs + 1] - index.firsts[packs]
+    chosen = ranges(first, counts)
+    return chosen, running_sums(counts), index.documents[chosen]
 
 
 def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
@@ -256,9 +261,7 @@ class CroppedDocuments(NamedTuple):
         return len(self.firsts) - 1
 
     def parts(self, packs: Int64s) -> Parts:
-        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
-        chosen, splits = ranges(first, counts), running_sums(counts)
-        documents = self.documents[chosen]
+        chosen, splits, documents = _chosen(self, packs)
         starts, lengths = self.tokens.bounds(documents)
         offsets = self.offsets[chosen] if len(self.offsets) else np.zeros(len(documents), np.int64)
         lengths -= offsets
