@@ -18,7 +18,7 @@ import reprlib
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredIte
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.manifest import manifest_of
 from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.facts import dataset_of
 from flat_tokens.stores.store import Store, StoredObject
 
 TOKENS, METADATA, MASK = ".npy", ".csv.gz", ".label_mask"
@@ -90,7 +91,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list
 def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
     """The lines with each document's key, source file and row. ValueError if the dataset does not record them."""
     bounds = lines.decode().splitlines()
-    dataset, name = replace(split.store, root=posixpath.dirname(split.store.root)), posixpath.basename(split.store.root)
+    dataset, name = dataset_of(split), posixpath.basename(split.store.root)
     try:
         arrays = [open_array(dataset / f"documents/{name}/{fact}", "uint64") for fact in ("key", "file", "row")]
     except FileNotFoundError as error:
