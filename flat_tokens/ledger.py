@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Self, TypeAlias, get_args
 
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.manifest import check, read_manifest
+from flat_tokens.manifest import check, dataset_of, read_manifest
 from flat_tokens.options import at_least, one_of, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.rows.facts import dataset_of
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
@@ -290,7 +289,7 @@ def _described(name: str, view: View, epochs: int | None) -> dict[str, Any]:
 
 
 def _dataset(tokens: FlatTokens) -> dict[str, Any]:
-    store = dataset_of(tokens)
+    store = dataset_of(tokens.store)
     split = posixpath.basename(tokens.store.root)
     try:
         objects = read_manifest(store)["objects"]

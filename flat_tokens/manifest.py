@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -93,6 +95,11 @@ def manifest_bytes(
             "objects": [stored.described() for stored in sorted(objects)],
         }
     )
+
+
+def dataset_of(split: Store) -> Store:
+    """The store of the dataset that a split belongs to."""
+    return replace(split, root=posixpath.dirname(split.root))
 
 
 def manifest_of(store: Store) -> dict[str, Any]:

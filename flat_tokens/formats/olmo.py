@@ -29,9 +29,8 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
 from flat_tokens.formats.nanogpt import NPY_MAGIC
-from flat_tokens.manifest import manifest_of
+from flat_tokens.manifest import dataset_of, manifest_of
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.facts import dataset_of
 from flat_tokens.stores.store import Store, StoredObject
 
 TOKENS, METADATA, MASK = ".npy", ".csv.gz", ".label_mask"
@@ -91,7 +90,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list
 def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
     """The lines with each document's key, source file and row. ValueError if the dataset does not record them."""
     bounds = lines.decode().splitlines()
-    dataset, name = dataset_of(split), posixpath.basename(split.store.root)
+    dataset, name = dataset_of(split.store), posixpath.basename(split.store.root)
     try:
         arrays = [open_array(dataset / f"documents/{name}/{fact}", "uint64") for fact in ("key", "file", "row")]
     except FileNotFoundError as error:

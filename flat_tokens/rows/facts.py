@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_of
-from flat_tokens.manifest import SPLITS, manifest_of
+from flat_tokens.manifest import SPLITS, dataset_of, manifest_of
 from flat_tokens.rows.views import Int64s
 from flat_tokens.where import Where, pa
 
@@ -34,7 +34,7 @@ def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
 
     def recorded() -> Recorded:
         if not known:
-            known.append(recorded_of(dataset_of(tokens)))
+            known.append(recorded_of(dataset_of(tokens.store)))
         return known[0]
 
     matching(tokens, where, 0, 0, recorded)
@@ -47,7 +47,7 @@ def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
 
 def check(tokens: FlatTokens, where: Where) -> None:
     """ValueError for an expression that is not one of these sequences, even if there are none."""
-    matching(tokens, where, 0, 0, lambda: recorded_of(dataset_of(tokens)))
+    matching(tokens, where, 0, 0, lambda: recorded_of(dataset_of(tokens.store)))
 
 
 def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> npt.NDArray[np.bool_]:
@@ -58,7 +58,7 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
     split = posixpath.basename(tokens.store.root)
 
     def entries(name: str) -> npt.NDArray[np.uint64]:
-        array = open_array(dataset_of(tokens) / f"documents/{split}/{name}", "uint64")
+        array = open_array(dataset_of(tokens.store) / f"documents/{split}/{name}", "uint64")
         found: npt.NDArray[np.uint64] = (
             array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
         )
@@ -70,7 +70,7 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
             if kept is None or name not in kept.kinds:
                 raise ValueError(f"there is no column {name!r}; there are {', '.join((*NAMES, *(kept.kinds if kept else ())))}")
             numbers = np.arange(start, stop) if tokens.numbers is None else tokens.numbers[start:stop]
-            return replace(kept, store=dataset_of(tokens)).take(numbers, [name]).column(0)
+            return replace(kept, store=dataset_of(tokens.store)).take(numbers, [name]).column(0)
         if name == "tokens":
             return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
         try:
@@ -78,14 +78,11 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
                 return pa.array(entries("row").astype(np.int64))
             return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), recorded().sources)
         except FileNotFoundError as error:
-            raise ValueError(f"there is no column {name!r}: {dataset_of(tokens).url} has no record of its documents") from error
+            raise ValueError(
+                f"there is no column {name!r}: {dataset_of(tokens.store).url} has no record of its documents"
+            ) from error
 
     return where.holds(column)
-
-
-def dataset_of(tokens: FlatTokens) -> Store:
-    """The store of the dataset that a split belongs to."""
-    return replace(tokens.store, root=posixpath.dirname(tokens.store.root))
 
 
 class Recorded(NamedTuple):
@@ -105,7 +102,7 @@ def recorded_of(dataset: Store) -> Recorded:
 
 def kept_columns(tokens: FlatTokens) -> Columns | None:
     """The columns that a dataset keeps of the sequences of a split; None where it keeps none."""
-    found = recorded_of(dataset_of(tokens)).columns.get(posixpath.basename(tokens.store.root))
+    found = recorded_of(dataset_of(tokens.store)).columns.get(posixpath.basename(tokens.store.root))
     return found if found is not None and found.kinds else None
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import manifest_of
-from flat_tokens.rows.facts import dataset_of
+from flat_tokens.manifest import dataset_of, manifest_of
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -75,7 +74,7 @@ def fill_of(tokens: FlatTokens, starts: Iterable[Int64s], covered: Covered, fill
 
 def _sources(tokens: FlatTokens) -> tuple[list[str], Callable[[int, int], Int64s]]:
     """The names of the sources, and the number of each document's: int64[n] of *n* documents from *first* on."""
-    dataset, split = dataset_of(tokens), posixpath.basename(tokens.store.root)
+    dataset, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
     made_of = manifest_of(dataset).get("provenance", {}).get("sources") or ()
     try:
         files = open_array(dataset / f"documents/{split}/file", "uint64") if made_of else None

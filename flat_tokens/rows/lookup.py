@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.rows.facts import dataset_of
+from flat_tokens.manifest import dataset_of
 from flat_tokens.rows.views import Int64s
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ KEY = re.compile("[0-9a-f]{16}")
 
 def stored_keys(tokens: FlatTokens) -> StoredArray:
     """The key of each document of the split as it is stored. FileNotFoundError for a dataset that does not record them."""
-    return open_array(dataset_of(tokens) / f"documents/{posixpath.basename(tokens.store.root)}/key", "uint64")
+    return open_array(dataset_of(tokens.store) / f"documents/{posixpath.basename(tokens.store.root)}/key", "uint64")
 
 
 def numbers_of(tokens: FlatTokens, keys: npt.NDArray[np.uint64]) -> Int64s:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 import google_crc32c
 import numpy as np
 
-from flat_tokens.manifest import read_manifest
+from flat_tokens.manifest import dataset_of, read_manifest
 from flat_tokens.rows.crop import cropped_rows
-from flat_tokens.rows.facts import dataset_of
 from flat_tokens.rows.fill import Covered
 from flat_tokens.rows.views import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
 from flat_tokens.stores.store import Store, stored_object
@@ -420,7 +419,7 @@ def _identity(tokens: FlatTokens) -> str:
     documents that are filled in the middle have starts of their own.
     """
     as_stored = tokens.numbers is None and getattr(tokens.encoded_tokens, "fim", None) is None
-    dataset = dataset_of(tokens)
+    dataset = dataset_of(tokens.store)
     prefix = f"{posixpath.basename(tokens.store.root)}/seq_starts/"
     try:
         objects = read_manifest(dataset)["objects"] if as_stored else []
