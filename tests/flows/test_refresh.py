@@ -68,7 +68,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("prefect_server", "vocabularies")
 def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildConfig, tmp_path: Path) -> None:
     refresh_dataset(config)
     results = retokenize_dataset(

@@ -16,6 +16,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 import flat_tokens
 from flat_tokens.manifest import SPLITS
@@ -29,6 +30,7 @@ from flows.pipelines.retokenize import reruns
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here, digests
 
@@ -201,13 +203,16 @@ def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path)
     with Threads(2) as runner:
         refresh(BuildConfig.model_validate(told), runner)
         assert spelled(flat_tokens.open(tmp_path / "out").train) == as_bytes(PAIRS[:3])
-        with reruns(str(tmp_path / "out"), ["gpt2"], str(tmp_path / "gpt2"), lambda config: Threads(2)) as (configs, publish):
+        other = str(ROOT / "deployments" / "demo" / "tokenizer.json")
+        with reruns(str(tmp_path / "out"), [other], str(tmp_path / "other"), lambda config: Threads(2)) as (configs, publish):
             publish(configs[0])
         split = str(tmp_path / "out" / "latest" / "train")
         import_files(ImportRequest(path=split, output=str(tmp_path / "imported")), runner)
     assert spelled(flat_tokens.open(tmp_path / "imported").train) == as_bytes(PAIRS[:3])
-    again = flat_tokens.open(tmp_path / "gpt2").train
-    assert [again.mask(*again.span(i)).tolist() for i in range(3)] == [[0, 0, 0, 0, 1], [1], [0]]
+    again, encode = flat_tokens.open(tmp_path / "other").train, Tokenizer.from_file(other).encode
+    for i, (prompt, completion) in enumerate(PAIRS[:3]):
+        counts = [len(encode(text, add_special_tokens=False).ids) for text in (prompt, completion)]
+        assert again.mask(*again.span(i)).tolist() == [0] * counts[0] + [1] * counts[1]
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow"])

@@ -418,10 +418,10 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, t
     (tmp_path / "in" / "c.jsonl").unlink()
     write_notes(tmp_path / "in" / "d.jsonl", 1)
     with pytest.raises(ValueError, match=r"no longer gives the text of version .*: c.jsonl removed, d.jsonl added. Refresh"):
-        retokenize_here(settings, "gpt2")
+        retokenize_here(settings, str(DEMO / "tokenizer.json"))
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
     with pytest.raises(ValueError, match=r"has the sources other, but version .* was made of notes"):
-        retokenize_here(renamed, "gpt2")
+        retokenize_here(renamed, str(DEMO / "tokenizer.json"))
 
 
 def test_an_output_with_a_name_that_is_not_known_is_refused(settings: Settings, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
 
 
-@pytest.mark.parametrize("name", ["bytes", "gpt2"])
+@pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=pytest.mark.usefixtures("vocabularies"))])
 def test_tokenizers_without_a_definition_of_the_library(name: str) -> None:
     """tiktoken's and the bytes: with a file's template. A token counts where one of its characters does."""
     template = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endfor %}"
