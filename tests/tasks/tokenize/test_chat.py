@@ -289,9 +289,11 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
 
 
-@pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=pytest.mark.usefixtures("vocabularies"))])
-def test_tokenizers_without_a_definition_of_the_library(name: str) -> None:
+@pytest.mark.parametrize("name", ["bytes", "gpt2"])
+def test_tokenizers_without_a_definition_of_the_library(name: str, request: pytest.FixtureRequest) -> None:
     """tiktoken's and the bytes: with a file's template. A token counts where one of its characters does."""
+    if name == "gpt2":
+        request.getfixturevalue("vocabularies")
     template = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endfor %}"
     encoder = Conversations(Chat(template=template), TokenizerConfig(name=name))
     found = encoder(large_string_array('[{"role": "user", "content": "é😀 <|endoftext|>"}]'))
