@@ -86,7 +86,7 @@ def test_an_approval_is_recorded_and_made_once(at: At) -> None:
     (line,) = [one for one in read_history(at.root) if one.decision]
     assert (line.version, line.decision) == (at.waits, done.decision)
     records = [json.loads(at.root.read(f"runs/{name}")) for name, _ in (at.root / "runs").listing() if name.endswith(".json")]
-    (record,) = [one for one in records if "decision" in one and one["decision"]]
+    (record,) = [one for one in records if one.get("decision")]
     assert (record["decision"]["by"], record["decision"]["why"], record["version"]) == ("eve", "looks right", at.waits)
     flat_tokens.verify(at.root.url, "full")
 
