@@ -25,11 +25,15 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 @functools.cache
 def anchors(page: Path) -> set[str]:
     """Headings of a page, as GitHub names them in a link."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
+    return {anchor_of(heading) for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
