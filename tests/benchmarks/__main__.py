@@ -1,5 +1,5 @@
-"""All benchmarks: ``python -m tests.benchmarks`` measures every table and writes docs/measured/benchmarks.md, so that no row is older than
-another. ``--only TABLE`` measures that one and leaves the others as they are, each with its own date.
+"""All benchmarks: ``python -m tests.benchmarks`` measures every table and writes docs/measured/benchmarks.md, so that no row is
+older than another. ``--only TABLE`` measures that one and leaves the others as they are, each with its own date.
 """
 
 from __future__ import annotations
