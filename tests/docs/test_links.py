@@ -46,8 +46,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_named_link_is_used_and_defined() -> None:
-    text = prose(ROOT / "README.md")
+@pytest.mark.parametrize("page", ["README.md", "docs/neighbours.md"])
+def test_every_named_link_is_used_and_defined(page: str) -> None:
+    text = prose(ROOT / page)
     defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
     body = re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE)
     used = set(re.findall(r"\]\[([^\]]+)\]", body)) | set(re.findall(r"(?<!\])\[([^\]]+)\](?![\[(])", body))
