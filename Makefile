@@ -48,8 +48,8 @@ test-lowest: ## Run the library's fast tests with the lowest versions that pypro
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
 	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" tests/flat_tokens
 
-faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/reliability.md.
-	$(BIN)/python -m tests.faults --table docs/reliability.md
+faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.
+	$(BIN)/python -m tests.faults --table docs/measured/faults.md
 
 SECONDS := 600
 
@@ -58,7 +58,7 @@ fuzz: $(STAMP) ## Fuzz what reads bytes from elsewhere, 600 seconds a target. SE
 
 BENCHMARKS := /var/tmp/flat-tokens-benchmarks
 
-benchmarks: $(STAMP) ## Measure every table of docs/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
+benchmarks: $(STAMP) ## Measure every table of docs/measured/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
 	$(BIN)/python -m tests.benchmarks --scratch $(BENCHMARKS)
 
 peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are skipped without.

@@ -59,7 +59,9 @@ def plain_location(location: str) -> str:
         raise ValueError("chained URLs ('::') are not accepted; name the file itself")
     if separator and scheme not in SCHEMES:
         of_azure = (
-            "" if scheme not in AZURE else ". A dataset that is copied to Azure is read there: flat_tokens.open (docs/reading.md)"
+            ""
+            if scheme not in AZURE
+            else ". A dataset that is copied to Azure is read there: flat_tokens.open (docs/reading/stores.md)"
         )
         raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are{of_azure}")
     if separator and scheme not in LOCAL:

@@ -18,6 +18,6 @@ def text_digests(texts: pa.LargeStringArray, kind: bytes) -> npt.NDArray[np.uint
     """The digest of each text, 16 bytes of BLAKE3 as two numbers: uint64[n, 2]. *kind*: 32 bytes; another one, other digests."""
     data, offsets = text_buffers(texts)
     view = data.data
-    # A call for each text: no cryptographic hash takes many texts at once. See docs/benchmarks.md for what it costs.
+    # A call for each text: no cryptographic hash takes many texts at once. See docs/measured/benchmarks.md for what it costs.
     found = b"".join(blake3(view[start:stop], key=kind).digest(DIGEST_BYTES) for start, stop in pairwise(offsets.tolist()))
     return np.frombuffer(found, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)

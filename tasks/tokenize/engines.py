@@ -448,7 +448,7 @@ def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: 
 
 
 FAST_SPEEDS = (13e6, 140e6)
-"""Bytes of text that the fast engine takes a second and thread, by the tokenizer: docs/benchmarks.md, its first pass."""
+"""Bytes of text that the fast engine takes a second and thread, by the tokenizer: docs/measured/benchmarks.md, its first pass."""
 LEAST_TIMED = 10_000
 """Bytes of text, at least, of which the time says anything."""
 SAID_OF_A_TOPIC = 1000

@@ -1,5 +1,5 @@
-"""All benchmarks: ``python -m tests.benchmarks`` measures every table and writes docs/benchmarks.md, so that no row is older than
-another. ``--only TABLE`` measures that one and leaves the others as they are, each with its own date.
+"""All benchmarks: ``python -m tests.benchmarks`` measures every table and writes docs/measured/benchmarks.md, so that no row is
+older than another. ``--only TABLE`` measures that one and leaves the others as they are, each with its own date.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ WITHOUT_TEXT = {"duplicates", "orchestration", "object_stores", "reading", "from
 ROUNDS = 3
 GIGABYTES = 1.0
 QUICK_GIGABYTES = 0.004
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "measured" / "benchmarks.md"
 
 
 def main() -> int:
     parser = arguments()
     options = parser.parse_args()
     if options.quick and options.page == PAGE:
-        parser.error("the figures of --quick are not for docs/benchmarks.md: name another file with --page")
+        parser.error("the figures of --quick are not for docs/measured/benchmarks.md: name another file with --page")
     vocabularies = SHARED / "vocab" / "tiktoken_cache"
     if vocabularies.is_dir():
         os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(vocabularies))
@@ -147,7 +147,7 @@ def arguments() -> argparse.ArgumentParser:
     gpt2 = SHARED / "vocab" / "gpt2"
     parser.add_argument("--vocabulary", type=Path, default=gpt2, metavar="DIR", help="of gpt2's tokenizer.json, for the peers")
     parser.add_argument("--no-installs", action="store_true", help="without the peers' environments, which need a package index")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md", help="docs/benchmarks.md")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md", help="docs/measured/benchmarks.md")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round, to see that everything runs")
     return parser
 

@@ -7,7 +7,7 @@ how long Python may keep a thread waiting for others, from the batch on with whi
 has blocks of a unit and buffers of 64 MiB.
 
 The second table has how random batches are: the variance of the mean over a batch of a number that all rows of a block share,
-measured over 2 Mi rows, as a multiple of that over random rows, and the same by the formula of docs/reading.md.
+measured over 2 Mi rows, as a multiple of that over random rows, and the same by the formula of docs/reading/stores.md.
 """
 
 from __future__ import annotations

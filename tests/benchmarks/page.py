@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.benchmarks.bench import Grid
 
-INTRODUCTION = """# Benchmarks
+INTRODUCTION = """# Measured tables
 
 `.venv/bin/python -m tests.benchmarks` measures every table of this page and writes the page. Below each title stand the command
 that gives the table, the day, the commit, the machine, the versions, and the load: the one-minute average before and its greatest

@@ -25,11 +25,15 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 @functools.cache
 def anchors(page: Path) -> set[str]:
     """Headings of a page, as GitHub names them in a link."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
+    return {anchor_of(heading) for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -42,8 +46,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_named_link_is_used_and_defined() -> None:
-    text = prose(ROOT / "README.md")
+@pytest.mark.parametrize("page", ["README.md", "docs/neighbours.md"])
+def test_every_named_link_is_used_and_defined(page: str) -> None:
+    text = prose(ROOT / page)
     defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
     body = re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE)
     used = set(re.findall(r"\]\[([^\]]+)\]", body)) | set(re.findall(r"(?<!\])\[([^\]]+)\](?![\[(])", body))

@@ -1,4 +1,4 @@
-"""docs/reading.md: every program runs where the demo has been built, and prints what stands beneath it."""
+"""docs/reading: every program runs where the demo has been built, and prints what is beneath it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.programs import ROOT, Program, printed_by, programs
 
-TEXT = (ROOT / "docs" / "reading.md").read_text()
+TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs" / "reading").glob("*.md")))
 PROGRAMS = programs(TEXT)
 
 

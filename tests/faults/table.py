@@ -1,4 +1,4 @@
-"""The table of counts in docs/reliability.md."""
+"""The table of counts in docs/measured/faults.md."""
 
 from __future__ import annotations
 

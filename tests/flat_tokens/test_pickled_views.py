@@ -1,4 +1,4 @@
-"""All objects of docs/reading.md can be pickled, as it says, and give the same elsewhere."""
+"""All objects of docs/reading can be pickled, as it says, and give the same elsewhere."""
 
 from __future__ import annotations
 

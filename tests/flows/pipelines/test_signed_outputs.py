@@ -184,7 +184,7 @@ def test_a_version_in_anothers_place_is_refused(settings: Settings, key: str, tm
 def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(
     settings: Settings, key: str, tmp_path: Path
 ) -> None:
-    """No signature tells which of two pointers is the newer one: docs/operations.md says so."""
+    """No signature tells which of two pointers is the newer one: docs/operations/signatures.md says so."""
     first = build_here(settings)
     earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.hmac")}
     build_here({**settings, "split_seed": 1})

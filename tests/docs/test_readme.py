@@ -1,0 +1,48 @@
+"""The first screen is short, and right: what it says is printed is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import flat_tokens
+from tasks.config import BuildConfig
+from tests.docs.programs import ROOT, printed_by, programs
+
+TEXT = (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "least", "most"), [("README", 600, 700), ("docs/reliability", 0, 900), ("docs/benchmarks", 0, 900)]
+)
+def test_pages_for_people_are_short(page: str, least: int, most: int) -> None:
+    assert least <= len((ROOT / f"{page}.md").read_text("utf-8").split()) <= most
+
+
+def test_a_release_has_40_lines_in_the_changelog() -> None:
+    for release in re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        assert len(release.strip().splitlines()) <= 40, release.partition("\n")[0]
+
+
+def test_the_configuration_is_one() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    assert len(block.splitlines()) <= 10
+    assert BuildConfig.model_validate(yaml.safe_load(block)).name == "my-dataset"
+
+
+def test_the_program_prints_what_is_beneath_it(demo: Path, tmp_path: Path) -> None:
+    (program,) = programs(TEXT)
+    (tmp_path / "demo-output").symlink_to(demo)
+    assert printed_by(program, tmp_path) == program.printed
+
+
+def test_the_demo_is_as_printed(demo: Path) -> None:
+    (printed,) = re.findall(r"```\n(published\n.*?)```", TEXT, re.DOTALL)
+    dataset = flat_tokens.open(demo)
+    assert f"demo-output/versions/{Path(dataset.path).name}  (number 1)\n" in printed
+    for name, split in (("train     ", dataset.train), ("validation", dataset.validation)):
+        line = f"{name} {split.token_count:,} tokens in {split.seq_count} sequences, largest id {split.max_token_id:,}\n"
+        assert line in printed
