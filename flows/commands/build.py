@@ -362,8 +362,14 @@ def plan_text(made: Plan) -> list[str]:
         f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
+        *(f"  gate       {WOULD[one.action]}: {one.sentence}" for one in made.findings),
+        *([f"  gate       a sample does not tell {', '.join(made.untold)}"] if made.untold else []),
         *([f"  warning    {made.warning}"] if made.warning else []),
     ]
+
+
+WOULD = {"stop": "would stop it", "hold": "would hold it", "warn": "would warn"}
+"""What a gate would do to a version that is planned."""
 
 
 def _losses_text(made: Plan) -> str:

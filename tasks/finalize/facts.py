@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -167,13 +167,14 @@ class Difference:
 
     def facts(self, gates: Sequence[Gate]) -> tuple[Facts, Facts | None]:
         """What the gates look at: of the version, and of the one before."""
-        now = _facts(self.now, self.now, gates)
+        now = facts_of(self.now, gates)
         if self.before is None:
             return now, None
+        before = facts_before(self.before, now)
         for gate in gates:
             if gate.of in OF_CHANGES:
                 now |= self._changes(gate)
-        return now, _facts(self.before, self.now, gates)
+        return now, before
 
     def _changes(self, gate: Gate) -> dict[tuple[str, Place], int | float | None]:
         kind = gate.of.removesuffix("_share")
@@ -246,20 +247,25 @@ def _places(gate: Gate, of: VersionFacts) -> Iterator[Place]:
         yield place._replace(**{gate.by: name})
 
 
-def _facts(of: VersionFacts, places_of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Place], int | float | None]:
-    """Facts of one version, at the places of *places_of*. Of another version than that, what cannot be told is left out."""
+def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Place], int | float | None]:
+    """What gates look at in a version, but for its difference from another one."""
+    places = ((gate.of, place) for gate in gates if gate.of not in OF_CHANGES for place in _places(gate, of))
+    return {(fact, place): _fact(of, fact, place) for fact, place in places}
+
+
+def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[tuple[str, Place], int | float | None]:
+    """The facts *asked* for, of a version that others are compared with. What cannot be told of it is left out."""
     found: dict[tuple[str, Place], int | float | None] = {}
-    for gate in gates:
-        for place in _places(gate, places_of) if gate.of not in OF_CHANGES else ():
-            try:
-                value = _fact(of, gate.of, place)
-            except (OSError, ValueError) as error:
-                if of is places_of:
-                    raise
-                logger.warning("%s of version %s cannot be told: %s", gate.of, of.version, error)
-                value = None
-            if value is not None or of is places_of:
-                found[gate.of, place] = value
+    for fact, place in asked:
+        if fact in OF_CHANGES or (place.source and place.source not in of.sources):
+            continue
+        try:
+            value = _fact(of, fact, place)
+        except (OSError, ValueError) as error:
+            logger.warning("%s of version %s cannot be told: %s", fact, of.version, error)
+            continue
+        if value is not None:
+            found[fact, place] = value
     return found
 
 
@@ -301,21 +307,14 @@ def _skipped_share(of: VersionFacts, place: Place) -> float | None:
     counts = of.sources.get(place.source) if place.source else of.documents
     if not counts or counts.get("read") is None:
         return None
-    skipped = Skipped(counts.get("skipped") or {}, counts["read"])
-    return skipped.share(place)
+    return share_skipped(counts.get("skipped") or {}, counts["read"], place)
 
 
-class Skipped(NamedTuple):
-    """Documents that were left out, by reason, of those that were read."""
-
-    reasons: dict[str, int]
-    read: int
-
-    def share(self, place: Place) -> float:
-        """Of a step, of a reason or of all."""
-        count = sum(
-            count
-            for reason, count in self.reasons.items()
-            if place.reason in ("", reason) and (not place.step or reason == place.step or reason.startswith(f"{place.step}."))
-        )
-        return count / self.read if self.read else 0.0
+def share_skipped(reasons: Mapping[str, int], read: int, place: Place) -> float:
+    """The share of documents that were left out, for the reasons that a place names, of those that were *read*."""
+    count = sum(
+        count
+        for reason, count in reasons.items()
+        if place.reason in ("", reason) and (not place.step or reason == place.step or reason.startswith(f"{place.step}."))
+    )
+    return count / read if read else 0.0
