@@ -54,6 +54,8 @@ CHECKOUT = HERE.parent
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
 PROCESS = "process"
+OF_THE_COMMAND_LINE = "publish_anyway"
+"""A parameter that no run of a deployment may have: it is for a person at a terminal."""
 SORT, RUNS_AT_ONCE = FlowRunSort.EXPECTED_START_TIME_ASC, 200
 
 
@@ -116,6 +118,7 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
 def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
     """The parameters of a flow as a JSON schema. The server refuses any other parameter before it creates a run."""
     schema = parameter_schema(flow).model_dump()
+    schema["properties"].pop(OF_THE_COMMAND_LINE, None)
     models = {name: _with_plain_fields(model) for name, model in schema["definitions"].items()}
     return {**_with_plain_fields(schema), "definitions": models, "additionalProperties": False}
 

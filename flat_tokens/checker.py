@@ -223,7 +223,9 @@ def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
     if record.get("history_sha256") == history_digest(pointer):
         return None
     entries = (*pointer.get("former", ()), *pointer.get("withdrawn", ()))
-    was_moved = pointer["version"] != record.get("version") or any(datetime.fromisoformat(one["until"]) > at for one in entries)
+    was_moved = pointer["version"] != record.get("latest", record.get("version")) or any(
+        datetime.fromisoformat(one["until"]) > at for one in entries
+    )
     if pointer["sequence"] < number or (was_moved and pointer["sequence"] == number):
         return f"is number {pointer['sequence']}, but the run of {record['at']} knew of number {number}"
     if not was_moved and pointer["sequence"] > number:

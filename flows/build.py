@@ -11,7 +11,7 @@ from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.finished import FLOW, RUN
 from flows.watch.page import page_of
-from flows.watch.progress import ended, watched
+from flows.watch.progress import ended, state_of, watched
 from flows.watch.summaries import show
 from flows.watch.words import tags_of
 from tasks.config import BuildConfig
@@ -23,13 +23,14 @@ from tasks.config import BuildConfig
     persist_result=False,
     on_cancellation=[cancel_groups],
 )
-def build_dataset(config: BuildConfig) -> BuildResult:
+def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> BuildResult:
     """Text in, a published flat-tokens dataset out: download, tokenize, shard-write, split, finalize.
 
     Run again after any failure, it goes on behind the last shard that was stored.
 
     Args:
         config: What is made of which text, and where it goes.
+        publish_anyway: Why the version is published whatever its gates say. The command line gives it, no deployment does.
     """
     with credentials():
         with (
@@ -38,6 +39,6 @@ def build_dataset(config: BuildConfig) -> BuildResult:
             results_from_receipts(Store.at(config.output)),
             runner_of(config) as runner,
         ):
-            result = build(config, runner)
+            result = build(config, runner, publish_anyway)
         show(config, result)
-    return ended(result, result.headline, is_unchanged=result.was_published and result.moved_from is None)
+    return ended(result, result.headline, is_unchanged=not result.is_new and result.held is None, name=state_of([result]))

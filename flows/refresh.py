@@ -8,6 +8,7 @@ from prefect import flow
 from pydantic import Field
 
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.terminal import markdown as as_plain
 from flat_tokens.tools.terminal import size
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
@@ -16,7 +17,7 @@ from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.markdown import code, link, page
 from flows.watch.page import link_to_page, page_of
-from flows.watch.progress import ended, watched
+from flows.watch.progress import ended, state_of, watched
 from flows.watch.summaries import leave, show
 from flows.watch.words import tags_of, tolerated
 from tasks.config import BuildConfig
@@ -40,6 +41,7 @@ def refresh_dataset(
     config: BuildConfig,
     keep_versions: Annotated[int, Field(ge=1)] | None = None,
     grace_days: Annotated[float, Field(ge=0)] = 7.0,
+    publish_anyway: str | None = None,
 ) -> RefreshResult:
     """Look the sources up again; where something was added, removed or changed, publish a new version that tokenizes only that.
 
@@ -48,6 +50,7 @@ def refresh_dataset(
         keep_versions: How many versions are kept, the latest one among them. Older ones that are neither pinned nor in their
             days of grace are removed at the end. Without it, all are kept.
         grace_days: Days for which a version that was in use is kept all the same.
+        publish_anyway: Why the version is published whatever its gates say. The command line gives it, no deployment does.
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with credentials():
@@ -57,7 +60,7 @@ def refresh_dataset(
             results_from_receipts(Store.at(config.output)),
             runner_of(config) as runner,
         ):
-            result = refresh(config, runner, policy)
+            result = refresh(config, runner, policy, publish_anyway)
             logger.info(result.headline)
         with tolerated("changes"):
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
@@ -66,8 +69,10 @@ def refresh_dataset(
             leave(f"{config.name}-refreshes", history(config, refreshes), f"refreshes: {len(refreshes):,}")
         if result.build is not None:
             show(config, result.build)
-    headline = f"{result.headline}. {result.build.headline}" if result.build else result.headline
-    return ended(result, headline, is_unchanged=result.outcome != "published")
+    published = [result.build] if result.build else []
+    headline = f"{result.headline}. {result.build.headline}" if result.build and not result.build.held else result.headline
+    is_unchanged = result.outcome in ("unchanged", "withdrawn", "rejected")
+    return ended(result, headline, is_unchanged=is_unchanged, name=state_of(published))
 
 
 def changed(config: BuildConfig, result: RefreshResult) -> str:
@@ -75,7 +80,7 @@ def changed(config: BuildConfig, result: RefreshResult) -> str:
     removed = f"\nRemoved: {', '.join(f'`{version}`' for version in result.removed)}.\n" if result.removed else ""
     tokenized = f"Text tokenized: {size(result.text_bytes_tokenized)}.\n\n"
     return (
-        f"# {config.name}\n\nVersion `{result.version}` at {link(result.path)}: {result.outcome}. "
+        f"# {config.name}\n\nVersion `{result.version or 'none'}` at {link(result.path)}: {result.outcome}. "
         f"{link_to_page(config.name)}.\n\n"
         f"{tokenized}{as_markdown(result.changes)}{removed}"
     )
@@ -92,7 +97,9 @@ def _of_refresh(one: Refreshed) -> str:
     """A line of a list. A table of so many columns would be cut off on the right."""
     kinds = {"added": one.added, "removed": one.removed, "changed": one.changed, "moved": one.moved}
     counts = ", ".join(f"{'unknown' if count is None else f'{count:,}'} {kind}" for kind, count in kinds.items())
-    return (
-        f"- {one.at:%Y-%m-%d %H:%M} UTC, {code(one.version)}: {one.documents:,} documents ({counts}), {one.tokens:,} tokens; "
-        f"{size(one.text_bytes_tokenized)} of text tokenized in {one.seconds:,.1f} s"
-    )
+    what = f"{size(one.text_bytes_tokenized)} of text tokenized in {one.seconds:,.1f} s"
+    if one.decision is not None:
+        decided = f"{one.decision.what} by {as_plain(one.decision.by)}: {as_plain(one.decision.why)}"
+        what = f"{what}; {decided}" if one.decision.what == "published anyway" else decided
+    of = f"{one.documents:,} documents ({counts}), {one.tokens:,} tokens"
+    return f"- {one.at:%Y-%m-%d %H:%M} UTC, {code(one.version)}: {of}; {what}"

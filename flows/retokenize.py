@@ -17,7 +17,7 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, watched
+from flows.watch.progress import dataset_name, ended, state_of, watched
 from flows.watch.summaries import show
 from flows.watch.words import short, tags_of
 from tasks.config import BuildConfig, TokenizerConfig
@@ -62,4 +62,4 @@ def retokenize_dataset(
             ):
                 results.append(rerun(config))
             show(config, results[-1], rerun_name)
-    return ended(results, "; ".join(f"{one.path}: {one.headline}" for one in results))
+    return ended(results, "; ".join(f"{one.path}: {one.headline}" for one in results), name=state_of(results))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 import re
@@ -26,6 +27,7 @@ from flat_tokens.columns import RESERVED
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
+from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import Model
 
@@ -396,6 +398,12 @@ class BuildConfig(Model):
     groups: GroupPolicy = Field(
         GroupPolicy(), title="Groups", description="With runner groups: how much work is a run", json_schema_extra=or_none
     )
+    publish: PublishPolicy = Field(
+        PublishPolicy(),
+        title="Publish",
+        description="What a version has to be like before latest names it",
+        json_schema_extra=or_none,
+    )
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
@@ -405,7 +413,7 @@ class BuildConfig(Model):
         """``source: {...}`` for a single source; ``tokenizer: NAME`` for its name alone; null for settings as they are."""
         if not isinstance(value, dict):
             return value
-        value = {name: of for name, of in value.items() if of is not None or name not in ("documents", "groups")}
+        value = {name: of for name, of in value.items() if of is not None or name not in ("documents", "groups", "publish")}
         if "source" in value and "sources" in value:
             raise ValueError("there are both 'source' and 'sources'; list all of them in 'sources'")
         if "source" in value:
@@ -470,6 +478,23 @@ class BuildConfig(Model):
                 "a step of documents.steps says which characters count for the loss, and so do the columns of source "
                 f"{masked[0]!r}. Leave one of them out."
             )
+        return self
+
+    @model_validator(mode="after")
+    def gates_of_what_there_is(self) -> Self:
+        """Refuse gates of sources, steps and columns that there are not."""
+        known = {
+            "source": [source.name for source in self.sources],
+            "step": [step["name"] for step in self.documents.opened().described],
+            "column": list(self.kept_columns),
+        }
+        for number, gate in enumerate(self.publish.gates):
+            for kind, names in known.items():
+                if (name := getattr(gate, kind)) is None or name in names:
+                    continue
+                near = difflib.get_close_matches(name, names, 1, 0.5)
+                there = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}." if names else "There is none."
+                raise ValueError(f"publish.gates.{number}: there is no {kind} {name!r}. {there}")
         return self
 
     @property

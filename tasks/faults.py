@@ -105,7 +105,7 @@ def _nested(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """The models in the fields of a model, by the fields' names."""
     found: dict[str, type[BaseModel]] = {}
     for name in _keys(model):
-        kinds = [model.model_fields["sources" if name == "source" else name].annotation]
+        kinds = [model.model_fields[name if name in model.model_fields else "sources"].annotation]
         while kinds:
             kind = kinds.pop()
             kinds += get_args(kind)

@@ -25,6 +25,7 @@ from tasks.config import Source
 from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
+from tasks.output.held import candidate_of
 from tasks.output.leases import collecting, expired_leases, in_use
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
@@ -118,13 +119,17 @@ def unfinished_bytes(root: Store, others: Collection[str] = ()) -> int:
 
 
 def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:
-    """The versions that the policy keeps, and the others. Where none is the latest, the pointer is lost, and all are kept."""
+    """The versions that the policy keeps, one that waits for a person, and the others. Where none is the latest, the pointer is
+    lost, and all are kept.
+    """
     limit = _limit(policy)
     lost = not any(version.state == "latest" for version in versions)
+    ranked = [version for version in versions if version.state != "held"]
+    recent = ranked[: policy.keep_versions]
     kept = [
         version
-        for rank, version in enumerate(versions)
-        if lost or rank < policy.keep_versions or version.pinned is not None or version.last_used > limit
+        for version in versions
+        if lost or version.state == "held" or version in recent or version.pinned is not None or version.last_used > limit
     ]
     return kept, [version for version in versions if version not in kept]
 
@@ -166,7 +171,9 @@ def _is_half_removed(root: Store, version: str) -> bool:
 
 
 def _remove_version(root: Store, version: str) -> bool:
-    """Remove a version, at once for readers, unless it has just become the latest or was pinned. Return whether it went."""
+    """Remove a version, at once for readers, unless it has just become the latest, or was pinned or held. Return whether it
+    went.
+    """
     directory = version_key(version)
     if root.is_local:
         with pointer_lock(root):
@@ -254,7 +261,11 @@ def _shard(key: str, byte_count: int, why: str) -> Garbage:
 
 
 def _is_wanted(root: Store, version: str) -> bool:
-    return read_pointer(root).version == version or root.exists(paths.pin_key(version))
+    pointer = read_pointer(root)
+    if pointer.version == version or root.exists(paths.pin_key(version)):
+        return True
+    held = candidate_of(root, pointer)
+    return held is not None and held.version == version
 
 
 def _throw_away(root: Store, key: str) -> str:

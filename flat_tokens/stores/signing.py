@@ -15,7 +15,7 @@ KEY_FILE = "FLAT_TOKENS_SIGNING_KEY_FILE"
 SIGNATURE = ".hmac"
 
 SIGNED = re.compile(
-    r"(?:.*?/)??(latest\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
+    r"(?:.*?/)??(latest\.json|held\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
     r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))",
     re.DOTALL,  # an output's own path may have any character
 )

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import SPLITS, VERSIONS
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.terminal import duration, line, plural, show, size
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from flows.pipelines.plan import Plan
     from flows.pipelines.publish import Published
     from tasks.garbage import Policy
+    from tasks.output.held import Candidate
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
@@ -40,6 +42,8 @@ def add_commands(commands: Any) -> None:
     build = add_command(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.", RUNNING)
     about = "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset."
     plan = add_command(commands, "plan", run_plan, about, ["--quiet"])
+    anyway = "publish the version whatever its gates say; the reason is recorded"
+    build.add_argument("--publish-anyway", metavar="REASON", help=anyway)
     for command in (build, plan):
         command.add_argument("config", type=Path, metavar="CONFIG.yaml")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
@@ -53,6 +57,7 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
         consent = "read what a dataset's own record names: its sources, its tokenizer"
         command.add_argument("--trust-records", action="store_true", help=consent)
+    refresh.add_argument("--publish-anyway", metavar="REASON", help=anyway)
     refresh.add_argument("--keep", type=int, metavar="N", help="then keep only N versions, and pinned ones; otherwise all")
     refresh.add_argument("--days", type=float, metavar="D", help=f"with --keep: and those in use in the last D days ({DAYS:g})")
     name = "as in a configuration; may be given several times"
@@ -66,8 +71,9 @@ def run_build(options: argparse.Namespace) -> None:
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
-    result = nothing_to_do(options, config) or watched(
-        options, runner_without_server(config), partial(build, config), "flows.build:build_dataset", config
+    told = {"publish_anyway": options.publish_anyway} if options.publish_anyway is not None else {}
+    result = (nothing_to_do(options, config) if not told else None) or watched(
+        options, runner_without_server(config), partial(build, config, **told), "flows.build:build_dataset", config, **told
     )
     show(options, result.model_dump(mode="json"), summary(result))
 
@@ -115,10 +121,12 @@ def run_refresh(options: argparse.Namespace) -> None:
     from tasks.output.changes import as_text
 
     config = dataset if isinstance(dataset, BuildConfig) else trusted_config(options, dataset)
-    told = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
-    pipeline = partial(refresh, config, policy=policy)
+    told: dict[str, Any] = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
+    if options.publish_anyway is not None:
+        told["publish_anyway"] = options.publish_anyway
+    pipeline = partial(refresh, config, policy=policy, publish_anyway=options.publish_anyway)
     result = watched(options, runner_without_server(config), pipeline, "flows.refresh:refresh_dataset", config, **told)
-    lines = [result.headline, *(as_text(result.changes) if result.outcome == "published" else [])]
+    lines = [result.headline, *(as_text(result.changes) if result.outcome in ("published", "held", "still held") else [])]
     lines += [f"  removed    version {version}" for version in result.removed]
     lines += summary(result.build)[1:] if result.build else []  # its first line says less than the headline
     show(options, result.model_dump(mode="json"), lines)
@@ -309,8 +317,16 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
     moved = f"published before: latest is moved to {result.version} from {result.moved_from}"
+    if result.held is not None:
+        done = "held: latest stays where it is until a person decides"
+    elif result.moved_from:
+        done = moved
+    elif result.was_published:
+        done = "nothing to do: this version is published"
     lines = [
-        moved if result.moved_from else "nothing to do: this version is published" if result.was_published else done,
+        done,
+        *(f"  gate       {one.sentence}" for one in (result.held.findings if result.held else ())),
+        *(f"  decide     {one}" for one in (ways_to_decide(result.held, result.path) if result.held else ())),
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
             f"  {split:10} {result.totals[split]['token_count']:,} tokens in {result.totals[split]['seq_count']:,} sequences, "
@@ -323,6 +339,12 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
         seconds_line(result.seconds),
     ]
     return list(filter(None, lines))
+
+
+def ways_to_decide(held: Candidate, path: str) -> list[str]:
+    """The commands that decide of a version which waits at *path*, or at an output."""
+    output = shlex.quote(path.removesuffix(f"/{VERSIONS}/{held.version}"))
+    return [f"python -m flows {what} {output} {held.version[:8]} --why REASON" for what in ("approve", "reject")]
 
 
 def plan_text(made: Plan) -> list[str]:
@@ -340,8 +362,14 @@ def plan_text(made: Plan) -> list[str]:
         f"  output     {_size_text(made)} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
+        *(f"  gate       {WOULD[one.action]}: {one.sentence}" for one in made.findings),
+        *([f"  gate       a sample does not tell {', '.join(made.untold)}"] if made.untold else []),
         *([f"  warning    {made.warning}"] if made.warning else []),
     ]
+
+
+WOULD = {"stop": "would stop it", "hold": "would hold it", "warn": "would warn"}
+"""What a gate would do to a version that is planned."""
 
 
 def _losses_text(made: Plan) -> str:

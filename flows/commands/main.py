@@ -22,7 +22,7 @@ from flows.watch.failures import is_expected
 
 FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
-    "versions": ("status", "versions", "pin", "unpin", "rollback", "gc"),
+    "versions": ("status", "versions", "approve", "reject", "pin", "unpin", "rollback", "gc"),
     "completion": ("completion",),
     "vocabulary": ("vocabulary",),
     "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),

@@ -1,9 +1,10 @@
-"""The commands for versions: status, versions, pin, unpin, rollback, gc."""
+"""The commands for versions: status, versions, approve, reject, pin, unpin, rollback, gc."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.terminal import plural, show, size, table
-from flows.commands.build import DAYS, KEEP, policy_of, read_config
-from flows.commands.running import add_command
+from flows.commands.build import DAYS, KEEP, policy_of, read_config, ways_to_decide
+from flows.commands.running import RUNNING, add_command, watched
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import Collected
+    from tasks.output.held import Candidate, Decided
     from tasks.output.versions import Version
 
 
@@ -29,14 +31,24 @@ AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
 
-    def add_on_output(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
-        command = add_command(commands, name, run, about)
+    def add_on_output(
+        name: str, run: Callable[[argparse.Namespace], None], about: str, options: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
+        command = add_command(commands, name, run, about, options)
         command.add_argument("output", metavar="OUTPUT", help="a build's output, or its configuration file")
         return command
 
     about = "Tell what is published, since when, when it was last refreshed, its size, and whether a build is under way."
     add_on_output("status", run_status, about)
     add_on_output("versions", run_versions, "List the published versions.")
+    for name, about in (
+        ("approve", "Let 'latest' name the version that a gate holds."),
+        ("reject", "Leave 'latest' where it is; refreshes leave the version that a gate holds alone from now on."),
+    ):
+        decide = add_on_output(name, run_decide, about, RUNNING)
+        decide.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the one that waits")
+        decide.add_argument("--why", required=True, metavar="REASON", help="for whoever looks at the runs later")
+        decide.add_argument("--by", metavar="NAME", help="who decides (default: who runs the command)")
     pin = add_on_output("pin", run_pin, "Keep a version until it is unpinned.")
     pin.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the latest one without it")
     pin.add_argument("--note", default="", help="why, for whoever lists the versions")
@@ -80,8 +92,21 @@ def run_status(options: argparse.Namespace) -> None:
         "cache_bytes": found.cache_bytes,
         "unfinished_bytes": unfinished_bytes(root),
         "in_use": in_use(root),
+        "held": found.held.model_dump(mode="json") if found.held else None,
     }
-    show(options, facts, status_text(facts, found.latest, datetime.now(UTC)))
+    show(options, facts, [*status_text(facts, found.latest, datetime.now(UTC)), *held_text(found.held, found.output)])
+
+
+def held_text(held: Candidate | None, output: str) -> list[str]:
+    """The version that waits for a person, and the ways to decide."""
+    if held is None:
+        return []
+    counts = f"{plural(held.documents, 'document')}, {plural(held.tokens, 'token')}"
+    return [
+        f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}",
+        *(f"  gate       {one.sentence}" for one in held.findings),
+        *(f"  decide     {one}" for one in ways_to_decide(held, output)),
+    ]
 
 
 def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) -> list[str]:
@@ -134,6 +159,27 @@ def versions_text(versions: list[Version]) -> list[str]:
         stored = version.tokenizer, version.layout, size(version.byte_count)
         rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (version.state_for_people, pinned)))))
     return table(rows, "<<>><<><", indent=0)
+
+
+def run_decide(options: argparse.Namespace) -> None:
+    from tasks.output.held import approve, reject, who
+
+    root, version, why, by = output_at(options), options.version, options.why, options.by
+    if not why.strip():
+        raise ValueError("--why needs a reason, for whoever looks at the runs later")
+    decide = {"approve": approve, "reject": reject}[options.command]
+    told = {"output": root.url, "version": version, "why": why, "by": by or who()}
+
+    def pipeline(_: None) -> Decided:
+        return decide(root, version, why, by or who())
+
+    decided = watched(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **told)
+    facts = {
+        **decided.candidate.model_dump(mode="json", include={"version", "findings", "decision"}),
+        "latest": decided.pointer.version,
+        "number": decided.pointer.sequence,
+    }
+    show(options, facts, [decided.headline])
 
 
 def run_pin(options: argparse.Namespace) -> None:

@@ -46,6 +46,7 @@ from tasks.download.sources import naming, resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
+from tasks.gates import Gate
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
@@ -84,7 +85,7 @@ class BuildResult(Published):
 
     @property
     def headline(self) -> str:
-        reused = "" if self.was_published else f", {self.slices_reused:,} of {self.slices:,} slices reused"
+        reused = "" if self.was_published or self.held else f", {self.slices_reused:,} of {self.slices:,} slices reused"
         return super().headline + reused
 
 
@@ -110,9 +111,11 @@ class Text(NamedTuple):
         return any(len(slice_.ranges) > 1 for slice_ in self.slices)
 
 
-def build(config: BuildConfig, runner: Runner) -> BuildResult:
-    """Publish the version that the sources give now. A version that is there already is left as it is."""
-    with ThreadPoolExecutor(1) as beside, opened(config) as output:
+def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None) -> BuildResult:
+    """Publish the version that the sources give now, if its gates let it through. A version that is there already is left as it
+    is. *publish_anyway*: why a person publishes it whatever they say.
+    """
+    with ThreadPoolExecutor(1) as beside, opened(config, publish_anyway) as output:
         with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             pinned = pin_sources(config, output.root)
@@ -144,7 +147,8 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
-        if not is_published(output.root, build_id(made_of, layout), layout):
+        version = build_id(made_of, layout)
+        if not is_published(output.root, version, layout) or (config.publish.gates and version != output.pointer.version):
             return None
         return build_version(config, text, tokenizer, runner, output)
 
@@ -213,8 +217,15 @@ def remembering(config: BuildConfig, root: Store, cuts: Sequence[CutFile | None]
     remember(0)
 
 
-def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner: Runner, output: OpenOutput) -> BuildResult:
-    """The other stages: slices -> the version that they give, published."""
+def build_version(
+    config: BuildConfig,
+    text: Text,
+    tokenizer: Tokenizer,
+    runner: Runner,
+    output: OpenOutput,
+    gates: Sequence[Gate] | None = None,
+) -> BuildResult:
+    """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     made_of = provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs)
     layout = layout_of(config, output.root)
@@ -222,7 +233,7 @@ def build_version(config: BuildConfig, text: Text, tokenizer: Tokenizer, runner:
     rule, columns = SplitRule(fraction=config.fraction, seed=config.split_seed), dict.fromkeys(config.kept_columns, "null")
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
 
-    with publication(output, made_of, layout, remember) as version:
+    with publication(output, made_of, layout, remember, config.publish.gates if gates is None else gates) as version:
         if target := version.target(rule=rule, masked=config.masked, columns=columns):
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):

@@ -22,10 +22,14 @@ from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import cut_files
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
+from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
 from tasks.finalize.provenance import build_id, provenance
 from tasks.finalize.seal import is_published
+from tasks.gates import Facts, Finding, Place, judge
 from tasks.models import FoundFile, Model, SourceFile
+from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
+from tasks.output.versions import if_there
 from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.stored import document_spec
 from tasks.parts.unfinished import may_stream
@@ -60,7 +64,8 @@ class Loss(Model):
 
 class Plan(Model):
     """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
-    ``losses``: of each step, in a sample of ``sampled_documents``.
+    ``losses``: of each step, in a sample of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these
+    estimates; ``untold``: the facts of gates of which a sample says nothing.
     """
 
     version: str | None
@@ -88,6 +93,8 @@ class Plan(Model):
     seconds: float
     sampled_documents: int
     losses: tuple[Loss, ...]
+    findings: tuple[Finding, ...] = ()
+    untold: tuple[str, ...] = ()
 
 
 def plan(config: BuildConfig) -> Plan:
@@ -125,13 +132,18 @@ def plan(config: BuildConfig) -> Plan:
     # A build does all of this, too.
     starting, looking = looking - begun + clock() - looked, looked - looking
     whole, slice_count, sampled = Sums(), 0, Tally()
+    of_sources = dict[str, tuple[Sums, Tally]]()
     for index, source in enumerate(pinned):
         mine = [i for i, file in enumerate(files) if file.source == index]
         parts = slices[index]
-        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, sampled)
+        sums, counts = of_sources[config.sources[index].name] = Sums(), Tally()
+        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, counts)
+        sampled.read += counts.read
+        sampled.skipped.update(counts.skipped)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
         whole.add(sample, scale)
+        sums.add(sample, scale)
         unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
         stored = len(parts) - len(without_receipt(root, unknown))
         whole.slices_stored += stored
@@ -155,6 +167,9 @@ def plan(config: BuildConfig) -> Plan:
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * BESIDE_BYTES
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
+    latest = read_pointer(root).version
+    facts = {} if published and version == latest else forecast_facts(config, whole, sampled, of_sources)
+    findings, untold = gates_forecast(config, root, latest, facts) if facts else ((), ())
     return Plan(
         version=version,
         is_published=published,
@@ -181,7 +196,39 @@ def plan(config: BuildConfig) -> Plan:
         seconds=round(looking * _size(found) / max(_size(chosen), 1) + making, 1),
         sampled_documents=sampled.read,
         losses=losses_of(recipe, sampled),
+        findings=findings,
+        untold=untold,
     )
+
+
+def forecast_facts(config: BuildConfig, whole: Sums, sampled: Tally, of_sources: dict[str, tuple[Sums, Tally]]) -> Facts:
+    """What a sample tells of the version, at all places that gates may name."""
+    facts: dict[tuple[str, Place], int | float | None] = {}
+    for source, (sums, counts) in {"": (whole, sampled), **of_sources}.items():
+        place = Place(source=source)
+        told = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}
+        facts |= {(fact, place): round(value) for fact, value in told.items()}
+        facts["bytes_per_token", place] = sums.text_bytes / sums.tokens if sums.tokens else 0.0
+        for gate in config.publish.gates:
+            if gate.of == "skipped_share":
+                here = place._replace(step=gate.step or "", reason=gate.reason or "")
+                facts[gate.of, here] = share_skipped(counts.skipped, counts.read, here)
+    if not any(source.validation_split or source.split for source in config.sources):
+        for split, share in (("train", 1 - config.fraction), ("validation", config.fraction)):
+            facts["documents", Place(split=split)] = round(whole.documents * share)
+            facts["tokens", Place(split=split)] = round(whole.tokens * share)
+    return facts
+
+
+def gates_forecast(
+    config: BuildConfig, root: Store, latest: str | None, facts: Facts
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """What the gates of a refresh find by the *facts* of a sample, and the facts that it does not tell."""
+    gates = config.publish.of_refresh()
+    before = if_there(root, latest, lambda _: facts_before(VersionFacts(root, str(latest)), facts))
+    there = [gate for gate in gates if any(fact == gate.of and gate.is_at(place) for fact, place in facts)]
+    untold = [gate.of for gate in gates if gate not in there]
+    return tuple(judge(there, facts, before)), tuple(dict.fromkeys(untold))
 
 
 def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:

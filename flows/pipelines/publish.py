@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +25,18 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
+from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
+from tasks.gates import Finding, Gate, judge, told, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
+from tasks.output.held import Candidate, candidate_of, forgive, hold, record_approval, who
+from tasks.output.history import Decision
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
-from tasks.output.pointer import Pointer, pointer_lock, publish, read_pointer
+from tasks.output.pointer import Pointer, is_dataset, manifest_digest, pointer_lock, publish, read_pointer
 from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
     Request = BuildConfig | DeriveRequest | ImportRequest
     """Settings of something that publishes a version."""
 
+logger = logging.getLogger(__name__)
+
 FIRST_CONTACT_SECONDS = 10.0
 """A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
 
@@ -51,7 +58,8 @@ FIRST_CONTACT_SECONDS = 10.0
 class Published(Model):
     """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took.
     ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version that
-    ``latest`` named when the run began.
+    ``latest`` named when the run began. ``held``: where the version waits for a person, and ``latest`` has not moved;
+    ``comparison``: then, where it was not held before. ``decision``: of a person who let the version through.
     """
 
     path: str
@@ -64,16 +72,27 @@ class Published(Model):
     seconds: dict[str, float]
     text_bytes_tokenized: int = 0
     latest_before: str | None = None
+    held: Candidate | None = None
+    comparison: Comparison | None = None
+    decision: Decision | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether ``latest`` names another version now than before."""
+        return self.held is None and (not self.was_published or self.moved_from is not None)
 
     @property
     def moved_from(self) -> str | None:
         """The version that ``latest`` named before, if this one was published before and is now the latest again."""
-        return self.latest_before if self.was_published and self.latest_before != self.version else None
+        moved = self.was_published and self.held is None and self.latest_before != self.version
+        return self.latest_before if moved else None
 
     @property
     def headline(self) -> str:
         """Such as ``version 80d2fd78, 183.8M tokens``."""
         tokens = short(sum(self.totals[split]["token_count"] for split in SPLITS))
+        if self.held is not None:
+            return f"version {self.version[:8]}, {tokens} tokens, waits for a person: {told(self.held.findings, 'hold')}"
         again = f", latest is moved to it from {self.moved_from[:8]}" if self.moved_from else ""
         return f"version {self.version[:8]}{' was published already' if self.was_published else ''}{again}, {tokens} tokens"
 
@@ -83,12 +102,15 @@ P = TypeVar("P", bound=Published)
 
 @dataclass
 class OpenOutput:
-    """An output to publish a version at, opened once. ``pointer``: as it was then. ``seconds``: those of each stage so far."""
+    """An output to publish a version at, opened once. ``pointer``: as it was then. ``anyway``: why a person publishes the version
+    whatever its gates say. ``seconds``: those of each stage so far.
+    """
 
     request: Request
     root: Store
     scratch: Path
     pointer: Pointer
+    anyway: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def result(self, kind: type[P], version: str, sequence: int, was_published: bool, **particular: Any) -> P:
@@ -111,7 +133,8 @@ class OpenOutput:
 @dataclass
 class Publication:
     """A version on its way to readers. ``workspace``: where the attempt at it writes; None where the version exists already.
-    ``sequence``: the pointer's sequence number, once ``latest`` points at the version.
+    ``sequence``: the pointer's sequence number, once ``latest`` points at the version or it is ``held``. ``difference``: from the
+    version before, where gates looked at it. ``findings``: theirs. ``decision``: of a person who let it through.
     """
 
     output: OpenOutput
@@ -119,6 +142,11 @@ class Publication:
     layout: LayoutName
     workspace: Workspace | None
     sequence: int = 0
+    difference: Difference | None = None
+    findings: tuple[Finding, ...] = ()
+    held: Candidate | None = None
+    decision: Decision | None = None
+    _compared: bool = False
 
     def target(self, **settings: Any) -> Target | None:
         """The target of the attempt, with *settings* of its documents; None where the version exists already."""
@@ -128,24 +156,85 @@ class Publication:
 
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
         """The result. Record the run beside the versions: when, where, what it was told (with *facts* on top), what it gave."""
-        result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **particular)
+        comparison = self.difference.compared() if self._compared and self.difference else None
+        judged = {"held": self.held, "decision": self.decision, "comparison": comparison}
+        result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **judged, **particular)
         now = datetime.now(UTC)
-        told = {**self.output.request.model_dump(mode="json"), **(facts or {})}
-        record = {"at": now.isoformat(), "host": platform.node(), "config": told, **result.model_dump()}
+        settings = {**self.output.request.model_dump(mode="json"), **(facts or {})}
+        record = {"at": now.isoformat(), "host": platform.node(), "config": settings, **result.model_dump(mode="json")}
+        record["latest"] = result.version if self.held is None else self.output.pointer.version
+        if self.findings:
+            record["findings"] = [one.model_dump(mode="json") for one in self.findings]
         name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{result.version}.json"
         with pointer_lock(self.output.root):
-            if self.output.root.is_local:  # what `verify --full` compares the pointer with
+            if self.output.root.is_local and record["latest"] is not None:  # what `verify --full` compares the pointer with
                 record["history_sha256"] = history_digest(read_json(self.output.root, POINTER))
             self.output.root.put(name, (json.dumps(record, indent=2) + "\n").encode())
         meter.begin("done")
         return result
 
+    def pass_gates(self, gates: Sequence[Gate]) -> None:
+        """Let gates look at the version beside the one that ``latest`` names. Then it may be published, unless it is held.
+        ValueError where a gate stops it.
+        """
+        root, pointer = self.output.root, self.output.pointer
+        if self.name == pointer.version or not gates:
+            return
+        before = pointer.version if pointer.version is not None and is_dataset(root, pointer.version) else None
+        waiting = candidate_of(root, pointer)
+        same = waiting if waiting is not None and waiting.version == self.name else None
+        if same is not None and same.decision is not None:  # approved, and whoever did so was killed
+            self.decision = same.decision
+            return
+        self.difference = Difference(root, before, self.name)
+        if same is not None and same.gates == tuple(gates) and self.output.anyway is None:
+            self.held = hold(root, same)
+            return
+        self.findings = tuple(judge(gates, *self.difference.facts(gates)))
+        match worst(self.findings):
+            case None:
+                return
+            case "warn":
+                logger.warning("Version %s is published though its gates say: %s", self.name, told(self.findings))
+            case _ if self.output.anyway is not None:
+                logger.warning("Version %s is published all the same: %s", self.name, told(self.findings))
+                forgive(root, self.name)
+                why = self.output.anyway
+                self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
+            case "stop":
+                raise ValueError(
+                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Mend the sources, or change "
+                    "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
+                )
+            case "hold":
+                self._hold(pointer, before, gates)
+
+    def _hold(self, pointer: Pointer, before: str | None, gates: Sequence[Gate]) -> None:
+        assert self.difference is not None
+        totals, changes = self.difference.now.manifest["totals"], self.difference.documents
+        candidate = Candidate(
+            version=self.name,
+            manifest_sha256=manifest_digest(self.output.root, self.name),
+            before=before,
+            sequence=pointer.sequence,
+            at=datetime.now(UTC),
+            gates=tuple(gates),
+            findings=self.findings,
+            documents=sum(totals[split]["seq_count"] for split in SPLITS),
+            tokens=sum(totals[split]["token_count"] for split in SPLITS),
+            changes=changes.total if changes else None,
+        )
+        self.held = hold(self.output.root, candidate)
+        self._compared = True
+
 
 @contextlib.contextmanager
-def opened(request: Request) -> Iterator[OpenOutput]:
+def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     """Use an output, from which no garbage is collected in the block; then no token is stored twice. ValueError, at once, where
-    nothing can be written there.
+    nothing can be written there. *anyway*: see ``OpenOutput``.
     """
+    if anyway is not None and not anyway.strip():
+        raise ValueError("--publish-anyway needs a reason, for whoever looks at the runs later")
     meter.reset()
     with _removed_if_empty(Store.at(request.output)):
         root = check_output(request)
@@ -156,7 +245,7 @@ def opened(request: Request) -> Iterator[OpenOutput]:
             # Nothing else clears up after a death behind the commit, or one that fetched a file which is there now.
             for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
                 sweep(home)
-            yield OpenOutput(request, root, scratch, pointer)
+            yield OpenOutput(request, root, scratch, pointer, anyway)
         meter.begin("clean up")
         remove_held_shards(root)
         meter.begin("done")
@@ -177,10 +266,14 @@ def _removed_if_empty(root: Store) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publication(
-    output: OpenOutput, made_of: Provenance, layout: LayoutName, remember: Callable[[str], object] = lambda version: None
+    output: OpenOutput,
+    made_of: Provenance,
+    layout: LayoutName,
+    remember: Callable[[str], object] = lambda version: None,
+    gates: Sequence[Gate] = (),
 ) -> Iterator[Publication]:
     """Publish the version that *made_of* gives. The block finalizes it, unless it is there (it has no target). Then *remember*
-    is called with its name, and ``latest`` points at it.
+    is called with its name, the *gates* look at it, and ``latest`` points at it, unless they hold it.
     """
     root, version = output.root, build_id(made_of, layout)
     is_there = is_published(root, version, layout)
@@ -191,7 +284,10 @@ def publication(
             remember(version)
             if is_there:
                 verify(version_store(root, version).url)
-            here.sequence = publish(root, version, output.pointer.sequence)
+            here.pass_gates(gates)
+            here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
+            if here.decision is not None and here.decision.what == "approved":
+                record_approval(root, version)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,28 +14,30 @@ from flows.pipelines.publish import layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
-from tasks.finalize.document_changes import document_changes
+from tasks.finalize.facts import Difference
 from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
+from tasks.output.held import read_held, withdraw
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
-from tasks.output.pointer import publish, read_pointer
+from tasks.output.pointer import is_dataset, publish, read_pointer
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.chat import chats_of
 
-logger = logging.getLogger(__name__)
+Outcome = Literal["published", "unchanged", "withdrawn", "rejected", "held", "still held"]
 
 
 class RefreshResult(Model):
-    """Result of a refresh. ``withdrawn``: the sources give a version that was rolled back, so ``latest`` stays where it is.
-    ``removed``: versions that the policy no longer keeps.
+    """Result of a refresh. ``withdrawn``, ``rejected``: the sources give a version that was rolled back, or that a person
+    rejected, so ``latest`` stays where it is. ``held``, ``still held``: theirs waits for a person. ``version``: what ``latest``
+    names, None where that is nothing; ``path``: where it is. ``removed``: versions that the policy no longer keeps.
     """
 
-    outcome: Literal["published", "unchanged", "withdrawn"]
+    outcome: Outcome
     path: str
-    version: str
+    version: str | None
     sequence: int
     changes: Changes
     build: BuildResult | None
@@ -51,22 +52,33 @@ class RefreshResult(Model):
                 f"the sources give version {self.changes.after}, which was rolled back: latest stays at {self.version}. "
                 "To publish it all the same, build it: python -m flows build"
             )
+        if self.outcome == "rejected":
+            return (
+                f"the sources give version {self.changes.after}, which was rejected: latest stays at "
+                f"{self.version or 'nothing'}. To publish it all the same: python -m flows refresh --publish-anyway REASON"
+            )
+        if self.build is not None and self.build.held is not None:
+            return f"{self.outcome}: {self.build.headline}. Latest stays at {self.version or 'nothing'}"
         if self.outcome == "unchanged":
             return f"nothing changed: {self.version} is what the sources give"
         again = " again" if self.build and self.build.was_published else ""
         return f"published {self.version}{again}: {self.changes.headline}"
 
 
-def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -> RefreshResult:
+def refresh(
+    config: BuildConfig, runner: Runner, policy: Policy | None = None, publish_anyway: str | None = None
+) -> RefreshResult:
     """Look the sources up again and publish what they give now, tokenizing only content that is new; nothing is done where it
-    is the latest version. With a *policy*, versions that it does not keep are removed at the end.
+    is the latest version. With a *policy*, versions that it does not keep are removed at the end. *publish_anyway*: why a person
+    publishes it whatever its gates say.
 
     Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
     """
     built, began = None, time.monotonic()
-    with opened(config) as output:
+    with opened(config, publish_anyway) as output:
         root, pointer, seconds = output.root, output.pointer, output.seconds
         read_history(root)  # what is wrong with it is told before any work
+        held = read_held(root)
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
             pinned = pin_sources(config, root)
@@ -90,7 +102,8 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
             publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
-            outcome: Literal["published", "unchanged", "withdrawn"] = "unchanged"
+            outcome: Outcome = "unchanged"
+            withdraw(root)
         elif any(version == one.version for one in pointer.withdrawn):
             if old is None:
                 raise ValueError(
@@ -98,26 +111,35 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
                     "rolled back. Restore the one, or publish the other: python -m flows build"
                 )
             outcome = "withdrawn"
+        elif publish_anyway is None and version in held.rejected_names and is_dataset(root, version):
+            outcome = "rejected"
         else:
             with timed("download", seconds):
                 text = text or Text.of(config, pinned, download(config, found, runner, root))
-            built = build_version(config, text, tokenizer, runner, output)
-            outcome = "published"
+            built = build_version(config, text, tokenizer, runner, output, config.publish.of_refresh())
+            if built.held is None:
+                outcome = "published"
+            elif built.held.decision is not None:
+                outcome = "rejected"
+            else:
+                outcome = "held" if built.comparison else "still held"
         now, published_at = read_pointer(root), time.monotonic()
-        assert now.version is not None
-        new = read_manifest(version_store(root, now.version))
-        changes = changes_between(before := pointer.version if old else None, old, version, new)
+        before = pointer.version if old else None
+        new = read_manifest(version_store(root, version if built or now.version is None else now.version))
+        changes = changes_between(before, old, version, new)
         if outcome == "unchanged":
             changes = changes.model_copy(update={"documents": DocumentChanges()})
+        elif built is not None and built.comparison is not None:
+            changes = changes.model_copy(update={"documents": built.comparison.documents})
         elif outcome == "published":
-            changes = changes.model_copy(update={"documents": compared(root, before, version)})
+            changes = changes.model_copy(update={"documents": Difference(root, before, version).documents})
             seconds["changes"] = round(time.monotonic() - published_at, 3)
-    if built is not None:
+    if built is not None and built.held is None and (built.decision is None or built.decision.what != "approved"):
         remember(root, refreshed(built, changes, time.monotonic() - began))
     removed = remove_superfluous(root, policy) if policy else []
     return RefreshResult(
         outcome=outcome,
-        path=version_store(root, now.version).url,
+        path=version_store(root, now.version).url if now.version else root.url,
         version=now.version,
         sequence=now.sequence,
         changes=changes,
@@ -126,15 +148,6 @@ def refresh(config: BuildConfig, runner: Runner, policy: Policy | None = None) -
         seconds=seconds,
         text_bytes_tokenized=built.text_bytes_tokenized if built else 0,
     )
-
-
-def compared(root: Store, before: str | None, after: str) -> DocumentChanges | None:
-    """The changes of documents. What the version *before* has lost is no fault of the new one: then None, with a warning."""
-    try:
-        return document_changes(root, before, after)
-    except (OSError, ValueError) as error:
-        logger.warning("The documents of versions %s and %s cannot be compared: %s", before, after, error)
-        return None
 
 
 def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
@@ -148,6 +161,7 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
         tokens=sum(built.totals[split]["token_count"] for split in SPLITS),
         text_bytes_tokenized=built.text_bytes_tokenized,
         seconds=round(seconds, 3),
+        decision=built.decision,
         **total,
     )
 

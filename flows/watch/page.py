@@ -23,6 +23,8 @@ from flows.watch.api import Api, ask, moment
 from flows.watch.markdown import code, link, page
 from flows.watch.pictures import Bar, bars
 from flows.watch.words import UNCHANGED, slug, tolerated
+from tasks.gates import told
+from tasks.output.held import Candidate
 from tasks.output.history import Refreshed, read_history
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Status, Version, status_of
@@ -158,6 +160,7 @@ def dataset_page(
     return page(
         f"# {as_markdown(name)}",
         f"**The last run failed**: {as_markdown(newest.says)}" if newest and newest is failed else "",
+        _waiting(name, found.held) if found.held is not None else "",
         _latest(found),
         [
             f"- Output: {link(found.output)}",
@@ -177,6 +180,13 @@ def dataset_page(
         if idle
         else "",
     )
+
+
+def _waiting(name: str, held: Candidate) -> str:
+    """A version that waits for a person, and the page that says why."""
+    see = f"See [what it is like, and how to decide](/artifacts/key/{slug(name)}-held)"
+    findings = as_markdown(told(held.findings))
+    return f"**Version {code(held.version)} waits for a person**, since {_time(held.at)}: {findings}. {see}."
 
 
 def _has_report(found: Status) -> bool:

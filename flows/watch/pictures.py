@@ -12,7 +12,7 @@ from flat_tokens.tools.terminal import duration, visible
 WIDTH, ROW, TEXT = 460, 40, 14
 """Units are pixels, fewer on a phone: letters must be read there, too."""
 GROUND, INK, FAINT = "#ffffff", "#1f2933", "#64707d"
-BAR = "#2f6fde"
+BAR, FAINT_BAR = "#2f6fde", "#b3bfcd"
 COLORS = ("#2f6fde", "#d97706", "#0f9d76", "#a13fb8")
 PLOT_HEIGHT, LEFT = 180, 70
 LONGEST = 30
@@ -20,11 +20,14 @@ LONGEST = 30
 
 
 class Bar(NamedTuple):
-    """A bar with its name to the left above it, and its value and a remark to the right."""
+    """A bar with its name to the left above it, and its value and a remark to the right. ``is_faint``: it is what another one is
+    compared with.
+    """
 
     name: str
     value: float
     text: str
+    is_faint: bool = False
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
@@ -39,7 +42,8 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
         parts += [
             _text(12, top + TEXT, name),
             _text(WIDTH - 12, top + TEXT, row.text, anchor="end"),
-            f'<rect x="12" y="{top + 20}" width="{max((WIDTH - 24) * row.value / largest, 1):.1f}" height="10" fill="{BAR}"/>',
+            f'<rect x="12" y="{top + 20}" width="{max((WIDTH - 24) * row.value / largest, 1):.1f}" height="10" '
+            f'fill="{FAINT_BAR if row.is_faint else BAR}"/>',
         ]
     return _image(title, 34 + ROW * len(rows) + 4, parts)
 

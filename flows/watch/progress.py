@@ -27,10 +27,22 @@ from flat_tokens.checker import Checked
 from flat_tokens.manifest import read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
+from flows.pipelines.publish import Published
 from flows.watch.failures import report_in_one_line
 from flows.watch.outages import outages
 from flows.watch.pictures import lines
-from flows.watch.words import UNCHANGED, WITHOUT_PROGRESS, all_done, describe, not_shown, percent, slug, tolerated
+from flows.watch.words import (
+    AWAITING_APPROVAL,
+    STILL_AWAITING,
+    UNCHANGED,
+    WITHOUT_PROGRESS,
+    all_done,
+    describe,
+    not_shown,
+    percent,
+    slug,
+    tolerated,
+)
 from tasks.progress import Done, Progress, meter, repeating
 
 R = TypeVar("R")
@@ -58,11 +70,19 @@ def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
         yield
 
 
-def ended(result: R, headline: str, *, is_unchanged: bool = False) -> R:
+def ended(result: R, headline: str, *, is_unchanged: bool = False, name: str = "Completed") -> R:
     """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result.
-    *is_unchanged*: nothing was published; the state is named so.
+    *is_unchanged*: nothing was published; the state is named so, else it has this *name*.
     """
-    return cast("R", Completed(name=UNCHANGED if is_unchanged else "Completed", message=headline, data=result))
+    return cast("R", Completed(name=UNCHANGED if is_unchanged else name, message=headline, data=result))
+
+
+def state_of(results: Iterable[Published]) -> str:
+    """The name of the state in which a run of publications ends."""
+    held = [one for one in results if one.held is not None]
+    if not held:
+        return "Completed"
+    return AWAITING_APPROVAL if any(one.comparison is not None for one in held) else STILL_AWAITING
 
 
 def dataset_name(path_or_url: str) -> str:

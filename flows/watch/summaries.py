@@ -24,6 +24,7 @@ from flows.pipelines.export import ExportResult
 from flows.pipelines.import_ import ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
+from flows.watch.held import show_held
 from flows.watch.markdown import code, link, page, table
 from flows.watch.page import DRAWN, link_to_page
 from flows.watch.pictures import Bar, bars
@@ -46,10 +47,12 @@ def leave(name: str, markdown: str, description: str) -> None:
 
 def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> None:
     """Leave a summary of a build under *name*, else its own, and the dataset as an asset that was made of its sources."""
-    tokenizer = short(config.tokenizer.name)
+    tokenizer, name = short(config.tokenizer.name), name or config.name
     with tolerated("summary"):
-        name = name or config.name
         leave(f"{name}-summary", summary(config, result, name), counts_of(result))
+    show_held(name, Store.at(config.output).url, result)
+    if result.held is not None:
+        return
     with tolerated("asset"):
         made_of = {origin(source): source.name for source in config.sources}
         description = f"Tokens of {', '.join(made_of.values())} by {tokenizer}"
@@ -285,8 +288,8 @@ DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and tok
 
 def _published(result: Published) -> str:
     before = f"was published already, and is the latest again (it was `{result.moved_from}`), number {result.sequence}"
-    state = f"published, number {result.sequence}"
-    if result.was_published:
+    state = f"published, number {result.sequence}" if result.held is None else "waits for a person"
+    if result.was_published and result.held is None:
         state = before if result.moved_from else "was published already"
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 

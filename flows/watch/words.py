@@ -20,6 +20,10 @@ TAG = "flat-tokens"
 """Tag of all runs, by which the automations know them."""
 UNCHANGED = "Unchanged"
 """Name of the state in which a run ends that has published nothing new."""
+AWAITING_APPROVAL = "AwaitingApproval"
+"""Name of the state in which a run ends whose version waits for a person. It has ended well: nothing is to be run again."""
+STILL_AWAITING = "StillAwaitingApproval"
+"""The same, of a run that found what an earlier one had found."""
 WITHOUT_PROGRESS = ("start", "finalize", "clean up", "done")
 """Stages of the meter in which nothing is counted."""
 

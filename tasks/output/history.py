@@ -1,9 +1,11 @@
-"""The history of an output's refreshes: a line of JSON for each that published a version, in ``runs/refreshes.jsonl``."""
+"""The history of an output's refreshes: a line of JSON for each version that one published, or that a person decided of, in
+``runs/refreshes.jsonl``.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -16,9 +18,19 @@ KEPT = 1000
 """Refreshes that are remembered."""
 
 
+class Decision(Model):
+    """What a person decided of a version that gates held back, when, who it was, and why."""
+
+    what: Literal["approved", "rejected", "published anyway"]
+    at: datetime
+    by: str
+    why: str
+
+
 class Refreshed(Model):
-    """A refresh that published a version. ``documents``, ``tokens``: of the version. ``added`` and so on count documents, and are
-    None where they could not be told. ``text_bytes_tokenized``: 0 where all tokens were there.
+    """A refresh that published a version, or a decision of one that was held. ``documents``, ``tokens``: of the version.
+    ``added`` and so on count documents, and are None where they could not be told. ``text_bytes_tokenized``: 0 where all tokens
+    were there.
     """
 
     at: datetime
@@ -31,6 +43,7 @@ class Refreshed(Model):
     moved: int | None
     text_bytes_tokenized: int
     seconds: float
+    decision: Decision | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -50,8 +63,12 @@ def remember(root: Store, refresh: Refreshed) -> None:
     with pointer_lock(root):
         while True:
             seen = look(root, REFRESHES)
-            refreshes = (*_parse(root, seen.data), refresh)[-KEPT:]
-            if swap(root, REFRESHES, seen, "".join(one.model_dump_json() + "\n" for one in refreshes).encode()):
+            before = _parse(root, seen.data)
+            if refresh.decision is not None and any(one.decision == refresh.decision for one in before):
+                return  # a death behind this line is why it comes again
+            kept = (*before, refresh)[-KEPT:]
+            lines = (one.model_dump_json(exclude=None if one.decision else {"decision"}) + "\n" for one in kept)
+            if swap(root, REFRESHES, seen, "".join(lines).encode()):
                 return
 
 

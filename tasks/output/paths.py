@@ -25,13 +25,14 @@ GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
 LOCK = ".latest.lock"
+HELD = "held.json"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 
 DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, UNFINISHED, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
 KINDS = {
     **dict.fromkeys(DIRECTORIES, "directory"),
-    **dict.fromkeys((POINTER, LOCK), "file"),
+    **dict.fromkeys((POINTER, LOCK, HELD), "file"),
     LINK: "link",
 }
 

@@ -21,6 +21,7 @@ from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
+from tasks.output.held import Candidate, Held, candidate_of, forgive, is_current, read_held
 from tasks.output.paths import CACHE, PINS, VERSIONS, origin_key, pin_key, version_store
 from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
 
@@ -32,12 +33,14 @@ FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split"
 
 
 class Version(Model):
-    """A published version, as it is listed. ``at``: when it was first there; ``until``: when it ceased to be the latest."""
+    """A version, as it is listed. ``at``: when it was first there; ``until``: when it ceased to be the latest, or since when it
+    is held or rejected.
+    """
 
     version: str
     at: datetime | None
     until: datetime | None
-    state: Literal["latest", "former", "withdrawn", "other"]
+    state: Literal["latest", "former", "withdrawn", "held", "rejected", "other"]
     pinned: str | None
     documents: int
     tokens: int
@@ -57,7 +60,7 @@ class Version(Model):
         """Such as ``former until 2026-07-31 12:00`` or ``withdrawn since ...``; empty if it never was the latest."""
         if self.state == "other" or self.until is None:
             return "" if self.state == "other" else self.state
-        return f"{self.state} {'since' if self.state == 'withdrawn' else 'until'} {self.until:%Y-%m-%d %H:%M}"
+        return f"{self.state} {'until' if self.state == 'former' else 'since'} {self.until:%Y-%m-%d %H:%M}"
 
 
 class Origin(Model):
@@ -81,12 +84,15 @@ class OriginFiles(Origin):
 
 
 class Status(Model):
-    """An output: its versions, the latest first; when its sources were last looked up; the bytes in its ``_cache``."""
+    """An output: its versions, the latest first; when its sources were last looked up; the bytes in its ``_cache``; and the
+    version that waits for a person, if one does.
+    """
 
     output: str
     versions: tuple[Version, ...]
     last_refresh: datetime | None
     cache_bytes: int
+    held: Candidate | None = None
 
     @property
     def latest(self) -> Version | None:
@@ -103,13 +109,14 @@ def status_of(root: Store) -> Status:
         versions=tuple(versions),
         last_refresh=(origin.looked_up or origin.at) if origin else None,
         cache_bytes=sum(stored for _, stored in (root / CACHE).listing()) if root.exists(CACHE) else 0,
+        held=candidate_of(root, read_pointer(root)),
     )
 
 
 def list_versions(root: Store) -> list[Version]:
     """Every published version: the latest first, then those that were the latest most recently."""
-    pointer = read_pointer(root)
-    described = (if_there(root, name, lambda store: describe(root, store, pointer)) for name in names_of(root, VERSIONS))
+    pointer, held = read_pointer(root), read_held(root)
+    described = (if_there(root, name, lambda store: describe(root, store, pointer, held)) for name in names_of(root, VERSIONS))
     return sorted(filter(None, described), key=lambda one: one.last_used, reverse=True)
 
 
@@ -135,11 +142,14 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
 
 
-def describe(root: Store, store: Store, pointer: Pointer) -> Version:
+def describe(root: Store, store: Store, pointer: Pointer, held: Held) -> Version:
     version = PurePosixPath(store.root).name
     manifest = read_manifest(store)
     totals = manifest["totals"]
-    until = {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
+    candidate = held.candidate if held.candidate is not None and is_current(held.candidate, pointer) else None
+    until: dict[str, tuple[Any, str | None]] = {one.version: ("rejected", one.at.isoformat()) for one in held.rejected}
+    until |= {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
+    until |= {candidate.version: ("held", candidate.at.isoformat())} if candidate else {}
     state, since = ("latest", None) if version == pointer.version else until.get(version, ("other", None))
     origin = read_origin(root, version)
     committed = (changed_at(store.info(marker)) for marker in MARKERS if store.exists(marker))
@@ -202,6 +212,11 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     version = before[-1] if name is None else find_version(root, name)
     if version == seen.version:
         raise ValueError(f"{root.url}: {version} is the latest version already")
+    if (held := candidate_of(root, seen)) is not None and held.version == version:
+        raise ValueError(
+            f"{root.url}: version {version} waits for a person. Decide: python -m flows approve {shlex.quote(root.url)} "
+            f"{version[:8]} --why REASON, or reject"
+        )
     verify(version_store(root, version).url)
 
     def after(pointer: Pointer) -> Pointer:
@@ -213,7 +228,9 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
         forward = any(version == one.version for one in pointer.withdrawn)
         return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
 
-    return move(root, after)
+    now = move(root, after)
+    forgive(root, version)
+    return now
 
 
 def pin(root: Store, name: str, note: str = "") -> str:

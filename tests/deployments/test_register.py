@@ -69,8 +69,10 @@ def schema_of(name: str) -> dict[str, Any]:
 
 def test_the_deployments_that_there_are() -> None:
     assert set(DEPLOYMENTS) == {
+        "approve",
         "build",
         "publish",
+        "reject",
         "refresh",
         "retokenize",
         "export",

@@ -138,7 +138,7 @@ def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tm
     )
     command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(parameters)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.stdout == "watched ['config']\n", done.stderr
+    assert done.stdout == "watched ['config', 'publish_anyway']\n", done.stderr
 
 
 def hundred_lines(directory: Path) -> Path:

@@ -1,0 +1,57 @@
+"""Decisions of versions that gates hold, as Prefect flows: who may start a run in the UI approves or rejects there."""
+
+# No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
+from collections.abc import Callable
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.store import Store
+from flows.credentials import credentials
+from flows.watch.page import page_of
+from flows.watch.progress import dataset_name, ended, flow_run, watched
+from tasks.locations import Output
+from tasks.output.held import Decided, approve, read_held, reject
+from tasks.output.paths import version_store
+
+Reason = Annotated[str, Field(min_length=1, pattern=r"\S")]
+
+
+def run(
+    decide: Callable[[Store, str | None, str, str], Decided], output: str, why: str, version: str | None, by: str | None
+) -> Decided:
+    with credentials():
+        root = Store.at(output)
+        found = read_held(root).candidate
+        name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
+        with watched(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
+            decided = decide(root, version, why, by or f"who started run {flow_run().name}")
+    return ended(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
+
+
+@flow(name="approve-version", flow_run_name="approve for {output}", persist_result=False)
+def approve_version(output: Output, why: Reason, version: str | None = None, by: str | None = None) -> Decided:
+    """Let latest name the version that waits for a person.
+
+    Args:
+        output: Where the version waits.
+        why: For whoever looks at the runs later.
+        version: The one that waits, or how its name begins: then no other one is approved.
+        by: Who decides; this run without it.
+    """
+    return run(approve, output, why, version, by)
+
+
+@flow(name="reject-version", flow_run_name="reject for {output}", persist_result=False)
+def reject_version(output: Output, why: Reason, version: str | None = None, by: str | None = None) -> Decided:
+    """Leave latest where it is. Refreshes leave the version that waits alone from now on.
+
+    Args:
+        output: Where the version waits.
+        why: For whoever looks at the runs later.
+        version: The one that waits, or how its name begins: then no other one is rejected.
+        by: Who decides; this run without it.
+    """
+    return run(reject, output, why, version, by)

@@ -1,0 +1,320 @@
+"""Facts of a version that gates look at, and its difference from another version for people.
+
+Counts are from manifests. Lengths, kept columns and differences of documents are read only where they are asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import columns_of
+from flat_tokens.extras import pa
+from flat_tokens.keys import document_keys
+from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.reader import open_split
+from flat_tokens.stores.store import Store
+from flat_tokens.text.rows import text_buffers
+from flat_tokens.tools.stats import Counts, Tally
+from tasks.finalize.document_changes import document_changes
+from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Place
+from tasks.models import Model
+from tasks.output.changes import DocumentChanges
+from tasks.output.paths import DOCUMENTS, version_store
+
+logger = logging.getLogger(__name__)
+
+ENTRIES_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 1 << 14
+ALL = Place()
+
+
+class SourceCounts(Model):
+    """Counts of a source in two versions, each (before, now); None where there was none, or nobody knows."""
+
+    name: str
+    documents: tuple[int | None, int | None]
+    tokens: tuple[int | None, int | None]
+    text_bytes: tuple[int | None, int | None]
+
+
+class LengthCounts(Model):
+    """Documents of ``first`` to ``last`` tokens, (before, now)."""
+
+    first: int
+    last: int
+    documents: tuple[int, int]
+
+
+class Comparison(Model):
+    """A version beside the one that ``latest`` names, for people: sources, documents that were left out by reason, lengths, and
+    what became of documents. ``before``: None where ``latest`` names nothing.
+    """
+
+    before: str | None
+    version: str
+    sources: tuple[SourceCounts, ...]
+    skipped: dict[str, tuple[int, int]]
+    lengths: tuple[LengthCounts, ...]
+    documents: DocumentChanges | None
+
+
+class VersionFacts:
+    """What can be told of a version at an output: each thing is looked up when it is first asked for."""
+
+    def __init__(self, root: Store, version: str) -> None:
+        self._root, self.version = root, version
+
+    @cached_property
+    def store(self) -> Store:
+        return version_store(self._root, self.version)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return read_manifest(self.store)
+
+    @cached_property
+    def documents(self) -> dict[str, Any]:
+        """Totals of its documents, as far as they are known."""
+        return self.manifest["totals"].get("documents") or {}
+
+    @cached_property
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """Counts of each source; those of another writer may have none."""
+        return {one["name"]: one for one in self.documents.get("by_source") or ()}
+
+    @cached_property
+    def lengths(self) -> dict[tuple[str, str], Counts]:
+        """How many documents have how many tokens, by (split, source)."""
+        sources = self.manifest["provenance"].get("sources") or ()
+        source_of = np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources])
+        tallies: dict[tuple[str, str], Tally] = {}
+        for name in SPLITS:
+            split = open_split(self.store / name)
+            file = open_array(self.store / f"{DOCUMENTS}/{name}/file", "uint64")
+            for start in range(0, split.seq_count, ENTRIES_AT_ONCE):
+                stop = min(start + ENTRIES_AT_ONCE, split.seq_count)
+                ends = split.seq_starts.read(start, stop + 1).astype(np.int64)
+                files = file.read(start, stop)
+                if len(files) and int(files.max()) >= len(source_of):
+                    raise ValueError(f"{self.store.url}: is damaged: it has file {files.max()} of {len(source_of)}")
+                of, lengths = source_of[files], np.diff(ends)
+                for number in np.unique(of).tolist():
+                    tally = tallies.setdefault((name, sources[number]["name"]), Tally())
+                    tally.add(lengths[of == number])
+        return {place: tally.counts() for place, tally in tallies.items()}
+
+    def lengths_of(self, place: Place = ALL) -> Counts:
+        """The same, of a source, of a split or of all."""
+        some = [
+            counts
+            for (split, source), counts in self.lengths.items()
+            if place.split in ("", split) and place.source in ("", source)
+        ]
+        return Counts.together(some or [Counts(np.empty(0, np.int64), np.empty(0, np.int64))])
+
+    def column(self, place: Place) -> tuple[int, int, int]:
+        """Rows of a kept column, how many of them are null, and how many different values the others have, by 64 bits of each."""
+        rows, nulls = 0, 0
+        seen, fresh = np.empty(0, np.uint64), list[npt.NDArray[np.uint64]]()
+        for name in SPLITS:
+            for values in self._values(name, place.column) if place.split in ("", name) else ():
+                rows, nulls = rows + len(values), nulls + values.null_count
+                fresh.append(value_digests(values))
+                if sum(map(len, fresh)) > max(len(seen), ENTRIES_AT_ONCE):
+                    seen, fresh = np.unique(np.concatenate([seen, *fresh])), []
+        return rows, nulls, len(np.unique(np.concatenate([seen, *fresh])))
+
+    def _values(self, split: str, column: str) -> Iterator[Any]:
+        """The values of a kept column, some at a time. ValueError where there is no such column."""
+        columns = columns_of(self.store, self.manifest, split)
+        if column not in columns.kinds:
+            raise ValueError(f"{self.store.url}: keeps no column {column!r}")
+        count = self.manifest["totals"][split]["seq_count"]
+        for start in range(0, count, ROWS_AT_ONCE):
+            yield columns.take(np.arange(start, min(start + ROWS_AT_ONCE, count)), [column]).column(0)
+
+
+def value_digests(values: Any) -> npt.NDArray[np.uint64]:
+    """Digests of the different values of a column that are not null: uint64[n]."""
+    data, offsets = text_buffers(pa.compute.unique(values.drop_null()).cast(pa.large_string()))
+    return document_keys(data, offsets)
+
+
+class Difference:
+    """A version beside the one that ``latest`` names, if it names one. Both are looked at as far as it is needed."""
+
+    def __init__(self, root: Store, before: str | None, version: str) -> None:
+        self._root = root
+        self.now = VersionFacts(root, version)
+        self.before = VersionFacts(root, before) if before is not None else None
+
+    @cached_property
+    def documents(self) -> DocumentChanges | None:
+        """The changes of documents. What the version *before* has lost is no fault of the new one: then None, with a warning."""
+        before = self.before.version if self.before else None
+        try:
+            return document_changes(self._root, before, self.now.version)
+        except (OSError, ValueError) as error:
+            logger.warning("The documents of versions %s and %s cannot be compared: %s", before, self.now.version, error)
+            return None
+
+    def facts(self, gates: Sequence[Gate]) -> tuple[Facts, Facts | None]:
+        """What the gates look at: of the version, and of the one before."""
+        now = facts_of(self.now, gates)
+        if self.before is None:
+            return now, None
+        before = facts_before(self.before, now)
+        for gate in gates:
+            if gate.of in OF_CHANGES:
+                now |= self._changes(gate)
+        return now, before
+
+    def _changes(self, gate: Gate) -> dict[tuple[str, Place], int | float | None]:
+        kind = gate.of.removesuffix("_share")
+        assert self.before is not None
+        side = self.before if kind == "removed" else self.now
+        found: dict[tuple[str, Place], int | float | None] = {}
+        for place in _places(gate, self.now):
+            if self.documents is None:
+                found[gate.of, place] = None
+                continue
+            listed = self.documents.by_source if place.source else self.documents.by_split if place.split else ()
+            name = place.source or place.split
+            counts = next((one for one in listed if one.name == name), None) if name else self.documents.total
+            count = 0 if counts is None else getattr(counts, kind)
+            whole = _count(side, "documents", place)
+            found[gate.of, place] = None if count is None or whole is None else count / whole if whole else 0.0
+        return found
+
+    def compared(self) -> Comparison:
+        """The difference for people."""
+        then, now = (self.before.sources if self.before else {}), self.now.sources
+        names = {"documents": "written", "tokens": "token_count", "text_bytes": "text_bytes"}
+        sources = [
+            SourceCounts(
+                name=name,
+                **{of: (then.get(name, {}).get(count), now.get(name, {}).get(count)) for of, count in names.items()},
+            )
+            for name in dict.fromkeys([*now, *then])
+        ]
+        skipped = [(one.documents.get("skipped") or {}) if one else {} for one in (self.before, self.now)]
+        reasons = sorted({*skipped[0], *skipped[1]})
+        return Comparison(
+            before=self.before.version if self.before else None,
+            version=self.now.version,
+            sources=tuple(sources),
+            skipped={reason: (skipped[0].get(reason, 0), skipped[1].get(reason, 0)) for reason in reasons},
+            lengths=tuple(_in_ranges(self.before, self.now)),
+            documents=self.documents,
+        )
+
+
+def _in_ranges(before: VersionFacts | None, now: VersionFacts) -> Iterator[LengthCounts]:
+    """Documents by their lengths, in ranges of powers of two, from the first to the last that has any."""
+    counts = []
+    for one in (before, now):
+        found = Counter[int]()
+        if one is not None:
+            try:
+                lengths = one.lengths_of()
+            except (OSError, ValueError) as error:
+                logger.warning("The lengths of version %s cannot be told: %s", one.version, error)
+            else:
+                bits = np.ceil(np.log2(lengths.values.astype(np.float64) + 1)).astype(np.int64)
+                for bit, count in zip(bits.tolist(), lengths.counts.tolist(), strict=True):
+                    found[bit] += count
+        counts.append(found)
+    there = {*counts[0], *counts[1]}
+    for bit in range(min(there, default=0), max(there, default=-1) + 1):
+        first, last = (1 << bit - 1 if bit else 0), (1 << bit) - 1 if bit else 0
+        yield LengthCounts(first=first, last=last, documents=(counts[0][bit], counts[1][bit]))
+
+
+def _places(gate: Gate, of: VersionFacts) -> Iterator[Place]:
+    """The places that a gate looks at in a version."""
+    place = Place(**{name: getattr(gate, name) or "" for name in Place._fields})
+    if gate.by is None:
+        yield place
+        return
+    for name in of.sources if gate.by == "source" else SPLITS:
+        yield place._replace(**{gate.by: name})
+
+
+def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Place], int | float | None]:
+    """What gates look at in a version, but for its difference from another one."""
+    places = ((gate.of, place) for gate in gates if gate.of not in OF_CHANGES for place in _places(gate, of))
+    return {(fact, place): _fact(of, fact, place) for fact, place in places}
+
+
+def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[tuple[str, Place], int | float | None]:
+    """The facts *asked* for, of a version that others are compared with. What cannot be told of it is left out."""
+    found: dict[tuple[str, Place], int | float | None] = {}
+    for fact, place in asked:
+        if fact in OF_CHANGES or (place.source and place.source not in of.sources):
+            continue
+        try:
+            value = _fact(of, fact, place)
+        except (OSError, ValueError) as error:
+            logger.warning("%s of version %s cannot be told: %s", fact, of.version, error)
+            continue
+        if value is not None:
+            found[fact, place] = value
+    return found
+
+
+def _fact(of: VersionFacts, fact: str, place: Place) -> int | float | None:
+    if fact in OF_LENGTHS:
+        lengths = of.lengths_of(place)
+        return lengths.percentile(100 if fact == "largest_length" else 50) or 0
+    if fact in OF_COLUMNS:
+        rows, nulls, distinct = of.column(place)
+        return distinct if fact == "distinct" else nulls / rows if rows else 0.0
+    if fact == "bytes_per_token":
+        text, tokens = _count(of, "text_bytes", place), _count(of, "tokens", place)
+        return None if text is None or tokens is None else text / tokens if tokens else 0.0
+    if fact == "skipped_share":
+        return _skipped_share(of, place)
+    if fact == "duplicate_share":
+        read, repeated = of.documents.get("read"), of.documents.get("repeated_keys")
+        left_out = (of.documents.get("skipped") or {}).get("duplicate", 0)
+        return None if read is None or repeated is None else (left_out + repeated) / read if read else 0.0
+    return _count(of, fact, place)
+
+
+def _count(of: VersionFacts, fact: str, place: Place) -> int | None:
+    """Documents, tokens or bytes of text, of a source, of a split or of all: an int, None where that is not told."""
+    found: int | None
+    if place.source:
+        name = {"documents": "written", "tokens": "token_count"}.get(fact, fact)
+        found = of.sources.get(place.source, {}).get(name)
+        return found
+    if fact == "text_bytes":
+        found = of.documents.get(fact)
+        return found
+    name = {"documents": "seq_count", "tokens": "token_count"}[fact]
+    found = sum(of.manifest["totals"][split][name] for split in SPLITS if place.split in ("", split))
+    return found
+
+
+def _skipped_share(of: VersionFacts, place: Place) -> float | None:
+    counts = of.sources.get(place.source) if place.source else of.documents
+    if not counts or counts.get("read") is None:
+        return None
+    return share_skipped(counts.get("skipped") or {}, counts["read"], place)
+
+
+def share_skipped(reasons: Mapping[str, int], read: int, place: Place) -> float:
+    """The share of documents that were left out, for the reasons that a place names, of those that were *read*."""
+    count = sum(
+        count
+        for reason, count in reasons.items()
+        if place.reason in ("", reason) and (not place.step or reason == place.step or reason.startswith(f"{place.step}."))
+    )
+    return count / read if read else 0.0

@@ -1,0 +1,268 @@
+"""Gates before publication: conditions on a version, and on its difference from the one that ``latest`` names.
+
+``judge`` is a pure function of the gates and of the facts of both versions. Where facts come from is in ``finalize.facts``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from tasks.models import Model
+
+Fact = Literal[
+    "documents",
+    "tokens",
+    "text_bytes",
+    "bytes_per_token",
+    "largest_length",
+    "median_length",
+    "skipped_share",
+    "duplicate_share",
+    "added_share",
+    "removed_share",
+    "changed_share",
+    "moved_share",
+    "null_share",
+    "distinct",
+]
+Action = Literal["stop", "hold", "warn"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+
+SELECTORS: dict[str, tuple[str, ...]] = {
+    "documents": ("source", "split"),
+    "tokens": ("source", "split"),
+    "text_bytes": ("source",),
+    "bytes_per_token": ("source",),
+    "largest_length": ("source", "split"),
+    "median_length": ("source", "split"),
+    "skipped_share": ("source", "step", "reason"),
+    "duplicate_share": (),
+    "added_share": ("source", "split"),
+    "removed_share": ("source", "split"),
+    "changed_share": ("source", "split"),
+    "moved_share": ("source", "split"),
+    "null_share": ("column", "split"),
+    "distinct": ("column", "split"),
+}
+"""What each fact may be told of, besides all."""
+OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share")
+"""Facts of a difference: there are none where ``latest`` names nothing."""
+OF_COLUMNS = ("null_share", "distinct")
+OF_LENGTHS = ("largest_length", "median_length")
+
+CHANGE = re.compile(r"([+-])\s*([0-9]+(?:\.[0-9]+)?)\s*%")
+SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
+
+
+def limit(value: Any) -> Any:
+    """A number as it is, or a change such as ``-50 %`` or ``+ 10%``, in one spelling. ``5 %`` is the share 0.05."""
+    if isinstance(value, str):
+        if told := CHANGE.fullmatch(value.strip()):
+            return f"{told[1]}{told[2]} %"
+        if told := SHARE.fullmatch(value.strip()):
+            return float(Fraction(told[1]) / 100)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("should be a number, a share such as 5 %, or a change such as -50 % or +10 %")
+    return value
+
+
+Limit = Annotated[
+    int | float | str,
+    BeforeValidator(limit),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[+-]?\s*[0-9.]+\s*%$"}], "examples": ["-50 %"]}
+    ),
+]
+
+
+def fact(value: Any) -> Any:
+    """The name of a fact. ValueError with the nearest one."""
+    known = get_args(Fact)
+    if isinstance(value, str) and value not in known:
+        near = difflib.get_close_matches(value.lower(), known, 1, 0.5)
+        told = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+        raise ValueError(f"there is no fact {value!r}. {told}")
+    return value
+
+
+class Place(NamedTuple):
+    """What a fact is told of: a source, a split, a step, a reason, a column, or several of them; empty: of all."""
+
+    source: str = ""
+    split: str = ""
+    step: str = ""
+    reason: str = ""
+    column: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{kind} {name}" for kind, name in self._asdict().items() if name)
+
+
+class Gate(Model):
+    """A condition on a version, or on its difference from the one that latest names, and what happens where it does not hold."""
+
+    model_config = ConfigDict(title="Gate")
+
+    of: Annotated[Fact, BeforeValidator(fact)] = Field(description="What is looked at, such as documents or skipped_share")
+    by: Literal["source", "split"] | None = Field(None, description="Of each source, or of each split, instead of all")
+    source: str | None = Field(None, min_length=1, description="Of this source alone")
+    split: Literal["train", "validation"] | None = Field(None, description="Of this split alone")
+    step: str | None = Field(None, min_length=1, description="skipped_share: by this step of documents.steps")
+    reason: str | None = Field(None, min_length=1, description="skipped_share: for this reason, such as too_long")
+    column: str | None = Field(None, min_length=1, description="null_share, distinct: the kept column")
+    at_least: Limit | None = Field(None, description="A number, or a change from what latest names, such as -50 %")
+    at_most: Limit | None = Field(None, description="The same, such as 5 % of a share, or +20 %")
+    action: Action = Field("stop", description="stop: fail. hold: a person approves or rejects it. warn: publish it all the same")
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Self:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError(f"a gate of {self.of} has no limit; give at_least or at_most")
+        for name in (*Place._fields, *(["by"] if self.by else [])):
+            wanted = self.by if name == "by" else name
+            if getattr(self, name) is not None and wanted not in SELECTORS[self.of]:
+                raise ValueError(f"{self.of} is not told by {wanted}; {self._told_by()}")
+        if self.by and getattr(self, self.by) is not None:
+            raise ValueError(f"a gate of {self.of} has by: {self.by} and a {self.by}; give one of them")
+        if (self.source or self.by == "source") and (self.split or self.by == "split"):
+            raise ValueError(f"{self.of} is told by source or by split, not by both")
+        if self.of in OF_COLUMNS and self.column is None:
+            raise ValueError(f"{self.of} is of a kept column; give its column")
+        if self.step is not None and self.reason is not None and not self.reason.startswith(f"{self.step}."):
+            raise ValueError(f"a reason of step {self.step!r} is named {self.step}.REASON, not {self.reason!r}")
+        counted = not self.of.endswith("_share") and self.of != "bytes_per_token"
+        for one in (self.at_least, self.at_most):
+            if counted and isinstance(one, float) and not one.is_integer():
+                raise ValueError(f"{self.of} is a count, not {one:g}. For a change write its sign, such as -50 % or +10 %")
+        if self.of in OF_CHANGES and any(isinstance(one, str) for one in (self.at_least, self.at_most)):
+            raise ValueError(f"{self.of} is a share of a difference: give a share, such as 5 %, without a sign")
+        low, high = self.at_least, self.at_most
+        if not isinstance(low, str) and not isinstance(high, str) and low is not None and high is not None and low > high:
+            raise ValueError(f"at_least {low} is above at_most {high}")
+        return self
+
+    def _told_by(self) -> str:
+        names = SELECTORS[self.of]
+        return f"it is by {' or '.join(names)}, or of all" if names else "it is of all"
+
+    @property
+    def is_of_a_change(self) -> bool:
+        """Whether it says nothing of a first version."""
+        return self.of in OF_CHANGES or all(isinstance(one, str) for one in (self.at_least, self.at_most) if one is not None)
+
+    def is_at(self, place: Place) -> bool:
+        """Whether it looks at the fact of a place."""
+        wanted = Place(**{name: getattr(self, name) or "" for name in Place._fields})
+        if self.by is None:
+            return place == wanted
+        return bool(getattr(place, self.by)) and place._replace(**{self.by: ""}) == wanted
+
+
+LOST_SOURCES = (
+    Gate(of="documents", by="source", at_least="-50 %", action="hold"),
+    Gate(of="documents", by="source", at_least=1, action="hold"),
+)
+"""Gates of refreshes without any configuration."""
+
+
+class PublishPolicy(Model):
+    """What a version has to be like before latest names it."""
+
+    model_config = ConfigDict(title="with settings")
+
+    gates: tuple[Gate, ...] = Field((), max_length=1000, description="Conditions: docs/versions.md")
+    defaults: bool = Field(
+        True, description="Refreshes are held where a source loses more than half of its documents, or has none"
+    )
+
+    def of_refresh(self) -> tuple[Gate, ...]:
+        """The gates of a refresh."""
+        return (*self.gates, *(LOST_SOURCES if self.defaults else ()))
+
+
+Facts = Mapping[tuple[str, Place], int | float | None]
+"""Facts of a version by their names and places. None: nobody can tell."""
+
+
+class Finding(Model):
+    """A condition that does not hold. ``value``: None where it could not be told; ``before``: of the version that ``latest``
+    names, where that matters. ``limit``: such as ``at least -50 %``.
+    """
+
+    of: Fact
+    place: str
+    value: int | float | None
+    before: int | float | None = None
+    limit: str
+    action: Action
+
+    @property
+    def sentence(self) -> str:
+        """Such as ``documents of source web: 40, -90.0 % from 400; wanted is at least -50 %``."""
+        what = f"{self.of}{f' of {self.place}' if self.place else ''}"
+        now = "could not be told" if self.value is None else number(self.of, self.value)
+        change = "" if self.before is None or self.value is None else f", {changed(self.value, self.before)}"
+        was = "" if self.before is None or not change else f" from {number(self.of, self.before)}"
+        return f"{what}: {now}{change}{was}; wanted is {self.limit}"
+
+
+def number(of: str, value: float) -> str:
+    """A fact's value for people."""
+    if of.endswith("_share"):
+        return f"{100 * value:.3g} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def changed(value: float, before: float) -> str:
+    """A change in per cent, for people."""
+    return f"{100 * (value - before) / before:+,.1f} %" if before else "none before" if value else "as before"
+
+
+def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Finding]:
+    """The conditions that do not hold, of a version with the facts *now*; *before*: of the version that ``latest`` names, None
+    where it names nothing. Facts that the version before does not tell are not compared.
+    """
+    return [found for gate in gates for found in _findings(gate, now, before)]
+
+
+def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]:
+    if before is None and gate.is_of_a_change:
+        return
+    for (of, place), value in now.items():
+        if of != gate.of or not gate.is_at(place):
+            continue
+        former = (before or {}).get((of, place))
+        for side in ("at_least", "at_most"):
+            told: Any = getattr(gate, side)
+            is_change = isinstance(told, str)
+            if told is None or (is_change and former is None):
+                continue
+            bound = of_change(told, former) if is_change and former is not None else told
+            if value is not None and (value >= bound if side == "at_least" else value <= bound):
+                continue
+            wanted = told if is_change else number(of, told)
+            limit = f"{side.replace('_', ' ')} {wanted}"
+            compared = former if is_change else None
+            yield Finding(of=gate.of, place=str(place), value=value, before=compared, limit=limit, action=gate.action)
+
+
+def of_change(change: str, before: float) -> Fraction:
+    """The value that a change such as ``-50 %`` leads to, exactly."""
+    return Fraction(before) * (1 + Fraction(change.removesuffix("%").strip()) / 100)
+
+
+def worst(findings: Iterable[Finding]) -> Action | None:
+    """What happens to a version: the most that any finding asks for. None where all holds."""
+    actions = {one.action for one in findings}
+    return next((action for action in ACTIONS if action in actions), None)
+
+
+def told(findings: Iterable[Finding], action: Action | None = None) -> str:
+    """The sentences of findings, of one *action* alone if that is wanted."""
+    return "; ".join(dict.fromkeys(one.sentence for one in findings if action in (None, one.action)))

@@ -1,0 +1,300 @@
+"""``held.json``: the version of an output that waits for a person, and what people decided.
+
+A candidate is a whole version that a gate holds back. It is one as long as ``latest`` is where it was when the gates looked at
+it: whatever moves the pointer, a publication, a rollback, ends that. So an approval is a move of the pointer on that condition.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import shlex
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from flat_tokens.checker import verify
+from flat_tokens.manifest import POINTER, check_name, history_digest
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import Store
+from tasks.gates import Finding, Gate
+from tasks.models import Digest, Model, Name
+from tasks.output.changes import DocumentChangeCounts
+from tasks.output.history import Decision, Refreshed, remember
+from tasks.output.paths import HELD, RUNS, version_store
+from tasks.output.pointer import Pointer, Seen, is_dataset, look, manifest_digest, pointer_lock, publish, read_pointer, swap
+
+REJECTED_KEPT = 100
+"""Rejected versions that are remembered."""
+
+
+class Rejected(Model):
+    """A version that a person rejected: a refresh that gives it again leaves it alone."""
+
+    version: Name
+    at: datetime
+
+
+class Candidate(Model):
+    """A version that waits for a person. ``sequence``, ``before``: of the pointer when the gates looked at it. ``gates``: those
+    that did. ``changes``: of documents, None where they could not be told.
+    """
+
+    version: Name
+    manifest_sha256: Digest
+    before: Name | None
+    sequence: int
+    at: datetime
+    gates: tuple[Gate, ...]
+    findings: tuple[Finding, ...]
+    documents: int
+    tokens: int
+    changes: DocumentChangeCounts | None = None
+    decision: Decision | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.decision is None
+
+
+class Held(Model):
+    """The content of ``held.json``. ``candidate``: what was held last."""
+
+    candidate: Candidate | None = None
+    rejected: tuple[Rejected, ...] = Field((), max_length=REJECTED_KEPT)
+
+    @property
+    def rejected_names(self) -> set[str]:
+        return {one.version for one in self.rejected}
+
+    def as_json(self) -> bytes:
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
+
+def read_held(root: Store) -> Held:
+    """What the record says, whatever became of it since. ValueError, naming it, where it is none."""
+    return _parse(root, look(root, HELD).data)
+
+
+def _parse(root: Store, data: bytes | None) -> Held:
+    try:
+        return Held.model_validate_json(data) if data is not None else Held()
+    except ValueError as error:
+        raise ValueError(f"{root.path(HELD)}: is not a record of a held version. Remove it, and refresh again.") from error
+
+
+def candidate_of(root: Store, pointer: Pointer) -> Candidate | None:
+    """The candidate of an output whose pointer is *pointer*, decided or not; None where nothing is held."""
+    found = read_held(root).candidate
+    return found if found is not None and is_current(found, pointer) else None
+
+
+def is_current(candidate: Candidate, pointer: Pointer) -> bool:
+    """Whether ``latest`` is where it was when the gates looked at the candidate, and nobody rejected it."""
+    is_rejected = candidate.decision is not None and candidate.decision.what == "rejected"
+    return candidate.sequence == pointer.sequence and not is_rejected
+
+
+def hold(root: Store, candidate: Candidate) -> Candidate:
+    """Let a version wait for a person, in place of whatever waited before. Return it as it is recorded: the same one with a
+    decision is left alone. ValueError where ``latest`` has moved since the gates looked at it, or the version has gone.
+    """
+
+    def after(held: Held) -> Held:
+        was = held.candidate
+        is_same = was is not None and (was.version, was.sequence) == (candidate.version, candidate.sequence)
+        if is_same and was is not None and was.decision is not None:
+            return held
+        return held.model_copy(update={"candidate": candidate})
+
+    now = _change(root, after).candidate
+    assert now is not None
+    if (pointer := read_pointer(root)).sequence != candidate.sequence:
+        raise ValueError(
+            f"{root.url}: another build published {pointer.version} while this one ran. Version {candidate.version} is complete; "
+            "run it again to compare it with that."
+        )
+    if not is_dataset(root, candidate.version):
+        raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it anew.")
+    return now
+
+
+def withdraw(root: Store) -> None:
+    """Let nothing wait any more: the sources do not give it now."""
+    if look(root, HELD).data is not None:
+        _change(root, lambda held: held.model_copy(update={"candidate": None}))
+
+
+def forgive(root: Store, version: str) -> None:
+    """Let a version that was rejected be like any other."""
+    if version in (rejected := read_held(root)).rejected_names:
+        kept = tuple(one for one in rejected.rejected if one.version != version)
+        _change(root, lambda held: held.model_copy(update={"rejected": kept}))
+
+
+def _change(root: Store, after: Callable[[Held], Held]) -> Held:
+    """Replace the record by what *after* makes of it, and return that. Other machines may do so at the same time."""
+    with pointer_lock(root):
+        while True:
+            seen: Seen = look(root, HELD)
+            before = _parse(root, seen.data)
+            now = after(before)
+            if now == before or swap(root, HELD, seen, now.as_json()):
+                return now
+
+
+class Decided(NamedTuple):
+    """A version that a person decided of, and the pointer as it is then. ``was_decided``: it had been decided so before."""
+
+    candidate: Candidate
+    pointer: Pointer
+    was_decided: bool
+
+    @property
+    def decision(self) -> Decision:
+        assert self.candidate.decision is not None
+        return self.candidate.decision
+
+    @property
+    def headline(self) -> str:
+        """Such as ``approved 80d2fd78..., which is latest now (number 4)``."""
+        before = f" ({self.decision.by} had done so {self.decision.at:%Y-%m-%d %H:%M} UTC)" if self.was_decided else ""
+        if self.decision.what == "rejected":
+            return f"rejected {self.candidate.version}{before}: latest stays at {self.pointer.version or 'nothing'}"
+        return f"approved {self.candidate.version}{before}: it is latest now (number {self.pointer.sequence})"
+
+
+def approve(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
+    """Let ``latest`` name the version that waits. *name*: which one that has to be, or how it begins. Killed in between, it is
+    done when it is run again, and a refresh goes on with it. ValueError where it does not wait, or is damaged.
+    """
+    found = _named(root, name, "approve")
+    if found.decision is None or found.decision.what != "approved":
+        verify(version_store(root, found.version).url)
+    if manifest_digest(root, found.version) != found.manifest_sha256:
+        raise ValueError(f"{root.url}: version {found.version} is not what the gates looked at. Refresh again.")
+    decided, was_decided = _decide(root, found, "approved", why, by)
+    publish(root, found.version, found.sequence)
+    pointer = read_pointer(root)
+    if not was_decided or not is_recorded(root, decided):
+        record(root, decided, pointer)
+    return Decided(decided, pointer, was_decided)
+
+
+def reject(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
+    """Leave ``latest`` where it is: a refresh that gives the version again does not hold it again. ValueError where it does not
+    wait.
+    """
+    found = _named(root, name, "reject")
+    decided, was_decided = _decide(root, found, "rejected", why, by)
+    pointer = read_pointer(root)
+    if not was_decided or not is_recorded(root, decided):
+        record(root, decided, pointer)
+    return Decided(decided, pointer, was_decided)
+
+
+def _named(root: Store, name: str | None, what: str) -> Candidate:
+    """The candidate of that name. ValueError where another one waits, or none."""
+    pointer, found = read_pointer(root), read_held(root).candidate
+    listed = f"python -m flows status {shlex.quote(root.url)} tells what is there."
+    if name is not None:
+        check_name(name)
+    if found is None or (name is not None and not found.version.startswith(name)):
+        there = f"; {found.version} does" if found is not None and is_current(found, pointer) else ""
+        raise ValueError(
+            f"{root.url}: {f'version {name}' if name else 'no version'} {'does not wait' if name else 'waits'} for a "
+            f"person{there}. {listed}"
+        )
+    is_done = found.decision is not None and found.decision.what == {"approve": "approved", "reject": "rejected"}[what]
+    is_latest = pointer.version == found.version
+    if not is_current(found, pointer) and not (is_done and (what == "reject" or is_latest)):
+        if found.decision is not None:
+            told = f"was {found.decision.what} by {found.decision.by} ({found.decision.at:%Y-%m-%d %H:%M} UTC)"
+            remedy = f"To publish it all the same: python -m flows rollback {shlex.quote(root.url)} {found.version}"
+            raise ValueError(f"{root.url}: version {found.version} {told}. {remedy if not is_latest else listed}")
+        raise ValueError(
+            f"{root.url}: version {found.version} waits no more: it was compared with {found.before or 'nothing'}, and latest is "
+            f"{pointer.version} now. Refresh again."
+        )
+    return found
+
+
+def _decide(
+    root: Store, found: Candidate, what: Literal["approved", "rejected"], why: str, by: str | None
+) -> tuple[Candidate, bool]:
+    """Record a decision of a candidate, once. Return it with that, and whether it was there. ValueError for another one."""
+    decision = Decision(what=what, at=datetime.now(UTC), by=by or who(), why=why)
+    was_decided = False
+
+    def after(held: Held) -> Held:
+        nonlocal was_decided
+        now = held.candidate
+        if now is None or (now.version, now.sequence) != (found.version, found.sequence):
+            raise ValueError(f"{root.url}: version {found.version} was replaced by another one just now. Look again.")
+        was_decided = now.decision is not None
+        if now.decision is not None:
+            if now.decision.what != what:
+                raise ValueError(f"{root.url}: {now.decision.by} {now.decision.what} version {found.version} just now.")
+            return held
+        if what == "approved" and read_pointer(root).sequence != found.sequence:
+            raise ValueError(f"{root.url}: latest has just moved. Refresh again.")
+        rejected = held.rejected
+        if what == "rejected":
+            others = (one for one in rejected if one.version != found.version)
+            rejected = (*others, Rejected(version=found.version, at=decision.at))[-REJECTED_KEPT:]
+        return Held(candidate=now.model_copy(update={"decision": decision}), rejected=rejected)
+
+    decided = _change(root, after).candidate
+    assert decided is not None
+    return decided, was_decided
+
+
+def who() -> str:
+    """Who runs this process, as far as the system knows: NAME@HOST."""
+    try:
+        return f"{getpass.getuser()}@{platform.node()}"
+    except (OSError, KeyError):  # a user without a name
+        return platform.node()
+
+
+def _record_key(decided: Candidate) -> str:
+    assert decided.decision is not None
+    return f"{RUNS}/{decided.decision.at:%Y%m%dT%H%M%S%f}-{decided.version}.json"
+
+
+def is_recorded(root: Store, decided: Candidate) -> bool:
+    """Whether a decision is among the runs."""
+    return root.exists(_record_key(decided))
+
+
+def record_approval(root: Store, version: str) -> None:
+    """Record the approval of a version that a refresh has published because whoever approved it was killed."""
+    found = read_held(root).candidate
+    if found is not None and found.version == version and found.decision is not None and not is_recorded(root, found):
+        record(root, found, read_pointer(root))
+
+
+def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
+    """Record a decision in the history and, last, among the runs. Done again, it is there once."""
+    assert decided.decision is not None
+    counts: dict[str, Any] = dict.fromkeys(("added", "removed", "changed", "moved"))
+    if decided.changes is not None:
+        counts = decided.changes.model_dump(include={*counts})
+    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
+    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))
+    facts: dict[str, Any] = {
+        "at": datetime.now(UTC).isoformat(),
+        "host": platform.node(),
+        "version": decided.version,
+        "latest": pointer.version,
+        "sequence": pointer.sequence,
+        "decision": decided.decision.model_dump(mode="json"),
+        "findings": [one.model_dump(mode="json") for one in decided.findings],
+    }
+    with pointer_lock(root):
+        if root.is_local and pointer.version is not None:
+            facts["history_sha256"] = history_digest(read_json(root, POINTER))
+        root.put(_record_key(decided), (json.dumps(facts, indent=2) + "\n").encode())

@@ -1,0 +1,216 @@
+"""Gates of builds and refreshes: facts of a version, what is held, stopped, or let through by a person."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import build
+from flows.pipelines.plan import plan
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.runners.threads import Threads
+from flows.watch.held import held_page
+from tasks.config import BuildConfig
+from tasks.finalize.facts import Difference
+from tasks.gates import Gate, Place
+from tasks.output.held import approve, read_held, reject
+from tasks.output.history import read_history
+
+ALL = Place()
+NOTHING = [{"id": "none", "text": "", "url": None}]
+"""A source of which no document is written."""
+
+
+def rows(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{i}", "text": f"text {i} " + "ab " * (i % 4), "url": f"u{i % 3}", **columns} for i in range(start, start + count)
+    ]
+
+
+class Dataset:
+    """Sources ``a`` and ``b``, an output, and what is done there."""
+
+    def __init__(self, here: Path) -> None:
+        self.here, self.output = here, str(here / "out")
+        self.write(a=rows(40), b=rows(20, 100))
+
+    def write(self, **sources: list[dict[str, Any]]) -> None:
+        for name, documents in sources.items():
+            (self.here / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+
+    def config(self, *gates: dict[str, Any], **settings: Any) -> BuildConfig:
+        sources = [
+            {"name": name, "path": str(self.here / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["url"]} for name in "ab"
+        ]
+        publish = {"gates": gates, "defaults": settings.pop("defaults", True)}
+        told = {
+            "output": self.output,
+            "sources": sources,
+            "tokenizer": "bytes",
+            "validation_fraction": 0.3,
+            "publish": publish,
+            "documents": {"empty": "skip"},
+        }
+        return BuildConfig.model_validate({**told, **settings})
+
+    def refresh(self, *gates: dict[str, Any], anyway: str | None = None, **settings: Any) -> RefreshResult:
+        with Threads(1) as runner:
+            return refresh(self.config(*gates, **settings), runner, publish_anyway=anyway)
+
+    @property
+    def latest(self) -> str:
+        return str(flat_tokens.open(self.output).path).rpartition("/")[2]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset(tmp_path)
+
+
+def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset: Dataset) -> None:
+    first = dataset.refresh()
+    dataset.write(b=rows(9, 100))
+    held = dataset.refresh()
+    assert (held.outcome, held.version, dataset.latest) == ("held", first.version, first.version)
+    assert held.build is not None
+    assert "documents of source b: 9, -55.0 % from 20" in held.headline
+    assert dataset.refresh().outcome == "still held"
+    assert approve(Store.at(dataset.output), None, "yes").pointer.version == held.build.version
+    assert dataset.refresh().outcome == "unchanged"
+    dataset.write(a=NOTHING)
+    gone = dataset.refresh()
+    assert [one.place for one in gone.build.held.findings] == ["source a", "source a"]  # type: ignore[union-attr]
+    reject(Store.at(dataset.output), None, "no")
+    assert dataset.refresh().outcome == "rejected"
+    assert dataset.refresh(anyway="it is as it should be").outcome == "published"
+    told = [(one.decision.what, one.decision.why) for one in read_history(Store.at(dataset.output)) if one.decision]
+    assert told == [("approved", "yes"), ("rejected", "no"), ("published anyway", "it is as it should be")]
+    flat_tokens.verify(dataset.output, "full")
+
+
+def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Dataset) -> None:
+    dataset.refresh()
+    for count in (5, 4):
+        dataset.write(b=rows(count, 100))
+        held = dataset.refresh()
+        assert held.build is not None
+        assert read_held(Store.at(dataset.output)).candidate.version == held.build.version  # type: ignore[union-attr]
+    dataset.write(b=rows(20, 100))
+    assert dataset.refresh().outcome == "unchanged"
+    assert read_held(Store.at(dataset.output)).candidate is None
+    dataset.write(b=rows(19, 100))
+    assert dataset.refresh().outcome == "published"
+
+
+def test_a_first_version_that_has_nothing_of_a_source_is_held(dataset: Dataset) -> None:
+    dataset.write(b=NOTHING)
+    held = dataset.refresh()
+    assert (held.outcome, held.version, held.sequence) == ("held", None, 0)
+    with pytest.raises(FileNotFoundError):
+        flat_tokens.open(dataset.output)
+    reject(Store.at(dataset.output), None, "no")
+    assert dataset.refresh().outcome == "rejected"
+    dataset.write(b=rows(1))
+    assert dataset.refresh().outcome == "published"
+
+
+def test_gates_that_change_are_asked_again(dataset: Dataset) -> None:
+    dataset.refresh()
+    dataset.write(b=rows(5, 100))
+    assert dataset.refresh().outcome == "held"
+    assert dataset.refresh(defaults=False).outcome == "published"
+
+
+def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
+    gate = {"of": "tokens", "split": "train", "at_least": 10**6}
+    with Threads(1) as runner:
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"is not published: tokens of split train: [0-9]+; wanted is at least 1,000,000"
+            ):
+                build(dataset.config(gate), runner)
+        assert not (Path(dataset.output) / "latest.json").exists()
+        with pytest.raises(ValueError, match="needs a reason"):
+            build(dataset.config(gate), runner, " ")
+        done = build(dataset.config(gate), runner, "small, but right")
+    assert (done.version, done.decision.why) == (dataset.latest, "small, but right")  # type: ignore[union-attr]
+    (record,) = [json.loads(path.read_bytes()) for path in Path(dataset.output, "runs").glob("2*.json")]
+    assert (record["decision"]["why"], len(record["findings"])) == ("small, but right", 1)
+    with caplog.at_level(logging.WARNING):
+        dataset.write(b=rows(21, 100))
+        assert dataset.refresh({**gate, "action": "warn"}).outcome == "published"
+    assert "is published though its gates say: tokens of split train" in caplog.text
+
+
+def test_the_facts_of_a_version(dataset: Dataset) -> None:
+    steps = {"documents": {"steps": [{"use": "length", "min_characters": 8}], "empty": "skip"}}
+    first = dataset.refresh(**steps, defaults=False)
+    dataset.write(a=[*rows(39), {"id": "0", "text": ""}, {"id": "x", "text": "abcdefgh" * 3}], b=rows(30, 90, url=None))
+    second = dataset.refresh(**steps, defaults=False)
+    assert first.version is not None
+    assert second.version is not None
+    root = Store.at(dataset.output)
+    difference = Difference(root, first.version, second.version)
+    asked = [
+        {"of": "documents", "by": "source"},
+        {"of": "tokens", "by": "split"},
+        {"of": "largest_length"},
+        {"of": "median_length", "source": "b"},
+        {"of": "skipped_share", "source": "a", "reason": "empty"},
+        {"of": "skipped_share", "step": "length"},
+        {"of": "duplicate_share"},
+        {"of": "null_share", "column": "url"},
+        {"of": "distinct", "column": "url"},
+        {"of": "bytes_per_token"},
+        {"of": "added_share", "source": "b"},
+        {"of": "removed_share"},
+    ]
+    now, before = difference.facts([Gate.model_validate({**one, "at_least": 0}) for one in asked])
+    assert before is not None
+    opened = flat_tokens.open(dataset.output)
+    lengths = [len(split.sequence(i)) for split in (opened.train, opened.validation) for i in range(split.seq_count)]
+    a, b = Place(source="a"), Place(source="b")
+    assert now["documents", a] == opened.manifest["totals"]["documents"]["by_source"][0]["written"]
+    assert (now["documents", b], before["documents", b]) == (30, 20)
+    assert now["tokens", Place(split="validation")] == opened.validation.token_count
+    assert now["largest_length", ALL] == max(lengths)
+    assert before["median_length", b] == sorted(len(row["text"]) for row in rows(20, 100))[9]
+    assert now["skipped_share", Place(source="a", reason="empty")] == 1 / 41
+    short = sum(len(row["text"]) < 8 for row in [*rows(39), *rows(30, 90)])
+    assert now["skipped_share", Place(step="length")] == short / 71
+    assert now["duplicate_share", ALL] == 0
+    written = len(lengths)
+    assert now["null_share", Place(column="url")] == (30 + 1) / written
+    assert (now["distinct", Place(column="url")], before["distinct", Place(column="url")]) == (3, 3)
+    assert now["bytes_per_token", ALL] == 1
+    assert now["added_share", b] == 10 / 30
+    assert now["removed_share", ALL] == 1 / (len(rows(40)) + 20 - sum(len(row["text"]) < 8 for row in rows(40)))
+
+
+def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset) -> None:
+    dataset.refresh()
+    dataset.write(b=rows(3, 100))
+    held = dataset.refresh().build
+    assert held is not None
+    assert held.held is not None
+    assert held.comparison is not None
+    text = held_page("web", dataset.output, held.held, held.comparison, ["[Approve it](/x)"])
+    assert "| b, documents | 20 | 3 | -85.0 % |" in text
+    assert "| b, removed | 17 |" in text
+    for title in ("Documents by source", "Tokens by source", "Documents by length in tokens"):
+        assert f"![{title}](data:image/svg+xml" in text
+    assert f"python -m flows approve {dataset.output} {held.version[:8]} --why REASON" in text
+
+
+def test_a_plan_tells_which_gates_would_stop(dataset: Dataset) -> None:
+    dataset.refresh()
+    dataset.write(b=rows(3, 100))
+    made = plan(dataset.config({"of": "documents", "at_least": 50}, {"of": "largest_length", "at_most": 9, "action": "warn"}))
+    assert [(one.place, one.action) for one in made.findings] == [("", "stop"), ("source b", "hold")]
+    assert made.untold == ("largest_length",)

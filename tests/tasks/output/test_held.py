@@ -1,0 +1,172 @@
+"""Versions that wait for a person: held, approved, rejected, replaced; and what comes in between."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+import tasks.output.held
+from flat_tokens.stores.store import Store
+from tasks.garbage import Policy, collect
+from tasks.gates import Finding
+from tasks.output.held import Candidate, approve, candidate_of, hold, read_held, reject
+from tasks.output.history import read_history
+from tasks.output.pointer import manifest_digest, move, read_pointer
+from tasks.output.versions import list_versions, roll_back
+from tests.faults.support import build_here, settings_of, write_notes
+
+
+class At:
+    """An output with versions of the same few texts, one for each seed, the last of which waits."""
+
+    def __init__(self, output: str, tmp_path: Path) -> None:
+        self.root = Store.at(output)
+        source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+        settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
+        made = [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(3)]
+        self.first, self.latest, self.waits = made
+        now = read_pointer(self.root)
+        before = now._replace(version=self.latest, former=now.former[:1])
+        move(self.root, lambda _: before._replace(manifest_sha256=manifest_digest(self.root, self.latest)))
+        self.hold()
+
+    def hold(self, version: str | None = None, **other: Any) -> Candidate:
+        version, now = version or self.waits, read_pointer(self.root)
+        facts = {
+            "version": version,
+            "manifest_sha256": manifest_digest(self.root, version),
+            "before": now.version,
+            "sequence": now.sequence,
+            "at": datetime.now(UTC),
+            "gates": (),
+            "findings": (Finding(of="documents", place="", value=1, limit="at least 2", action="hold"),),
+            "documents": 4,
+            "tokens": 100,
+        }
+        return hold(self.root, Candidate(**{**facts, **other}))
+
+
+@pytest.fixture(params=["disk", "memory"])
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> At:
+    output = str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
+    return At(output, tmp_path)
+
+
+def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at: At) -> None:
+    assert {one.version: one.state for one in list_versions(at.root)} == {
+        at.latest: "latest",
+        at.first: "former",
+        at.waits: "held",
+    }
+    gone = collect(at.root, Policy(keep_versions=1, grace_days=0), delete=True)
+    assert {one.version for one in gone.kept} == {at.latest, at.waits}
+    assert flat_tokens.open(at.root.url).path.endswith(at.latest)
+    with pytest.raises(ValueError, match="waits for a person"):
+        roll_back(at.root, at.waits)
+
+
+def test_an_approval_is_recorded_and_made_once(at: At) -> None:
+    number = read_pointer(at.root).sequence
+    done = approve(at.root, at.waits[:6], "looks right", "eve")
+    again = approve(at.root, None, "me too", "mallory")
+    assert [(one.pointer.version, one.pointer.sequence, one.was_decided) for one in (done, again)] == [
+        (at.waits, number + 1, False),
+        (at.waits, number + 1, True),
+    ]
+    assert again.decision == done.decision
+    (line,) = [one for one in read_history(at.root) if one.decision]
+    assert (line.version, line.decision) == (at.waits, done.decision)
+    records = [json.loads(at.root.read(f"runs/{name}")) for name, _ in (at.root / "runs").listing() if name.endswith(".json")]
+    (record,) = [one for one in records if one.get("decision")]
+    assert (record["decision"]["by"], record["decision"]["why"], record["version"]) == ("eve", "looks right", at.waits)
+    flat_tokens.verify(at.root.url, "full")
+
+
+def test_a_rejected_version_leaves_latest_alone(at: At) -> None:
+    reject(at.root, None, "too small", "eve")
+    assert (read_pointer(at.root).version, read_held(at.root).rejected_names) == (at.latest, {at.waits})
+    assert {one.version: one.state for one in list_versions(at.root)}[at.waits] == "rejected"
+    with pytest.raises(ValueError, match="was rejected by eve"):
+        approve(at.root, None, "no, it is right")
+    assert reject(at.root, at.waits, "again").was_decided
+    flat_tokens.verify(at.root.url, "full")
+    assert roll_back(at.root, at.waits).version == at.waits  # a person names it
+    assert read_held(at.root).rejected_names == set()
+
+
+def test_what_is_no_longer_the_candidate_is_not_approved(at: At) -> None:
+    roll_back(at.root)
+    assert candidate_of(at.root, read_pointer(at.root)) is None
+    with pytest.raises(ValueError, match="waits no more: it was compared with"):
+        approve(at.root, at.waits, "late")
+    at.hold()
+    at.hold(at.latest)  # another refresh replaces it
+    with pytest.raises(ValueError, match=f"version {at.waits} does not wait for a person; {at.latest} does"):
+        approve(at.root, at.waits, "late")
+    assert read_pointer(at.root).version == at.first
+
+
+def test_a_version_is_not_held_where_latest_has_moved(at: At) -> None:
+    with pytest.raises(ValueError, match="another build published"):
+        at.hold(sequence=read_pointer(at.root).sequence - 1)
+
+
+def test_a_version_that_was_changed_is_not_approved(at: At) -> None:
+    at.hold(manifest_sha256="ab" * 32)
+    with pytest.raises(ValueError, match="is not what the gates looked at"):
+        approve(at.root, None, "yes")
+    assert read_pointer(at.root).version == at.latest
+
+
+@pytest.mark.parametrize("others", [[approve, approve], [approve, reject], [reject, reject]])
+def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[..., Any]]) -> None:
+    barrier, said = threading.Barrier(len(others)), list[Any]()
+
+    def decide(one: Callable[..., Any]) -> None:
+        barrier.wait()
+        with suppress(ValueError):
+            said.append(one(at.root, None, "why", one.__name__))
+
+    threads = [threading.Thread(target=decide, args=(one,)) for one in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    decision = read_held(at.root).candidate.decision  # type: ignore[union-attr]
+    assert decision is not None
+    assert {one.decision for one in said} == {decision}
+    assert read_pointer(at.root).version == (at.waits if decision.what == "approved" else at.latest)
+    assert len([one for one in read_history(at.root) if one.decision]) == 1
+
+
+def test_an_approval_that_is_killed_behind_the_decision_is_finished(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks.output.held, "publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            approve(at.root, None, "yes")
+    assert read_pointer(at.root).version == at.latest
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks.output.held, "record", killed)
+        with pytest.raises(KeyboardInterrupt):
+            approve(at.root, None, "yes")
+    assert read_pointer(at.root).version == at.waits
+    approve(at.root, None, "yes")
+    assert len([one for one in read_history(at.root) if one.decision]) == 1
+
+
+def test_a_record_that_is_none_is_named(at: At) -> None:
+    at.root.put("held.json", b"{")
+    with pytest.raises(ValueError, match=r"held\.json: is not a record of a held version"):
+        approve(at.root, None, "yes")
