@@ -13,8 +13,9 @@ from tests.docs.programs import LINES, ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # They may be absent, have no types, or types that change with their releases: all that they give is Any.
 OTHERS = "torch torchdata jax grain transformers trl megatron streaming litdata olmo_core modalities datatrove datasets pyarrow"
-CONFIGURATION = "[mypy]\npython_version = 3.11\ncheck_untyped_defs = true\nfollow_imports = silent\nignore_missing_imports = true\n" + "".join(
-    f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in OTHERS.split()
+CONFIGURATION = (
+    "[mypy]\npython_version = 3.11\ncheck_untyped_defs = true\nfollow_imports = silent\nignore_missing_imports = true\n"
+    + "".join(f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in OTHERS.split())
 )
 
 
@@ -38,8 +39,9 @@ def main() -> int:
             Path(directory, f"{name}.py").write_text(source, "utf-8")
         configuration = Path(directory, "mypy.ini")
         configuration.write_text(CONFIGURATION, "utf-8")
-        mypy = [sys.executable, "-m", "mypy", "--config-file", str(configuration), "--cache-dir", str(ROOT / ".mypy_cache" / "docs")]
-        done = subprocess.run([*mypy, directory], cwd=ROOT, env={"MYPYPATH": str(ROOT)}, check=False)
+        cache = ROOT / ".mypy_cache" / "docs"
+        mypy = [sys.executable, "-m", "mypy", f"--config-file={configuration}", f"--cache-dir={cache}", directory]
+        done = subprocess.run(mypy, cwd=ROOT, env={"MYPYPATH": str(ROOT)}, check=False)
     print(f"docs: {len(found)} programs")
     return done.returncode
 
