@@ -1,7 +1,7 @@
 """The site's hook for mkdocs: pages of the repository's root, and links that lead to their places on the site.
 
-In the repository, README.md is the first page and docs/README.md the list of all. Links to files that are no pages, such as tests,
-become their text.
+In the repository, README.md is the first page and docs/README.md the list of all. A link to a file that is no page, such as a
+test, becomes its text.
 """
 
 from __future__ import annotations
