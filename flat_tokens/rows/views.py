@@ -167,6 +167,10 @@ class SplitView:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.tokens.store.url}: {self._count:,} rows>"
 
+    def __iter__(self) -> Iterator[Any]:
+        """All rows in order, one read each."""
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, i: SupportsIndex) -> Any:
         """Row *i*. IndexError if there is none."""
         i = index(i)  # of numpy's integers too: their products overflow

@@ -24,6 +24,7 @@ FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
     "versions": ("status", "versions", "approve", "reject", "pin", "unpin", "rollback", "gc"),
     "completion": ("completion",),
+    "vocabulary": ("vocabulary",),
     "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
 }
 """Modules of this folder, and the commands that each adds, with the functions that run them."""
