@@ -82,7 +82,7 @@ def test_an_earlier_version_that_is_put_back_is_refused(output: str, keys: Keys,
         check(output, keys)
     root.put("latest.json", then)  # as a whole
     with pytest.raises(
-        DamagedError, match="is number 1, but version .* became the latest as number 2: an earlier one was put back"
+        DamagedError, match=r"is number 1, but version .* became the latest as number 2: an earlier one was put back"
     ):
         check(output, keys)
     root.remove(f"versions/{now['version']}")  # and what tells of it goes
