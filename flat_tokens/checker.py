@@ -36,6 +36,8 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.stores import endorsing
+from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
@@ -91,23 +93,33 @@ class Verification(NamedTuple):
 
 
 def verify(
-    path_or_url: str | os.PathLike[str], level: Level = "quick", *, threads: int = 2, watch: Watch | None = None
+    path_or_url: str | os.PathLike[str],
+    level: Level = "quick",
+    *,
+    threads: int = 2,
+    watch: Watch | None = None,
+    key: str | os.PathLike[str] | None = None,
+    number: int | None = None,
 ) -> Verification:
     """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
     metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
-    *watch* is called with the progress, by one thread at a time.
+    *watch* is called with the progress, by one thread at a time. *key*: the file of a public ed25519 key, by whose owner the
+    version has to be endorsed; then *number* is the least that the pointer's may be, such as one seen before.
 
     A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names
     up to ten faults; FileNotFoundError if there is no published dataset; ValueError for another level.
     """
     one_of("level", level, get_args(Level))
     threads = at_least(1, "threads", threads)
+    public = endorsing.public_key_in(os.fspath(key)) if key is not None else None
     root = Store.at(path_or_url)
     store, published = open_root(root)
     faults: list[str] = []
     seen = adding_up(watch, bytes_to_check(store) if level == "full" and watch else 0, faults)
     seen(0)
-    for fault in itertools.islice(check_published(root, store, published["zarr_format"], level, threads, seen), MAX_PROBLEMS):
+    endorsed = iter(()) if public is None else check_endorsed(root, store, public, number)
+    found = itertools.chain(endorsed, check_published(root, store, published["zarr_format"], level, threads, seen))
+    for fault in itertools.islice(found, MAX_PROBLEMS):
         faults.append(fault)
         seen(0)
     if faults:
@@ -170,6 +182,48 @@ def check_published(
                 yield from columns_of(store, described, name).faults()
         except (ValueError, FileNotFoundError) as error:
             yield str(error)
+
+
+def check_endorsed(root: Store, store: Store, public: Any, number: int | None = None) -> Iterator[str]:
+    """Faults of a version's endorsements by a public key: whoever has the private one did not make it, or did not let ``latest``
+    name it as the move of that number; or a later move is known. *number*: the least that the pointer's may be.
+    """
+    if not store.exists(MANIFEST):
+        yield f"{store.url} has no {MANIFEST}, so that nothing endorses it"
+        return
+    digest = store.digest(MANIFEST, "sha256").digest
+    mine = [said for said in _endorsed(store, public) if said.manifest_sha256 == digest]
+    if not mine:
+        yield f"{store.path(MANIFEST)} is not endorsed by this key"
+    elif root.exists(POINTER):
+        yield from _check_number(root, mine, public, number)
+
+
+def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number: int | None) -> Iterator[str]:
+    pointer = read_json(root, POINTER)
+    version, now = pointer.get("version"), pointer.get("sequence")
+    numbers = sorted({said.number for said in mine if said.version == version and said.kind != "made"})
+    if now not in numbers:
+        known = ", ".join(map(str, numbers)) or "none"
+        yield f"{POINTER} has version {version} as number {now}, but those that the key endorsed of it are {known}"
+        return
+    paths = root.ask("ls", VERSIONS, detail=False)
+    names = sorted(name for path in paths if (name := posixpath.basename(path.rstrip("/"))) != version)
+    for name in names:
+        later = [said for said in _endorsed(root / VERSIONS / name, public) if said.kind == "latest" and said.number > now]
+        if any(said.version == name for said in later):
+            told = max(said.number for said in later)
+            yield f"{POINTER} is number {now}, but version {name} became the latest as number {told}: an earlier one was put back"
+            return
+    if number is not None and now < number:
+        yield f"{POINTER} is number {now}, but number {number} is known: an earlier one was put back"
+
+
+def _endorsed(store: Store, public: Any) -> list[Endorsement]:
+    """What a key has endorsed of a version."""
+    with contextlib.suppress(*NO_OBJECT):
+        return endorsing.endorsements_in(read_record(store, MANIFEST + ENDORSED, endorsing.MOST_BYTES), public)
+    return []
 
 
 def _check_pointer(root: Store, store: Store, level: Level) -> Iterator[str]:
@@ -267,7 +321,8 @@ def check_objects(
             yield f"{stored.key} is missing"
         elif (size := found[stored.key]) != stored.size:
             yield f"{stored.key} has {size} bytes instead of {stored.size}"
-    for key in sorted(set(found) - {stored.key for stored in expected} - besides - {key + SIGNATURE for key in besides}):
+    besides |= {key + ending for key in besides for ending in (SIGNATURE, ENDORSED)}
+    for key in sorted(set(found) - {stored.key for stored in expected} - besides):
         yield f"{key} is not in the manifest"
     if level == "full":
         # Objects of another size are a fault already; keys that leave the root are not read.

@@ -61,6 +61,8 @@ PERMITTED = {
     "flat_tokens/stores/local.py:_open": "writes a new file; refuse_links has looked at its directories",
     "flat_tokens/stores/local.py:directory_below": "a directory, reached through no link",
     "flat_tokens/stores/local.py:sync": "reads nothing",
+    "flat_tokens/stores/endorsing.py:_key_in": OPERATOR,
+    "flat_tokens/stores/endorsing.py:public_key_in": OPERATOR,
     "flat_tokens/stores/signing.py:_keys_in": OPERATOR,
     "flat_tokens/stores/store.py:open": "an object of a remote store",
     "flat_tokens/stores/store.py:upload": OWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import read_metadata
-from flat_tokens.checker import MAX_PROBLEMS, Checked, adding_up, bytes_to_check, check_objects, check_published, check_split
+from flat_tokens.checker import (
+    MAX_PROBLEMS,
+    Checked,
+    adding_up,
+    bytes_to_check,
+    check_endorsed,
+    check_objects,
+    check_published,
+    check_split,
+)
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
@@ -20,7 +30,9 @@ from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
-from flat_tokens.stores import signing
+from flat_tokens.stores import endorsing, signing
+from flat_tokens.stores.endorsing import ENDORSED, Endorsement
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import arguments, terminal
@@ -67,6 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sign", action="store_true", help="--full: sign what is right, whoever wrote it")
     parser.add_argument(
+        "--key", metavar="PUBLIC", help="a public ed25519 key in a file: its owner made and published this version"
+    )
+    parser.add_argument(
+        "--number",
+        type=arguments.at_least(1),
+        metavar="N",
+        help="--key: latest.json has at least this number, such as one that was seen before",
+    )
+    parser.add_argument(
         "--documents",
         type=arguments.at_least(0),
         default=64,
@@ -88,10 +109,14 @@ def sample(text: str) -> Sample:
 
 def run(options: argparse.Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
-    if options.sign and not (options.full and signing.keys()):
-        raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE}")
+    private = endorsing.private_key() if options.sign else None
+    if options.sign and not (options.full and (signing.keys() or private)):
+        raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE} or {endorsing.PRIVATE_KEY_FILE}")
+    if options.number is not None and options.key is None:
+        raise ValueError("--number is about what a key endorses: give --key, too")
+    public = endorsing.public_key_in(options.key) if options.key is not None else None
     with terminal.progress("verify") as watch, signing.using(() if options.sign else signing.keys()):
-        faults = list(itertools.islice(check(options, watch), MAX_PROBLEMS + 1))
+        faults = list(itertools.islice(check(options, watch, public), MAX_PROBLEMS + 1))
     if options.sign and not faults:
         root = Store.at(options.path)
         with signing.using(()):
@@ -99,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
         for there, key in ((root, POINTER), (store, MANIFEST), (store, RECEIPT)):
             if there.exists(key):
                 there.sign(key, there.read(key))
+        if private is not None:
+            endorse(root, store, private)
     found: dict[str, Any] = {"path": options.path, "level": level}
     documents: dict[str, Any] = {}
     if not faults:
@@ -132,9 +159,9 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {terminal.plural(count, 'document')} not reachable: {reason}"
 
 
-def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None) -> Iterator[str]:
+def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None, public: Any = None) -> Iterator[str]:
     """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
-    *watch* is called with the progress of a full check.
+    *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be endorsed.
     """
     root = Store.at(options.path)
     if options.format in (None, FLAT_TOKENS):
@@ -148,12 +175,17 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
         else:
             if "max_token_id" not in metadata["attributes"]:
                 seen = adding_up(watch, bytes_to_check(store)) if options.full and watch else None
+                if public is not None:
+                    yield from check_endorsed(root, store, public, options.number)
                 yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
                     yield from _check_sample(store, options)
                 else:
                     yield from _check_documents(store)
                 return
+    if public is not None:
+        yield f"{options.path} is no version of a dataset: only these are endorsed"
+        return
     try:
         corpus = arguments.corpus_of(options)
     except ValueError as error:
@@ -162,6 +194,19 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
             return
         raise
     yield from _check_other(corpus, options)
+
+
+def endorse(root: Store, store: Store, key: Any) -> None:
+    """Endorse a version that was checked, and, where *root* is the output whose latest it is, that."""
+    version, digest = posixpath.basename(store.root), store.digest(MANIFEST, "sha256").digest
+    said = [Endorsement("made", 0, version, digest)]
+    if root.exists(POINTER) and (pointer := read_json(root, POINTER))["version"] == version:
+        said += [Endorsement(kind, pointer["sequence"], version, digest) for kind in ("offered", "latest")]
+    beside = MANIFEST + ENDORSED
+    lines = store.read(beside) if store.exists(beside) else b""
+    for one in said:
+        lines = endorsing.with_endorsement(lines, one, key)
+    store.put(beside, lines)
 
 
 def _is_recognised(options: argparse.Namespace) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, field_validator
 
 from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
+from flat_tokens.stores.endorsing import ENDORSED
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.corpus import BESIDE
@@ -32,7 +33,7 @@ from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
 OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/", "staging/", "lock"))
 """State of an export, which names a place of this machine."""
 
-ROOT_OBJECTS = (MANIFEST, *MARKERS, ".zattrs")
+ROOT_OBJECTS = (MANIFEST, MANIFEST + ENDORSED, *MARKERS, ".zattrs")
 """Objects of a version that its manifest does not list."""
 
 PARQUET_CARD = """\

@@ -89,7 +89,9 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
         ["## What the gates found", "", *(f"- {as_markdown(one.sentence)}" for one in held.findings)],
         ["## Decide", "", " or ".join(forms)] if forms else "## Decide",
         ["```", *commands, "```"],
-        ["## Beside the latest version", "", *_sources(compared)],
+        "## Beside the latest version",
+        *(_sources(compared, what) for what in ("documents", "tokens", "text_bytes")),
+        "Grey is the latest version, blue the one that waits." if compared.before else "",
         _in_pairs("Documents by source", _of_sources(compared, "documents")),
         _in_pairs("Tokens by source", _of_sources(compared, "tokens")),
         _in_pairs("Documents left out, by reason", list(_of_reasons(compared))),
@@ -98,18 +100,17 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
     )
 
 
-def _sources(compared: Comparison) -> list[str]:
+def _sources(compared: Comparison, what: str) -> list[str]:
+    """A table of a count of each source."""
     rows: list[Sequence[str | int]] = []
     for one in compared.sources:
-        for what, (before, now) in (("documents", one.documents), ("tokens", one.tokens), ("text", one.text_bytes)):
-            rows.append(
-                (f"{as_markdown(one.name)}, {what}", *(_amount(what, value) for value in (before, now)), _change(before, now))
-            )
-    return table("source | #latest | #waits | #change", rows)
+        before, now = getattr(one, what)
+        rows.append((as_markdown(one.name), *(_amount(what, value) for value in (before, now)), _change(before, now)))
+    return table(f"{what.replace('text_bytes', 'text')} of | #latest | #waits | #change", rows)
 
 
 def _amount(what: str, value: int | None) -> str:
-    return "–" if value is None else size(value) if what == "text" else f"{value:,}"
+    return "–" if value is None else size(value) if what == "text_bytes" else f"{value:,}"
 
 
 def _change(before: int | None, now: int | None) -> str:
@@ -136,10 +137,7 @@ def _of_lengths(compared: Comparison) -> Iterator[tuple[str, int, int]]:
 
 def _in_pairs(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
     """A picture of two bars for each row: of the latest version, and of the one that waits."""
-    drawn = []
-    for name, before, now in rows:
-        drawn += [Bar(name, before, f"latest {short(before)}", is_faint=True), Bar("", now, f"waits {short(now)}")]
-    return bars(title, drawn)
+    return bars(title, [Bar(name, now, f"{short(before)} → {short(now)}", before) for name, before, now in rows])
 
 
 def _changes(compared: Comparison) -> list[str] | str:

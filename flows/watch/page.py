@@ -275,7 +275,8 @@ def _time(at: datetime | None) -> str:
 
 def _headline(found: Status, run: ListedRun) -> str:
     latest = f"version {found.latest.version}, {found.latest.tokens:,} tokens" if found.latest else "nothing is published yet"
-    return str(as_markdown(f"{latest}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
+    waits = f"; version {found.held.version[:8]} waits for a person" if found.held else ""
+    return str(as_markdown(f"{latest}{waits}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
 
 
 def _path(run_id: str) -> str:

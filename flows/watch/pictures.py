@@ -20,32 +20,33 @@ LONGEST = 30
 
 
 class Bar(NamedTuple):
-    """A bar with its name to the left above it, and its value and a remark to the right. ``is_faint``: it is what another one is
-    compared with.
+    """A bar with its name to the left above it, and its value and a remark to the right. ``before``: a faint bar on top of it, of
+    what it is compared with.
     """
 
     name: str
     value: float
     text: str
-    is_faint: bool = False
+    before: float | None = None
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
     """A picture of a bar for each row, as an image in Markdown; empty if there is nothing to compare."""
-    largest = max((row.value for row in rows), default=0)
+    largest = max((max(row.value, row.before or 0) for row in rows), default=0)
     if not largest:
         return ""
-    parts = []
-    for number, row in enumerate(rows):
-        top = 34 + number * ROW
+    parts, top = list[str](), 34
+    for row in rows:
         name = row.name if len(row.name) <= LONGEST else row.name[: LONGEST - 1] + "…"
-        parts += [
-            _text(12, top + TEXT, name),
-            _text(WIDTH - 12, top + TEXT, row.text, anchor="end"),
-            f'<rect x="12" y="{top + 20}" width="{max((WIDTH - 24) * row.value / largest, 1):.1f}" height="10" '
-            f'fill="{FAINT_BAR if row.is_faint else BAR}"/>',
-        ]
-    return _image(title, 34 + ROW * len(rows) + 4, parts)
+        parts += [_text(12, top + TEXT, name), _text(WIDTH - 12, top + TEXT, row.text, anchor="end")]
+        top += 20
+        for value, color in ((row.before, FAINT_BAR), (row.value, BAR)):
+            if value is not None:
+                width = max((WIDTH - 24) * value / largest, 1)
+                parts.append(f'<rect x="12" y="{top}" width="{width:.1f}" height="10" fill="{color}"/>')
+                top += 10
+        top += ROW - 30
+    return _image(title, top + 4, parts)
 
 
 def lines(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, read_manifest, split_attributes
 from flat_tokens.reader import open_split
+from flat_tokens.stores import endorsing
+from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
@@ -71,7 +74,13 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
         write_index(target.root, target.name, entries)
     made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
-    store.put(MANIFEST, manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns))
+    manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)
+    store.put(MANIFEST, manifest)
+    if (key := endorsing.private_key()) is not None:
+        made = Endorsement("made", 0, target.name, hashlib.sha256(manifest).hexdigest())
+        beside = MANIFEST + ENDORSED
+        lines = store.read(beside) if store.exists(beside) else b""  # of another process that builds the same
+        store.put(beside, endorsing.with_endorsement(lines, made, key))
     check_version(store, objects, totals, verify_level)
     commit(store, target.specs)
     return target.name

@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import LINK, MANIFEST, POINTER, check_pointer
-from flat_tokens.stores import signing
+from flat_tokens.stores import endorsing, signing
+from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.retry import persist, status_of
@@ -132,10 +133,13 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
             seen = look(root, POINTER)
             before = _parse(root, seen.data)
             now = after(before)
+            if now != before:
+                endorse_move(root, now)
             if now == before or swap(root, POINTER, seen, now.json()):
                 break
         assert now.version is not None
         _link_latest(root, now.version)
+        endorse_moved(root, now)
     if not root.is_local and now != before and not is_dataset(root, now.version):
         # Without a lock that all machines share, it may have been collected a moment ago. The collection looks at the pointer
         # when it has taken the marker away, so that one of the two sees the other.
@@ -144,6 +148,46 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
             swap(root, POINTER, seen_now, before._replace(sequence=now.sequence + 1).json())
         raise ValueError(f"{root.url}: version {now.version} has just been removed. Run the build again to make it anew.")
     return now
+
+
+def endorse_move(root: Store, now: Pointer) -> None:
+    """Endorse what the pointer is about to be, where a private key is set. PermissionError where this key has not endorsed the
+    version when it was made: anybody may have put it there.
+    """
+    if (key := endorsing.private_key()) is None:
+        return
+    assert now.version is not None
+    assert now.manifest_sha256 is not None
+    mine = endorsing.endorsements_in(look(root, _endorsed_key(now.version)).data or b"", key.public_key())
+    if all((said.version, said.manifest_sha256) != (now.version, now.manifest_sha256) for said in mine):
+        raise PermissionError(
+            f"{version_store(root, now.version).url}: was not endorsed by this key when it was made. Where nobody else can "
+            "write, check and endorse it: flat-tokens verify PATH --full --sign"
+        )
+    _endorse(root, Endorsement("offered", now.sequence, now.version, now.manifest_sha256), key)
+
+
+def endorse_moved(root: Store, now: Pointer) -> None:
+    """Endorse what the pointer is, where it was offered: by this process, or one that was killed then."""
+    if (key := endorsing.private_key()) is None or now.version is None or now.manifest_sha256 is None:
+        return
+    lines = look(root, _endorsed_key(now.version)).data or b""
+    mine = endorsing.endorsements_in(lines, key.public_key())
+    offered, moved = (Endorsement(kind, now.sequence, now.version, now.manifest_sha256) for kind in ("offered", "latest"))
+    if offered in mine and moved not in mine:
+        _endorse(root, moved, key)
+
+
+def _endorsed_key(version: str) -> str:
+    return f"{version_key(version)}/{MANIFEST}{ENDORSED}"
+
+
+def _endorse(root: Store, endorsement: Endorsement, key: Any) -> None:
+    while True:
+        seen = look(root, _endorsed_key(endorsement.version))
+        data = endorsing.with_endorsement(seen.data or b"", endorsement, key)
+        if swap(root, _endorsed_key(endorsement.version), seen, data):
+            return
 
 
 def is_dataset(root: Store, version: str) -> bool:

@@ -201,7 +201,7 @@ def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset)
     assert held.held is not None
     assert held.comparison is not None
     text = held_page("web", dataset.output, held.held, held.comparison, ["[Approve it](/x)"])
-    assert "| b, documents | 20 | 3 | -85.0 % |" in text
+    assert "| b | 20 | 3 | -85.0 % |" in text
     assert "| b, removed | 17 |" in text
     for title in ("Documents by source", "Tokens by source", "Documents by length in tokens"):
         assert f"![{title}](data:image/svg+xml" in text
