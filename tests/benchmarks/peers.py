@@ -1,9 +1,10 @@
 """Other ways to the same tokens.
 
-The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess and
-its fast one, each in a virtual environment with the versions of `tests/benchmarks/peers/*.txt`, with a process or a thread a core,
-compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users run it; it holds
-all tokens in memory, checks and resumes nothing, and has no split. The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
+The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess
+and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peers/*.txt`, with a process or a thread a
+core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users run
+it; it holds all tokens in memory, checks and resumes nothing, and has no split.
+The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
 JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
 documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
 is one special token for the peers, and ordinary text for the build.
