@@ -2,8 +2,8 @@
 
 The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess
 and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peers/*.txt`, with a process or a thread a
-core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users run
-it; it holds all tokens in memory, checks and resumes nothing, and has no split.
+core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users
+run it; it holds all tokens in memory, checks and resumes nothing, and has no split.
 The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
 JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
 documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
@@ -62,8 +62,8 @@ def of_megatron(output: Path) -> Iterator[Document]:
 
 
 class Peer(NamedTuple):
-    """A peer: its name, whether it reads JSON lines, its environment, by the name of its pins, what is installed there in addition, and
-    how its output is read.
+    """A peer: its name, whether it reads JSON lines, its environment, by the name of its pins, what is installed there in
+    addition, and how its output is read.
     """
 
     name: str

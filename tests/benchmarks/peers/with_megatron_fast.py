@@ -1,7 +1,7 @@
 """Megatron's fast preprocess: a file of JSON lines through gigatoken on all cores, all tokens in one array, the end-of-text token
 after each document, into an indexed dataset. Written anew after what `tools/preprocess_data_fast.py` of Megatron core 0.19 does,
-which the package does not hold. Its `add_documents_parallel` is not in 0.16.1, the newest release on the index: tokens are written
-here in one go, and the package's builder writes the index.
+which the package does not hold. Its `add_documents_parallel` is not in 0.16.1, the newest release on the index: tokens are
+written here in one go, and the package's builder writes the index.
 
     with_megatron_fast.py TEXT.jsonl VOCABULARY_DIRECTORY OUTPUT WORKERS
 """
