@@ -35,8 +35,10 @@ serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200, with a secret)
 # A process for each core; which tests stay together is in tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
 
-test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cores.
-	$(PYTEST) -m "not slow"
+SELECT := not slow
+
+test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cores. SELECT="shared" for those that need ../shared.
+	$(PYTEST) -m "$(SELECT)"
 
 test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile all
@@ -66,7 +68,7 @@ BENCHMARKS := /var/tmp/flat-tokens-benchmarks
 benchmarks: $(STAMP) ## Measure every table of docs/measured/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
 	$(BIN)/python -m tests.benchmarks --scratch $(BENCHMARKS)
 
-peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are skipped without.
+peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are not selected without.
 
 $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/peers.txt

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +68,63 @@ def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
         if "faults" not in request.path.parts:
             patch.setattr(os, "fsync", lambda fd: None)
         yield
+
+
+ABSENT = pytest.StashKey[Counter[str]]()
+FIXTURES = {
+    **{name: (f"shared/{part}",) for name, part in (("corpus", "corpus"), ("reference", "reference"), ("vocabularies", "vocab"))},
+    "streaming": ("torch", "streaming"),
+    "litdata": ("torch", "litdata"),
+    "packed_dataset": ("torch", "torchtune"),
+    "services": ("bin/docker-compose",),
+}
+"""What the fixtures of these names need, as ``@pytest.mark.needs`` says it of a test."""
+
+
+def _is_here(name: str) -> bool:
+    """Whether there is a module, a program next to the interpreter (``bin/NAME``), or a part of the shared material."""
+    kind, _, rest = name.rpartition("/")
+    if kind == "shared":
+        return (SHARED / rest).exists()
+    if kind == "bin":
+        return shutil.which(rest, path=str(Path(sys.executable).parent)) is not None
+    return find_spec(name) is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose packages, programs or material are not here, and count them by what they need. Mark those that
+    need shared material.
+    """
+    absent = config.stash[ABSENT] = Counter[str]()
+    stay, go = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        needs = [name for mark in item.iter_markers("needs") for name in mark.args]
+        needs += [name for fixture in getattr(item, "fixturenames", ()) for name in FIXTURES.get(fixture, ())]
+        if any(name.startswith("shared/") for name in needs):
+            item.add_marker("shared")
+        missing = next((name for name in needs if not _is_here(name)), None)
+        (stay if missing is None else go).append(item)
+        if missing is not None and not item.get_closest_marker("slow"):
+            absent[missing] += 1
+    items[:] = stay
+    config.hook.pytest_deselected(items=go)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["absent"] = dict(session.config.stash[ABSENT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[ABSENT] = Counter(node.workeroutput["absent"] if error is None else {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, count in sorted(config.stash.get(ABSENT, Counter()).items()):
+        what = f"../{name}, not in the repository" if name.startswith("shared/") else f"{name.removeprefix('bin/')} (make peers)"
+        terminalreporter.write_line(f"not selected: {plural(count, 'fast test')}, for want of {what}")
 
 
 def _shared(part: str) -> Path:

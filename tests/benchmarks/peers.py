@@ -1,8 +1,10 @@
 """Other ways to the same tokens.
 
-The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map` and Megatron's
-preprocess, each in a virtual environment of its own with the versions of `tests/benchmarks/peers/*.txt`, with a process a core,
-beside a build. The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
+The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess
+and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peers/*.txt`, with a process or a thread a
+core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users
+run it; it holds all tokens in memory, checks and resumes nothing, and has no split.
+The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
 JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
 documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
 is one special token for the peers, and ordinary text for the build.
@@ -60,26 +62,31 @@ def of_megatron(output: Path) -> Iterator[Document]:
 
 
 class Peer(NamedTuple):
-    """A peer: its name, whether it reads JSON lines, what is installed beside its pinned packages, and how its output is read."""
+    """A peer: its name, whether it reads JSON lines, its environment, by the name of its pins, what is installed there in
+    addition, and how its output is read.
+    """
 
     name: str
     json_lines: bool
+    environment: str
     more: Sequence[str]
     documents: Callable[[Path], Iterator[Document]]
 
 
 PEERS = {
-    "datatrove": Peer("datatrove, `DocumentTokenizer`", False, (), of_datatrove),
-    "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, (), of_datasets),
-    "megatron": Peer("Megatron's preprocess", True, ("torch==2.13.0",), of_megatron),
+    "datatrove": Peer("datatrove, `DocumentTokenizer`", False, "datatrove", (), of_datatrove),
+    "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, "datasets", (), of_datasets),
+    "megatron": Peer("Megatron's preprocess", True, "megatron", ("torch==2.13.0",), of_megatron),
+    "megatron_fast": Peer("Megatron's fast preprocess", True, "megatron", ("torch==2.13.0",), of_megatron),
 }
 
 
 def installed(home: Path, peer: str) -> Path:
     """The interpreter of a peer's environment below *home*, installed where it is not. CalledProcessError where it cannot be."""
-    directory = home / peer
+    name = PEERS[peer].environment
+    directory = home / name
     interpreter, done = directory / "bin" / "python", directory / "installed.txt"
-    pins = HERE / "peers" / f"{peer}.txt"
+    pins = HERE / "peers" / f"{name}.txt"
     if not done.exists() or done.read_bytes() != pins.read_bytes():
         shutil.rmtree(directory, ignore_errors=True)
         pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

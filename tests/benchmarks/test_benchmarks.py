@@ -98,9 +98,9 @@ def test_documents_that_differ_are_counted() -> None:
 
 
 def test_every_peer_has_a_program_and_pinned_versions() -> None:
-    for name in PEERS:
+    for name, peer in PEERS.items():
         assert (HERE / "peers" / f"with_{name}.py").exists()
-        assert "--hash=sha256:" in (HERE / "peers" / f"{name}.txt").read_text()
+        assert "--hash=sha256:" in (HERE / "peers" / f"{peer.environment}.txt").read_text()
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ def services() -> dict[str, Service]:
 
 
 @pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.needs("bin/docker-compose")
 def test_compose_refuses_it_without_a_secret(name: str) -> None:
     done = compose_config({**SECRETS, name: ""})
     assert done.returncode != 0

@@ -28,6 +28,7 @@ def named(stage: Stage, name: str) -> list[Instruction]:
     return [one for one in stage.instructions if one.name == name]
 
 
+@pytest.mark.needs("bin/hadolint")
 def test_hadolint_finds_nothing() -> None:
     """No root at the end, no secret among the settings, no ADD where COPY does."""
     done = run("hadolint", "docker/Dockerfile")

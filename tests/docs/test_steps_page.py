@@ -29,9 +29,8 @@ def test_the_program_prints_what_stands_beneath_it(tmp_path: Path) -> None:
     assert printed_by(PROGRAM, tmp_path) == PROGRAM.printed
 
 
+@pytest.mark.needs("datatrove")
 def test_the_configuration_is_one() -> None:
-    if "datatrove" in block("yaml"):
-        pytest.importorskip("datatrove")
     policy = DocumentPolicy.model_validate(yaml.safe_load(block("yaml"))["documents"])
     assert [step["name"] for step in policy.opened().described] == ["normalize", "length", "boilerplate", "datatrove"]
 

@@ -74,6 +74,7 @@ def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: 
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.needs("torch", "torchdata")
 def test_torchdata_resumes_a_run_with_a_ledger(tmp_path: Path, views: dict[str, Any]) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
     ledger = Ledger.create(tmp_path / "run.json", {"web": (views["web"], 1), "code": (views["code"], 1)}, 8)

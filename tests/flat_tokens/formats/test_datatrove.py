@@ -99,6 +99,7 @@ def theirs(module: str) -> Any:
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "datatrove")
 def test_datatroves_own_readers_read_what_is_written(tmp_path: Path, size: int) -> None:
     """The merger, which takes files apart by their indexes, and the dataset that a trainer reads."""
     merger, dataset = theirs("pipeline.tokens.merger"), theirs("utils.dataset")
@@ -118,6 +119,7 @@ def test_datatroves_own_readers_read_what_is_written(tmp_path: Path, size: int) 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "datatrove")
 def test_what_datatroves_own_writer_writes_is_read(tmp_path: Path, size: int) -> None:
     tokenizer = theirs("pipeline.tokens.tokenizer")
     sequences = [[1, 2, 3], [59_999], np.arange(1000).tolist()]

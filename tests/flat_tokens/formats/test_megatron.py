@@ -156,6 +156,7 @@ def megatron_core() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "megatron.core")
 def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -> None:
     indexed_dataset = megatron_core()
     sequences = [[1, 2, 3], [59_999], [], list(range(100))]
@@ -169,6 +170,7 @@ def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "megatron.core")
 def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_byte(tmp_path: Path, size: int) -> None:
     indexed_dataset, torch = megatron_core(), pytest.importorskip("torch")
     dtype = indexed_dataset.DType.optimal_dtype(size)

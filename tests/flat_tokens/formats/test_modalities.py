@@ -209,6 +209,7 @@ def test_files_that_modalities_has_merged_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "modalities")
 def test_what_modalities_itself_merges_is_read(tmp_path: Path) -> None:
     theirs = pytest.importorskip("modalities.dataloader.create_packed_data", reason="needs modalities", exc_type=ImportError)
     parts = [[[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13]]]

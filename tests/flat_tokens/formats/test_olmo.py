@@ -115,6 +115,7 @@ def theirs() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "olmo_core")
 def test_olmo_core_reads_what_is_written(tmp_path: Path) -> None:
     utils = theirs()
     sequences = [[1, 2, 3], [59_999], [], [7] * 100]
@@ -128,6 +129,7 @@ def test_olmo_core_reads_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.needs("torch", "olmo_core")
 def test_the_metadata_that_olmo_core_writes_are_read(tmp_path: Path) -> None:
     utils = theirs()
     tokens = np.array([5, 6, 0, 0, 7, 8, 9, 0], np.uint32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
 from tests.examples import examples
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+needs_torch = pytest.mark.needs("torch")
+needs_jax = pytest.mark.needs("jax")
 
 VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed", {}),

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -623,10 +622,15 @@ def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
             Mixture([(one.packed(8), 1), (view, 1)], 4)
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+FRAMEWORKS = [
+    "numpy",
+    pytest.param("torch", marks=pytest.mark.needs("torch")),
+    pytest.param("jax", marks=[pytest.mark.needs("jax"), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path: Path, framework: Any) -> None:
-    if find_spec(framework) is None:
-        pytest.skip(f"gives arrays of {framework}")
     run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
     run(mixed_arrays, *datasets(tmp_path), framework)
 
@@ -878,6 +882,7 @@ SET_VITAL = "ignore:'set_vital' is deprecated"  # torchdata calls it, torch warn
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.needs("torch", "torchdata")
 def test_torch_workers_load_steps(context: str, tmp_path: Path) -> None:
     """In a process of its own: one that other tests have made threads in had better not fork."""
     pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
@@ -922,6 +927,7 @@ def load_with_workers(context: str, root: str) -> None:
 
 
 @pytest.mark.filterwarnings(SET_VITAL)
+@pytest.mark.needs("torch", "torchdata")
 def test_torchdata_resumes_by_the_step() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
     loader = ShuffledLoader(Numbers(100), 8, 2)
@@ -934,6 +940,7 @@ def test_torchdata_resumes_by_the_step() -> None:
 
 
 @pytest.mark.filterwarnings(SET_VITAL)
+@pytest.mark.needs("torch", "torchdata")
 def test_torchdata_resumes_an_iterable_by_its_state() -> None:
     torch_data = pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")

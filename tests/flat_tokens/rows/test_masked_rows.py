@@ -126,9 +126,8 @@ def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: i
     assert documents.batch(range(len(documents))).loss_mask.tolist() == found
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("torch", "jax")])
 def test_frameworks_give_the_same_labels(framework: Any) -> None:
-    pytest.importorskip(framework)
     train = stored(DOCUMENTS)
     for view in (train.packed(3, framework=framework), train.documents(3, framework=framework)):
         rows = view.batch([0, 1])

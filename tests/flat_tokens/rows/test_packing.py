@@ -14,7 +14,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +34,8 @@ from tests.examples import examples
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+needs_torch = pytest.mark.needs("torch")
+needs_jax = pytest.mark.needs("jax")
 
 
 def write(path: Path | str, lengths: list[int]) -> FlatTokens:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +126,15 @@ def test_a_view_that_does_not_know_documents_says_so() -> None:
 # Digests
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+FRAMEWORKS = [
+    "numpy",
+    pytest.param("torch", marks=pytest.mark.needs("torch")),
+    pytest.param("jax", marks=[pytest.mark.needs("jax"), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_one_changed_token_changes_the_digest_of_its_step_alone(tmp_path: Path, framework: Any) -> None:
-    if find_spec(framework) is None:
-        pytest.skip(f"gives arrays of {framework}")
     run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
     run(digests_of_a_changed_token, tmp_path, framework)
 

@@ -9,7 +9,6 @@ import itertools
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from flat_tokens.rows.views import SplitView
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-needs_torchdata = pytest.mark.skipif(
-    find_spec("torch") is None or find_spec("torchdata") is None, reason="torch or torchdata is not installed"
-)
+needs_torch = pytest.mark.needs("torch")
+needs_torchdata = pytest.mark.needs("torch", "torchdata")
 
 
 @pytest.fixture(scope="module")

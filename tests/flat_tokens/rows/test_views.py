@@ -10,7 +10,6 @@ import tracemalloc
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,9 +32,9 @@ LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [3, 4, 5], [6, 7, 8]]
 FIELDS = ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
-needs_grain = pytest.mark.skipif(find_spec("grain") is None, reason="grain is not installed")
+needs_torch = pytest.mark.needs("torch")
+needs_jax = pytest.mark.needs("jax")
+needs_grain = pytest.mark.needs("grain")
 
 token_ids = st.one_of(st.integers(0, 5), st.just(LARGEST))
 ragged = st.lists(st.lists(token_ids, max_size=7), max_size=9)

@@ -353,13 +353,12 @@ def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
     assert counts(skipped) == {"read": 5, "written": 2, "skipped": {"empty": 3}}
 
 
+GPT2 = pytest.param("gpt2", marks=pytest.mark.needs("shared/vocab"))
+
+
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-@pytest.mark.parametrize("tokenizer", ["bytes", str(ROOT / "deployments" / "demo" / "tokenizer.json"), "gpt2", "o200k_base"])
-def test_the_text_of_special_tokens_is_ordinary_text_to_the_end(
-    tmp_path: Path, request: pytest.FixtureRequest, tokenizer: str, engine: str
-) -> None:
-    if tokenizer in ("gpt2", "o200k_base"):
-        request.getfixturevalue("vocabularies")
+@pytest.mark.parametrize("tokenizer", ["bytes", str(ROOT / "deployments" / "demo" / "tokenizer.json"), GPT2, "o200k_base"])
+def test_the_text_of_special_tokens_is_ordinary_text_to_the_end(tmp_path: Path, tokenizer: str, engine: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": SPECIAL}) + "\n")
     result = run(tmp_path, tmp_path / "a.jsonl", tokenizer={"name": tokenizer, "engine": engine})
     loaded = load_tokenizer(TokenizerConfig(name=tokenizer))

@@ -289,11 +289,9 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
 
 
-@pytest.mark.parametrize("name", ["bytes", "gpt2"])
-def test_tokenizers_without_a_definition_of_the_library(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", ["bytes", "cl100k_base"])
+def test_tokenizers_without_a_definition_of_the_library(name: str) -> None:
     """tiktoken's and the bytes: with a file's template. A token counts where one of its characters does."""
-    if name == "gpt2":
-        request.getfixturevalue("vocabularies")
     template = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endfor %}"
     encoder = Conversations(Chat(template=template), TokenizerConfig(name=name))
     found = encoder(large_string_array('[{"role": "user", "content": "é😀 <|endoftext|>"}]'))
@@ -302,8 +300,8 @@ def test_tokenizers_without_a_definition_of_the_library(name: str, request: pyte
         assert bytes(i - 1 for i in found.ids) == "user: é😀 <|endoftext|><|endoftext|>".encode()
         assert found.mask.tolist() == [0] * 6 + [1] * (len(found.ids) - 6)
     else:
-        assert found.ids.tolist().count(50256) == 1
-        assert found.ids[-1] == 50256
+        assert found.ids.tolist().count(100257) == 1
+        assert found.ids[-1] == 100257
         assert found.mask.tolist() == [0, 0] + [1] * (len(found.ids) - 2)
 
 
@@ -313,6 +311,7 @@ talks = st.lists(
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED, LLAMA, MISTRAL])
+@pytest.mark.needs("transformers")
 def test_ids_and_masks_are_those_of_transformers(tokenizer: Path, speak: Callable[..., Spoken], template: str) -> None:
     """On text without special strings; the masks where the template says what counts."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make peers")
