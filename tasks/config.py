@@ -163,6 +163,10 @@ class Source(Model):
     chat_date: str | None = Field(
         None, pattern=r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$", description="With messages: the day, to a template that asks for it"
     )
+    tools_column: str | None = Field(None, min_length=1, description="With messages: the tools that each may call, or null")
+    count: tuple[Literal["content", "tool_calls", "thinking"], ...] | None = Field(
+        None, min_length=1, description="With messages: the parts of a message of roles that count; all of it without it"
+    )
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
     )
@@ -211,11 +215,13 @@ class Source(Model):
         if len(kinds) > 1:
             raise ValueError(f"source {self.name!r} has {' and '.join(kinds)}; give one of them")
         if self.messages_column is None:
-            for setting in ("messages", "chat_template", "roles", "chat_date"):
+            for setting in ("messages", "chat_template", "roles", "chat_date", "tools_column", "count"):
                 if getattr(self, setting) is not None:
                     raise ValueError(f"source {self.name!r} has {setting}, which is for messages; give its messages_column, too")
         if self.prompt_column is not None and self.prompt_column == self.completion_column:
             raise ValueError(f"source {self.name!r}: prompt_column and completion_column are both {self.prompt_column!r}")
+        if self.tools_column is not None and self.tools_column == self.messages_column:
+            raise ValueError(f"source {self.name!r}: messages_column and tools_column are both {self.tools_column!r}")
         return self
 
     @property
@@ -226,11 +232,13 @@ class Source(Model):
     def reading(self) -> tuple[Any, ...]:
         """The settings that decide which documents a file holds."""
         columns = (self.prompt_column, self.completion_column, self.messages_column)
+        tools = [{"tools": self.tools_column}] if self.tools_column else []
         kept = [{"kept": self.keep_columns}] if self.keep_columns else []
         csv = {name: value for name in ("delimiter", "quotes") if (value := getattr(self, name)) is not None}
         return (
             *(getattr(self, setting) for setting in READING),
             *([columns] if self.masked else []),
+            *tools,
             *kept,
             *([{"csv": csv}] if csv else []),
         )

@@ -161,7 +161,7 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
             *texts, identity = (None if i is None else row[i].encode("utf-8", "surrogateescape") for i in (*text_at, id_at))
             parts = {name: pa.array([text], pa.large_binary()) for name, text in zip(file.text_columns, texts, strict=True)}
             kept = [row[i].encode("utf-8", "surrogateescape") for i in kept_at]
-            collected.add(end, file.texts(parts)[0].as_py() if file.completion_column else texts[0], identity, kept)
+            collected.add(end, file.texts(parts)[0].as_py() if len(texts) > 1 else texts[0], identity, kept)
             size += sum(len(row[i]) for i in text_at)
         end += 1
         seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too

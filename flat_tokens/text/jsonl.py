@@ -246,13 +246,15 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
         return _Line(fault=("malformed", f"the line is not JSON ({error})"))
     if not isinstance(value, dict):
         return _Line(fault=("wrong_type", f"the line is a JSON {_json_type(value)}, not an object"))
-    for column, reason in (*((column, "null") for column in file.text_columns), (file.id_column, "null_id")):
+    needed = (column for column in file.text_columns if column != file.tools_column)  # a conversation may do without tools
+    for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
         if column is not None and column not in value:
             return _Line(fault=(reason, f"the line has no key {column!r}"))
-    texts = [value.get(column) for column in (file.text_column, file.completion_column) if column is not None]
-    for column, text in zip(file.text_columns, texts, strict=False):
+    columns = [column for column in (file.text_column, file.completion_column, file.tools_column) if column is not None]
+    texts = [value.get(column) for column in columns]
+    for column, text in zip(columns, texts, strict=True):
         if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
-            wanted = "an array of messages" if file.has_messages else "a string"
+            wanted = f"an array of {'tools' if column == file.tools_column else 'messages'}" if file.has_messages else "a string"
             return _Line(fault=("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}"))
     identity = value.get(file.id_column) if file.id_column else None
     if isinstance(identity, bool | float | dict | list):
@@ -269,10 +271,12 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
 
 def _joined(texts: list[Any], file: TextFile) -> bytes | None:
     """The document of a line, of its text or texts; None where one is null."""
+    if file.tools_column is not None and texts[-1] is None:
+        texts = [*texts[:-1], ""]
     if any(text is None for text in texts):
         return None
     parts = [utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts]
-    return parts[0] if file.completion_column is None else parts[0].replace(NUL, ESCAPED_NUL) + BOUNDARY + parts[-1]
+    return parts[0] if len(parts) == 1 else parts[0].replace(NUL, ESCAPED_NUL) + BOUNDARY + parts[-1]
 
 
 def _json_type(value: Any) -> str:

@@ -37,6 +37,8 @@ class TextFile(NamedTuple):
     """The column that follows the text's, which is the prompt then."""
     has_messages: bool = False
     """Whether the text column holds lists of messages, which become JSON."""
+    tools_column: str | None = None
+    """With messages: the column of the tools that a conversation may call; null where it has none."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
     crlf: bool = False
@@ -53,7 +55,7 @@ class TextFile(NamedTuple):
     @property
     def text_columns(self) -> list[str]:
         """The columns that a document's text is made of."""
-        return list(dict.fromkeys(filter(None, (self.text_column, self.completion_column))))
+        return list(dict.fromkeys(filter(None, (self.text_column, self.completion_column, self.tools_column))))
 
     @property
     def columns(self) -> list[str]:
@@ -71,6 +73,8 @@ class TextFile(NamedTuple):
         first = columns[self.text_column]
         if self.completion_column is not None:
             return with_completions(first, columns[self.completion_column])
+        if self.tools_column is not None:
+            return with_tools(first, columns[self.tools_column])
         return first if not self.has_messages or is_text(first.type) else messages_as_json(first)
 
     @property
@@ -166,10 +170,19 @@ def too_long(length: int, max_bytes: int) -> str:
     return f"the document has {length:,} bytes or more, above documents.max_bytes = {max_bytes:,}"
 
 
+WANTED = {
+    "id_column": "text or integers",
+    "messages_column": "lists of messages or JSON",
+    "tools_column": "lists of tools or JSON",
+}
+"""What the columns of these settings hold."""
+
+
 def check_columns(file: TextFile, schema: pa.Schema) -> None:
     """Refuse a file without the text column, or with one that holds no text."""
     first = "messages_column" if file.has_messages else "prompt_column" if file.completion_column else "text_column"
-    settings = ((first, file.text_column), ("completion_column", file.completion_column), ("id_column", file.id_column))
+    columns = (file.text_column, file.completion_column, file.tools_column, file.id_column)
+    settings = zip((first, "completion_column", "tools_column", "id_column"), columns, strict=True)
     for setting, column in settings:
         if column is None:
             continue
@@ -178,9 +191,10 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
         kind = plain_type(schema.field(column).type)
-        right = (setting == "id_column" and pa.types.is_integer(kind)) or (setting == "messages_column" and is_messages(kind))
+        is_list = setting in ("messages_column", "tools_column") and is_messages(kind)
+        right = (setting == "id_column" and pa.types.is_integer(kind)) or is_list
         if not (is_text(kind) or right or pa.types.is_null(kind)):
-            wanted = {"id_column": "text or integers", "messages_column": "lists of messages or JSON"}.get(setting, "text")
+            wanted = WANTED.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
     for column in file.kept_columns:
         if column not in schema.names:
@@ -361,6 +375,29 @@ def messages_as_json(values: pa.Array) -> pa.Array:
         for messages in values.to_pylist()
     ]
     return pa.array(found, pa.large_binary())
+
+
+def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
+    """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null where there are no messages. In what is
+    no JSON yet, keys that are null are left out at every depth: such a column has every key that one of its rows has.
+    """
+    before, behind = (_without_nulls(values) if is_messages(values.type) else values for values in (messages, tools))
+    nothing = pa.scalar(b"", pa.large_binary())
+    return with_completions(before, pa.compute.coalesce(to_large(behind).cast(pa.large_binary()), nothing))
+
+
+def _without_nulls(values: pa.Array) -> pa.Array:
+    found = [None if one is None else json_bytes([_known(item, KEPT_NULLS) for item in one]) for one in values.to_pylist()]
+    return pa.array(found, pa.large_binary())
+
+
+def _known(value: Any, kept_nulls: Sequence[str] = ()) -> Any:
+    """A value without keys that are null, at any depth."""
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _known(item) for key, item in value.items() if item is not None or key in kept_nulls}
 
 
 def json_bytes(value: Any) -> bytes:

@@ -231,6 +231,8 @@ def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int])
             separator = str(settings.get("document_separator") or "").encode()
             text = TextFile(path, file.name, size, column, identity and str(identity), separator, max_expansion=most)
             text = text._replace(completion_column=completion and str(completion), has_messages=messages is not None)
+            tools = settings.get("tools_column")
+            text = text._replace(tools_column=str(tools) if tools is not None else None)
             text = text._replace(
                 delimiter=settings.get("delimiter"), quotes=settings.get("quotes"), crlf=file.line_ends is not None
             )

@@ -49,6 +49,7 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         max_expansion=source.max_expansion or limits.MAX_EXPANSION,
         completion_column=source.completion_column,
         has_messages=source.messages_column is not None,
+        tools_column=source.tools_column,
         kept_columns=source.keep_columns or (),
         crlf=file.line_ends is not None,
         delimiter=source.delimiter,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from flat_tokens.stores.store import file_at
+from flat_tokens.text.rows import BOUNDARY
 from flat_tokens.vocabulary import beside
 from tasks.config import MessageNames, Source, TokenizerConfig
 from tasks.models import Model
@@ -40,12 +41,15 @@ class Chat(Model):
     roles: tuple[str, ...] = Field(ASSISTANT, description="Of the messages that count")
     day: date | None = Field(None, description="Today, to a template that asks")
     messages: MessageNames | None = Field(None, description="Keys and roles of messages, where they are unusual")
+    tools: bool = Field(False, description="Whether the tools of a conversation follow it")
+    count: tuple[str, ...] | None = Field(None, description="Of a message, the parts that count, where not all do")
 
     @model_serializer(mode="wrap")
-    def without_usual_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The facts of keys, which are what they were before messages could have other names."""
+    def without_usual_settings(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The facts of keys, which are what they were before there were these settings."""
         found: dict[str, Any] = dump(self)
-        return found if self.messages is not None else {name: value for name, value in found.items() if name != "messages"}
+        unset = {name for name in ("messages", "tools", "count") if not getattr(self, name)}
+        return {name: value for name, value in found.items() if name not in unset}
 
 
 class Marked:
@@ -102,6 +106,8 @@ def settings_of(chat: Chat, specials: Sequence[str], divides: bool) -> Settings:
         specials=tuple(specials),
         names=chat.messages.model_dump() if chat.messages else None,
         divides=divides,
+        boundary=BOUNDARY.decode() if chat.tools else None,
+        counted=chat.count,
     )
 
 
@@ -138,6 +144,8 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         roles=source.roles or ASSISTANT,
         day=date.fromisoformat(source.chat_date) if source.chat_date else None,
         messages=source.messages,
+        tools=source.tools_column is not None,
+        count=tuple(sorted(set(source.count))) if source.count else None,
     )
     Renderers(settings_of(chat, [], divides=True), limits_of(config))  # ValueError where the template cannot be used
     return chat

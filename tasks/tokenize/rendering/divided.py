@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, nodes
 from jinja2.visitor import NodeTransformer
 
-MESSAGES, PROMPT = "messages", "add_generation_prompt"
+MESSAGES, PROMPT, TOOLS = "messages", "add_generation_prompt", "tools"
 HIDDEN = "flat_tokens_"
 LOOP, IS_MESSAGE, IN_TAIL = f"{HIDDEN}loop", f"{HIDDEN}is_message", f"{HIDDEN}with_prompt"
 LOOP_FACTS = frozenset(
@@ -37,12 +37,12 @@ class Divided(NamedTuple):
     has_same_tail: bool
 
 
-def divided(environment: Environment, template: nodes.Template, names: frozenset[str]) -> Divided:
-    """The template with a watched loop. *names*: those that have a value from outside. NotDividedError where it is of another
-    form.
+def divided(environment: Environment, template: nodes.Template, names: frozenset[str], has_tools: bool = False) -> Divided:
+    """The template with a watched loop. *names*: those that have a value from outside. *has_tools*: whether conversations have
+    tools. NotDividedError where it is of another form.
     """
     _check(template)
-    body = _Fold(template, names).folded(template).body
+    body = _Fold(template, names, has_tools).folded(template).body
     lists = _list_names(body)
     loops = [i for i, node in enumerate(body) if isinstance(node, nodes.For) and _is_list(node.iter, lists)]
     if not loops:
@@ -54,7 +54,7 @@ def divided(environment: Environment, template: nodes.Template, names: frozenset
     watch = _Watch(lists)
     rewritten = [node for i, part in enumerate(head) for node in watch.top(_scanned(part, lists, [*head[i + 1 :], loop, *tail]))]
     inner = [node for part in _with_own_loop(_unfiltered(loop)) for node in watch.nested(part)]
-    is_constant = _is_constant(template, tail, names)
+    is_constant = _is_constant(template, tail, names - {TOOLS} if has_tools else names)
     after = [node for part in tail for node in _Watch(lists, nodes.Name(IN_TAIL, "load")).nested(part)]
     target = nodes.Tuple([loop.target, *(nodes.Name(name, "store") for name in (LOOP, IS_MESSAGE, IN_TAIL))], "store")
     choice = nodes.If(nodes.Name(IS_MESSAGE, "load"), [nodes.Scope(inner)], [], [nodes.Scope(after)])
@@ -151,20 +151,21 @@ def _call(name: str, *args: Any) -> nodes.Call:
 
 
 class _Fold(NodeTransformer):
-    """Decide what is the same for all conversations, such as ``tools``, which is none. *names*: those with a value."""
+    """Decide what is the same for all conversations, such as ``documents``, which is none. *names*: those with a value."""
 
-    def __init__(self, template: nodes.Template, names: frozenset[str]) -> None:
+    def __init__(self, template: nodes.Template, names: frozenset[str], has_tools: bool) -> None:
         stored = {name.name for name in template.find_all(nodes.Name) if name.ctx != "load"}
         stored |= {macro.name for macro in template.find_all(nodes.Macro)}
         special = {"loop", "self", "super", "caller", "varargs", "kwargs"}
         self._stored, self._special, self._names = stored, special, names
+        self._none = {"documents"} if has_tools else {"documents", TOOLS}
 
     def folded(self, template: nodes.Template) -> nodes.Template:
         found: nodes.Template = self.visit(template)
         return found
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802  Jinja's names
-        is_none = node.ctx == "load" and node.name in ("tools", "documents") and node.name not in self._stored
+        is_none = node.ctx == "load" and node.name in self._none and node.name not in self._stored
         return nodes.Const(None, lineno=node.lineno) if is_none else node
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802

@@ -72,6 +72,19 @@ def read_messages(text: str) -> list[Message]:
     return messages
 
 
+def read_tools(text: str) -> list[dict[str, Any]] | None:
+    """The tools of a conversation, which are JSON or nothing. RefusedError where they are not a list of objects."""
+    if not text:
+        return None
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"its tools are not JSON ({error})", "bad_tools") from error
+    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
+        raise RefusedError("its tools are not a list of objects", "bad_tools")
+    return tools
+
+
 def lost_message(messages: Sequence[Message], rendered: str) -> int | None:
     """The number of the first message whose content does not occur in the rendered text; None where all do. Space around it,
     letters' case, and what JSON and HTML write for a character make no difference, and neither does a thought that is left out.

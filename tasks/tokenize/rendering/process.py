@@ -37,6 +37,15 @@ TRIAL = (
     ("user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant"),
 )
 """The roles of conversations that every template is tried on."""
+TRIED_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": "Its name"}}},
+    },
+}
+"""The tool of the same conversations, where they have tools."""
 
 
 T = TypeVar("T")
@@ -96,12 +105,13 @@ class Limiter:
                 resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._most_seconds))
 
 
-def trial(renderer: Renderer, limiter: Limiter, names: Names) -> str | None:
+def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | None) -> str | None:
     """The fault of a template that a few short messages show; None where there is none. Whatever it does not accept of them is
-    left to the documents.
+    left to the documents. *boundary*: the text before tools, where there are tools.
     """
     for roles in TRIAL:
         text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])
+        text += "" if boundary is None else boundary + json.dumps([TRIED_TOOL])
         try:
             limiter.call(renderer, text, len(text), f"for a conversation of short messages: {', '.join(roles)}")
         except RefusedError as error:
@@ -192,7 +202,7 @@ def main() -> None:
     settings, limiter = Settings(**given["settings"]), Limiter(Limits(**given["limits"]))
     try:
         renderer = limiter.call(Renderer, settings, len(settings.template), "to be read")
-        fault = trial(renderer, limiter, renderer.names)
+        fault = trial(renderer, limiter, renderer.names, settings.boundary)
     except (RefusedError, NotATemplateError) as error:
         fault = str(error)
     if fault is not None:

@@ -21,7 +21,9 @@ stops of what counts (all int64), those texts in UTF-8, and as JSON (number, rea
 class Settings(NamedTuple):
     """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``names``: the keys and
     roles of messages, where they are unusual ones. ``divides``: whether a conversation may be rendered once for all its
-    beginnings, where the template allows that.
+    beginnings, where the template allows that. ``boundary``: the text between
+    a conversation and its tools, where there are tools. ``counted``: the parts of a
+    message that count, where not all do.
     """
 
     template: str
@@ -31,6 +33,8 @@ class Settings(NamedTuple):
     specials: tuple[str, ...]
     names: dict[str, Any] | None
     divides: bool
+    boundary: str | None = None
+    counted: tuple[str, ...] | None = None
 
 
 class Limits(NamedTuple):

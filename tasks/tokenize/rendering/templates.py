@@ -22,8 +22,18 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from tasks.tokenize.rendering.divided import LAZY, NotDividedError, divided
-from tasks.tokenize.rendering.messages import USUAL, Message, Names, RefusedError, lost_message, read_messages, with_reasoning
+from tasks.tokenize.rendering.counted import CALLS, CONTENT, Found, StandIn, divide, names_of_calls, with_stand_ins
+from tasks.tokenize.rendering.divided import LAZY, TOOLS, NotDividedError, divided
+from tasks.tokenize.rendering.messages import (
+    USUAL,
+    Message,
+    Names,
+    RefusedError,
+    lost_message,
+    read_messages,
+    read_tools,
+    with_reasoning,
+)
 from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Rendering
 from tasks.tokenize.rendering.request import Settings
 
@@ -47,6 +57,8 @@ LEAST_RENDERED, MAX_EXPANSION = 1 << 16, 16
 FEW = 2
 """Beginnings of so many messages may be rendered alone by any template."""
 PLAIN_ROLE = re.compile(r"[A-Za-z0-9_-]+")
+REFERENCE = re.compile(f"{ASIDE}.", re.DOTALL)
+NOT_DIVIDED = "which of its text is content, calls and thought is not known. Leave source.count out, so that all of it counts"
 ASSISTANT = ("assistant",)
 ELSEWHERE = frozenset({"random", "lipsum"})
 """Names of Jinja that give something else each time."""
@@ -94,10 +106,13 @@ class Renderer:
         self._clean: set[str] = set()
         environment = self._environment = _Sandbox(self._marks)
         environment.globals.update(raise_exception=_Function(_raise), strftime_now=_Function(self._now))
-        self._given = {"tools": None, "documents": None, **settings.tokens}
+        self._given: dict[str, Any] = {TOOLS: None, "documents": None, **settings.tokens}
+        self._has_tools = settings.boundary is not None
         try:
             parsed = environment.parse(settings.template)
             _check_functions(parsed)
+            if self._has_tools and not any(name.name == TOOLS for name in parsed.find_all(nodes.Name)):
+                raise TemplateError("it has no use for tools; leave source.tools_column out")
             self._template = _compiled(environment, parsed)
             self._tails: dict[bool, str] | None = None
             self._divided = self._divide() if settings.divides and not self._marks else None
@@ -110,7 +125,7 @@ class Renderer:
         parsed = self._environment.parse(self._settings.template)
         names = frozenset({"messages", "add_generation_prompt", *self._given, *self._environment.globals})
         try:
-            template, self._has_same_tail = divided(self._environment, parsed, names)
+            template, self._has_same_tail = divided(self._environment, parsed, names, self._has_tools)
         except NotDividedError as error:
             self.why_slow = str(error)
             return None
@@ -118,6 +133,8 @@ class Renderer:
 
     def __call__(self, text: str) -> Rendered:
         """Render a conversation, which is JSON. RefusedError where that is not possible, or where text of it is lost."""
+        size = len(text)
+        text, tools = self._with_tools(text)
         found = read_messages(text)
         fault = self.names.fault_of(found)
         if fault and self.names is not USUAL:
@@ -125,24 +142,26 @@ class Renderer:
         if self.names is not USUAL:
             found = [self.names.applied(message) for message in found]
         aside: list[str] = []
+        self._given[TOOLS] = None if tools is None else self._value_aside(tools, aside, MAX_DEPTH)
         messages = [with_reasoning(self._put_aside(message, aside)) for message in found]
         digest = hashlib.blake2b(text.encode(), digest_size=2 * SEAL).digest()
         seal = "".join(chr(FIRST_OF_SEAL + (digest[i] << 8 | digest[i + 1]) % 0xFFFE) for i in range(0, 2 * SEAL, 2))
         self._environment.open, self._environment.close = OPEN + seal, CLOSE + seal
         try:
-            rendered = self._marked(messages)
+            narrowed = self._settings.counted is not None
+            rendered = self._narrowed(messages, aside) if narrowed else self._marked_with_tools(messages)
         except RefusedError as error:
             if fault is None:
                 raise
             raise RefusedError(f"{error}; {fault}", "no_content") from error
         if fault:
             raise RefusedError(fault, "no_content")
-        most = max(LEAST_RENDERED, MAX_EXPANSION * len(text))
+        most = max(LEAST_RENDERED, MAX_EXPANSION * size)
         if len(rendered) > most:
             raise RefusedError(f"the chat template makes {len(rendered):,} characters of it; it may make {most:,}")
         if not rendered:
             raise RefusedError("the chat template makes nothing of it", "not_rendered")
-        if (lost := lost_message(messages, rendered)) is not None:
+        if (lost := lost_message(messages, self._plain(rendered))) is not None:
             role = str(found[lost].get("role"))[:40]
             raise RefusedError(
                 f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
@@ -151,6 +170,103 @@ class Renderer:
             return self._parts(rendered, aside, seal)
         except UnicodeEncodeError as error:
             raise RefusedError("it holds half of a surrogate pair, which is not valid Unicode", "invalid_unicode") from error
+
+    def _with_tools(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
+        """A conversation without its tools, and these."""
+        if self._settings.boundary is None:
+            return text, None
+        text, _, tools = text.partition(self._settings.boundary)
+        return text, read_tools(tools)
+
+    def _plain(self, rendered: str) -> str:
+        """A rendered conversation without the marks of single parts, which are between those of a message."""
+        if self._settings.counted is None:
+            return rendered
+        return rendered.replace(self._environment.open, "").replace(self._environment.close, "")
+
+    def _narrowed(self, messages: list[Message], aside: list[str]) -> str:
+        """The conversation as the template writes it, with marks around the parts that count."""
+        count, texts, owners = frozenset(self._settings.counted or ()), [*aside], dict[str, StandIn]()
+
+        def replace(stand_in: StandIn) -> str:
+            reference = _reference(stand_in.text, texts)
+            owners[reference] = stand_in
+            return reference
+
+        counted = {i for i, message in enumerate(messages) if message.get("role") in self._roles}
+        changed = [with_stand_ins(one, i, replace) if i in counted else one for i, one in enumerate(messages)]
+        calls = {i: names for i in counted if (names := names_of_calls(messages[i])) is not None}
+        empty = counted - {one.message for one in owners.values()} - calls.keys()  # their ends are those of a content
+        found = {one.part for one in owners.values()} | ({CALLS} if calls else set()) | ({CONTENT} if empty else set())
+        if found <= count:
+            return self._marked_with_tools(messages)
+        marked = self._marked_with_tools(changed)
+        open_, close = self._environment.open, self._environment.close
+        regions = len(marked.split(open_)) - 1
+        numbers = iter(sorted(counted) if regions == len(counted) else [None] * regions)
+
+        def put_back(text: str) -> str:
+            return REFERENCE.sub(lambda found: owners[found[0]].text if found[0] in owners else found[0], text)
+
+        def narrow(region: re.Match[str]) -> str:
+            text, number = region[1], next(numbers)
+            found = [(one, owners[one[0]]) for one in REFERENCE.finditer(text) if one[0] in owners]
+            number = found[0][1].message if number is None and found else number
+            places = [Found(*one.span(), of.part) for one, of in found if of.message == number]
+            names = calls.get(number) if number is not None else [] if calls else None
+            if names and places and not all(name in text[places[-1].stop :] for name in names):
+                if not self._marks:
+                    raise RefusedError(f"the calls of its message {number} are not behind its content: {NOT_DIVIDED}")
+                names = None
+            parts = divide(text, places, names, self._special)
+            return "".join(
+                f"{open_}{put_back(text[start:stop])}{close}" if part in count else put_back(text[start:stop])
+                for start, stop, part in parts
+            )
+
+        inner = re.compile(f"{re.escape(open_)}(.*?){re.escape(close)}", re.DOTALL)
+        pieces, at = list[str](), 0
+        for region in inner.finditer(marked):
+            pieces += (put_back(marked[at : region.start()]), narrow(region))
+            at = region.end()
+        narrowed = "".join([*pieces, put_back(marked[at:])])
+        if self._plain(narrowed) != self._plain(self._render(messages)):
+            raise RefusedError(f"the chat template looks into its messages: {NOT_DIVIDED}")
+        return narrowed
+
+    def _marked_with_tools(self, messages: list[Message]) -> str:
+        """The conversation as the template writes it, with marks around what counts. A template may write the tools before the
+        last question, so that no beginning with tools is the whole's: then those without tools are looked at.
+        """
+        tools = self._given[TOOLS]
+        try:
+            return self._marked(messages)
+        except RefusedError:
+            if tools is None:
+                raise
+            whole = self._render(messages)
+            self._given[TOOLS] = None
+            try:
+                marked = self._marked(messages)
+            except RefusedError:
+                marked = ""
+            finally:
+                self._given[TOOLS] = tools
+            open_, close = self._environment.open, self._environment.close
+            plain = marked.replace(open_, "").replace(close, "")
+            before = next((i for i, pair in enumerate(zip(whole, plain, strict=False)) if len({*pair}) > 1), len(plain))
+            if before == len(plain) or not whole.endswith(plain[before:]):
+                raise
+            # The tools are at one place, where *before* characters are before them.
+            inserted, at, pieces = whole[before : len(whole) - len(plain) + before], 0, list[str]()
+            for piece in re.split(f"({re.escape(open_)}|{re.escape(close)})", marked):
+                is_mark = piece in (open_, close)
+                if not is_mark and at <= before < at + len(piece):
+                    piece = piece[: before - at] + inserted + piece[before - at :]
+                    at -= len(inserted)
+                pieces.append(piece)
+                at += 0 if is_mark else len(piece)
+            return "".join(pieces)
 
     def _marked(self, messages: list[Message]) -> str:
         """The conversation as the template writes it, with marks around what counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import random
@@ -164,6 +165,63 @@ def test_messages_with_other_names(build: Callable[..., flat_tokens.Dataset], to
     assert recorded["messages"] == recorded["chat"]["messages"] == source["messages"]
 
 
+TOOLS_FIRST = "{% if tools %}{{ tools|tojson }}{% endif %}" + CHATML
+
+
+@pytest.mark.parametrize("kind", ["lines", "lists", "JSON", "csv"])
+def test_tools_of_a_conversation(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, tmp_path: Path, kind: str) -> None:
+    """They are given to the template; a conversation without any has none. Lists of Arrow have no keys that are null."""
+    tools = [[{"name": "look", "more": {"a": 1}}], None, [{"name": "find", "more": {"b": "x"}}]]
+    rows = [{"talk": GOOD, "tools": one} for one in tools]
+    as_json = {"talk": [json.dumps(GOOD)] * 3, "tools": [one and json.dumps(one) for one in tools]}
+    if kind == "csv":
+        with (tmp_path / "in.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["talk", "tools"], *zip(*as_json.values(), strict=True)])
+    tables = {"lists": pa.Table.from_pylist(rows), "JSON": pa.table(as_json)}
+    lines = ['{"talk": ' + json.dumps(GOOD) + "}" if row["tools"] is None else json.dumps(row) for row in rows]
+    if kind == "csv":
+        told = settings(tmp_path, tokenizer, [], TOOLS_FIRST, tools_column="tools")
+        build_here({**told, "source": {**told["source"], "path": str(tmp_path / "in.csv")}})
+        opened = flat_tokens.open(tmp_path / "out")
+    else:
+        opened = build(tables.get(kind, lines), TOOLS_FIRST, tools_column="tools")
+    own = Tokenizer.from_file(str(tokenizer))
+    plain = own.encode("".join(f"{START}{m['role']}\n{m['content']}{STOP}\n" for m in GOOD)).ids
+    assert [opened.train.sequence(i).tolist() for i in range(3)] == [
+        own.encode(json.dumps(one) if one else "").ids + plain for one in tools
+    ]
+    assert opened.manifest["provenance"]["sources"][0]["chat"]["tools"] is True
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "told"),
+    [
+        ({"talk": GOOD, "tools": "{"}, "bad_tools", "its tools are not JSON"),
+        ({"talk": GOOD, "tools": ["look"]}, "bad_tools", "its tools are not a list of objects"),
+        ({"talk": GOOD, "tools": {"name": "look"}}, "wrong_type", "'tools' is a JSON object, not an array of tools"),
+    ],
+)
+def test_tools_that_are_none_make_a_bad_document(
+    build: Callable[..., flat_tokens.Dataset], row: Any, reason: str, told: str
+) -> None:
+    lines = [json.dumps(row), line(GOOD)]
+    with pytest.raises(ValueError, match=told):
+        build(lines, TOOLS_FIRST, tools_column="tools")
+    opened = build(lines, TOOLS_FIRST, "skip", tools_column="tools")
+    assert opened.manifest["totals"]["documents"]["skipped"] == {reason: 1}
+
+
+def test_tools_and_counts_are_part_of_keys_where_they_are_set() -> None:
+    """Keys of everything else are what they were."""
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None}
+    more = Chat(template="x", tools=True, count=("content",)).model_dump(mode="json")
+    assert more == {**usual, "tools": True, "count": ["content"]}
+    plain = Source(path="in", messages_column="m")
+    assert plain.model_dump(exclude_none=True).keys().isdisjoint({"tools_column", "count"})
+    with_tools = Source(path="in", messages_column="m", tools_column="t", count=("content",))
+    assert with_tools.reading() == (*plain.reading(), {"tools": "t"})
+
+
 def test_other_names_are_part_of_keys_where_they_are_set() -> None:
     """Keys of everything else are what they were."""
     usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None}
@@ -184,6 +242,10 @@ def test_other_names_are_part_of_keys_where_they_are_set() -> None:
         ({"messages_column": "m", "messages": {"role": "content"}}, "role and content are both 'content'"),
         ({"messages_column": "m", "messages": {"rôle": "from"}}, "Extra inputs are not permitted"),
         ({"messages_column": "m", "messages": {"role": ""}}, "at least 1 character"),
+        ({"tools_column": "t"}, "has tools_column, which is for messages; give its messages_column, too"),
+        ({"count": ("content",)}, "has count, which is for messages; give its messages_column, too"),
+        ({"messages_column": "m", "count": ("calls",)}, "Input should be 'content', 'tool_calls' or 'thinking'"),
+        ({"messages_column": "m", "tools_column": "m"}, "messages_column and tools_column are both 'm'"),
     ],
 )
 def test_names_that_make_no_sense_are_refused(more: dict[str, Any], told: str) -> None:

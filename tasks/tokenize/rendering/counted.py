@@ -1,0 +1,120 @@
+"""Which characters of a rendered message are its content, its thought and its calls of tools.
+
+The texts of contents and thoughts are replaced by stand-ins before the template runs, and are put back in what it has written.
+The places of the stand-ins tell which part is where. What the template writes around a part belongs to it, or to its neighbour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tasks.tokenize.rendering.messages import END_OF_THOUGHT, REASONING, Message
+
+CONTENT, CALLS, THOUGHT = "content", "tool_calls", "thinking"
+BEGIN_OF_THOUGHT = "<think>"
+END = re.compile(rf"\s*{END_OF_THOUGHT}\s*")
+"""The end of a thought, and the space around it."""
+
+
+class StandIn(NamedTuple):
+    """The text that a stand-in is for, without the space around it, and the part of which message it is."""
+
+    text: str
+    message: int
+    part: str
+
+
+class Found(NamedTuple):
+    """A part at ``text[start:stop]``."""
+
+    start: int
+    stop: int
+    part: str
+
+
+Replace = Callable[[StandIn], str]
+
+
+def with_stand_ins(message: Message, number: int, replace: Replace) -> Message:
+    """Message *number* with stand-ins for its content and its thought."""
+    found, thoughts = {**message}, dict[str, str]()  # a thought that has several names is one
+    for name in REASONING:
+        if isinstance(text := message.get(name), str) and text.strip():
+            found[name] = thoughts[text] = thoughts.get(text) or _replaced(text, StandIn("", number, THOUGHT), replace)
+    content = message.get("content")
+    if isinstance(content, str):
+        found["content"] = _content(content, number, replace)
+    elif isinstance(content, list):
+        found["content"] = [_part(part, number, replace) for part in content]
+    return found
+
+
+def _part(part: Any, number: int, replace: Replace) -> Any:
+    """A part of a content that is a list."""
+    if isinstance(part, str):
+        return _content(part, number, replace)
+    if not isinstance(part, dict):
+        return part
+    kinds = {"text": CONTENT, **dict.fromkeys(REASONING, THOUGHT)}
+    return {
+        name: _replaced(value, StandIn("", number, kinds[name]), replace) if name in kinds and isinstance(value, str) else value
+        for name, value in part.items()
+    }
+
+
+def _content(text: str, number: int, replace: Replace) -> str:
+    """A content, which may begin with a thought."""
+    before, end, answer = text.partition(END_OF_THOUGHT)
+    space, begin, thought = before.rpartition(BEGIN_OF_THOUGHT)
+    one, other = StandIn("", number, CONTENT), StandIn("", number, THOUGHT)
+    if not end or END_OF_THOUGHT in answer or space.strip():
+        return _replaced(text, one, replace)
+    return space + begin + _replaced(thought, other, replace) + end + _replaced(answer, one, replace)
+
+
+def _replaced(text: str, of: StandIn, replace: Replace) -> str:
+    core = text.strip()
+    at = text.index(core)
+    return text[:at] + replace(of._replace(text=core)) + text[at + len(core) :] if core else text
+
+
+def names_of_calls(message: Message) -> list[str] | None:
+    """The names of the functions that a message calls; None where it calls none."""
+    calls = message.get("tool_calls") or [one for one in [message.get("function_call")] if one]
+    if not isinstance(calls, list) or not calls:
+        return None
+    functions = [one.get("function", one) if isinstance(one, dict) else one for one in calls]
+    names = [one.get("name") if isinstance(one, dict) else None for one in functions]
+    return [name for name in names if isinstance(name, str)]
+
+
+def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[Found]:
+    """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
+    contents and thoughts. *calls*: the names of the functions that it calls, which are behind all of these.
+
+    What is between a thought and a content belongs to the thought; between one of them and calls, to the calls, but for the end
+    of a thought. *specials* finds special tokens, which may be such an end.
+    """
+    if not found:
+        return [Found(0, len(text), CONTENT if calls is None else CALLS)]
+    borders = [0]
+    for one, other in itertools.pairwise(found):
+        borders.append(one.stop if other.part == THOUGHT else other.start)
+    parts = [one.part for one in found]
+    if calls is not None:
+        last = found[-1]
+        borders.append(last.stop + (_closing(text[last.stop :], calls, specials) if last.part == THOUGHT else 0))
+        parts.append(CALLS)
+    return [Found(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
+
+
+def _closing(rest: str, calls: Sequence[str], specials: re.Pattern[str]) -> int:
+    """Characters of what is behind a thought that end it: its mark, or a special token with another one before the calls."""
+    if end := END.match(rest):
+        return end.end()
+    first = min((at for name in calls if (at := rest.find(name)) >= 0), default=0)
+    before = list(specials.finditer(rest, 0, first))
+    return before[0].end() if len(before) > 1 and not rest[: before[0].start()].strip() else 0

@@ -1,0 +1,393 @@
+"""Conversations with tools: three families of templates, and which of content, calls and thought counts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from flat_tokens.text.rows import BOUNDARY
+from tasks.config import TokenizerConfig
+from tasks.tokenize.chat import Chat, Conversations
+from tasks.tokenize.engines import large_string_array
+from tasks.tokenize.rendering.messages import RefusedError
+from tasks.tokenize.rendering.request import Settings
+from tasks.tokenize.rendering.templates import NotATemplateError, Renderer
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+Piece = tuple[str, str | None]
+"""A text, and the part of an answer that it is."""
+
+HERMES = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if m.reasoning_content %}{{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- m.content or '' }}
+        {%- for call in m.tool_calls or [] %}
+            {%- if (loop.first and m.content) or not loop.first %}{{- '\\n' }}{%- endif %}
+            {%- set call = call.function or call %}
+            {{- '<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+LLAMA = """
+{{- bos_token }}
+{%- if tools is not none and messages[0].role != 'user' %}{{- raise_exception('the first message is no question') }}{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
+        {%- if loop.first and tools is not none %}
+            {{- 'Functions:\\n' }}{%- for t in tools %}{{- t | tojson(indent=4) + '\\n\\n' }}{%- endfor %}
+        {%- endif %}
+        {{- m.content | trim + '<|eot_id|>' }}
+    {%- elif m.role == 'tool' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + m.content + '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {%- if m.tool_calls %}
+            {{- (m.content or '') | trim }}{{- '<|python_tag|>' }}
+            {%- for call in m.tool_calls %}
+                {{- '{"name": "' + call.function.name + '", "parameters": ' }}
+                {%- if call.function.arguments is string %}{{- call.function.arguments }}
+                {%- else %}{{- call.function.arguments | tojson }}{%- endif %}{{- '}' }}
+                {%- if not loop.last %}{{- '; ' }}{%- endif %}
+            {%- endfor %}
+            {{- '<|eom_id|>' }}
+        {%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+
+MISTRAL = """
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {%- if tools is not none and m == asked[-1] %}
+            {{- '[AVAILABLE_TOOLS]' }}{{- tools | tojson }}{{- '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST]' + m.content + '[/INST]' }}
+    {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {%- if m.content is string %}{{- m.content }}
+        {%- else %}
+            {%- for part in m.content or [] %}
+                {%- if part.type == 'thinking' %}{{- '[THINK]' + part.thinking + '[/THINK]' }}
+                {%- else %}{{- part.text }}{%- endif %}
+            {%- endfor %}
+        {%- endif %}
+        {%- for call in m.tool_calls or [] %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
+            {%- if call.function.arguments is string %}{{- call.function.arguments }}
+            {%- else %}{{- call.function.arguments | tojson }}{%- endif %}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def dumped(value: Any, **how: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, **how)
+
+
+def function_of(call: Message) -> Message:
+    found: Message = call["function"]
+    return found
+
+
+def said(content: str, before: str, has_calls: bool) -> Iterator[Piece]:
+    """A content. The space around it belongs to the thought before it and to the calls behind it."""
+    start = len(content) - len(content.lstrip())
+    after = "tool_calls" if has_calls else "content"
+    yield content[:start], before if content.strip() or before == "thinking" else after
+    yield content[start : len(content.rstrip())], "content"
+    yield content[max(start, len(content.rstrip())) :], after
+
+
+def hermes(messages: list[Message], tools: Tools) -> Iterator[Piece]:
+    if tools:
+        listed = "".join("\n" + dumped(tool) for tool in tools)
+        yield f"<|im_start|>system\n# Tools\n<tools>{listed}\n</tools><|im_end|>\n", None
+    for m in messages:
+        if m["role"] == "tool":
+            yield f"<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n", None
+        elif m["role"] == "user":
+            yield f"<|im_start|>user\n{m['content']}<|im_end|>\n", None
+        else:
+            yield "<|im_start|>assistant\n", None
+            part = "content"
+            if m.get("reasoning_content"):
+                part = "thinking"
+                yield f"<think>\n{m['reasoning_content'].strip(chr(10))}\n</think>\n\n", part
+            content = m.get("content") or ""
+            yield from said(content, part, bool(m.get("tool_calls")))
+            part = "content" if content.strip() else part
+            for i, call in enumerate(m.get("tool_calls") or []):
+                of, part = function_of(call), "tool_calls"
+                yield "\n" if i or content else "", part
+                yield f'<tool_call>\n{{"name": "{of["name"]}", "arguments": {dumped(of["arguments"])}}}\n</tool_call>', part
+            yield "<|im_end|>", part
+            yield "\n", None
+
+
+def llama(messages: list[Message], tools: Tools) -> Iterator[Piece]:
+    yield "<s>", None
+    for i, m in enumerate(messages):
+        if m["role"] == "user":
+            yield "<|start_header_id|>user<|end_header_id|>\n\n", None
+            if not i and tools is not None:
+                yield "Functions:\n" + "".join(dumped(tool, indent=4) + "\n\n" for tool in tools), None
+            yield m["content"].strip() + "<|eot_id|>", None
+        elif m["role"] == "tool":
+            yield f"<|start_header_id|>ipython<|end_header_id|>\n\n{m['content']}<|eot_id|>", None
+        else:
+            yield "<|start_header_id|>assistant<|end_header_id|>\n\n", None
+            yield (m.get("content") or "").strip(), "content"
+            if m.get("tool_calls"):
+                of = [function_of(call) for call in m["tool_calls"]]
+                calls = "; ".join(f'{{"name": "{one["name"]}", "parameters": {dumped(one["arguments"])}}}' for one in of)
+                yield f"<|python_tag|>{calls}<|eom_id|>", "tool_calls"
+            else:
+                yield "<|eot_id|>", "content"
+
+
+def mistral(messages: list[Message], tools: Tools) -> Iterator[Piece]:
+    last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
+    yield "<s>", None
+    for m in messages:
+        if m["role"] == "user":
+            if tools is not None and m == messages[last]:
+                yield f"[AVAILABLE_TOOLS]{dumped(tools)}[/AVAILABLE_TOOLS]", None
+            yield f"[INST]{m['content']}[/INST]", None
+        elif m["role"] == "tool":
+            yield f"[TOOL_RESULTS]{m['content']}[/TOOL_RESULTS]", None
+        else:
+            content, part = m.get("content") or "", "content"
+            if isinstance(content, str):
+                yield from said(content, part, bool(m.get("tool_calls")))
+            for one in [] if isinstance(content, str) else content:
+                part = "thinking" if "thinking" in one else "content"
+                yield f"[THINK]{one['thinking']}[/THINK]" if part == "thinking" else one["text"], part
+            for call in m.get("tool_calls") or []:
+                of, part = function_of(call), "tool_calls"
+                yield f"[TOOL_CALLS]{of['name']}[ARGS]{dumped(of['arguments'])}", part
+            yield "</s>", part
+
+
+class Family(NamedTuple):
+    """A template, and what it writes, by a function that knows no templates."""
+
+    template: str
+    written: Callable[[list[Message], Tools], Iterator[Piece]]
+    thought: str | None
+
+
+FAMILIES = {
+    "hermes": Family(HERMES, hermes, "reasoning_content"),
+    "llama": Family(LLAMA, llama, None),
+    "mistral": Family(MISTRAL, mistral, "parts"),
+}
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIALS = (
+    *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<|python_tag|>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+)
+WORDS = ["a", "é", "😀", " b", "\n", '"', "{", "}", "<", "4", "\\", "look", "</tool_call>", "中"]
+COUNTS = [None, ("content",), ("tool_calls",), ("thinking",), ("content", "tool_calls"), ("thinking", "tool_calls")]
+
+
+def talk(drawn: random.Random, thought: str | None) -> tuple[list[Message], Tools]:
+    """A conversation in which some answers call functions, whose results follow."""
+
+    def text(least: int = 0) -> str:
+        return "".join(drawn.choices(WORDS, k=drawn.randrange(least, 6)))
+
+    def arguments() -> Any:
+        given = {"place": text(), "n": drawn.randrange(9), "more": [text(), None, {"x": 1.5}]}
+        return json.dumps(given) if drawn.random() < 0.3 else given
+
+    messages = list[Message]()
+    for number in range(drawn.randrange(1, 4)):
+        messages.append({"role": "user", "content": f"q{number} {text()}"})
+        for _ in range(drawn.randrange(1, 4)):
+            content = text()
+            answer: Message = {"role": "assistant", "content": content if content.strip() else ""}
+            thinks = drawn.random() < 0.5 and thought is not None
+            if thinks and thought == "parts":
+                answer["content"] = [{"type": "thinking", "thinking": f"hm{text()}."}]
+                answer["content"] += [{"type": "text", "text": f"so{text()}."}] if drawn.random() < 0.7 else []
+            elif thinks:
+                answer["reasoning_content"] = f"hm{text()}"
+            if drawn.random() < 0.5:
+                names = drawn.choices(["look", "find_place", "é.x"], k=drawn.randrange(1, 3))
+                functions = [{"name": name, "arguments": arguments()} for name in names]
+                answer["tool_calls"] = [{"type": "function", "id": "abc", "function": one} for one in functions]
+                if drawn.random() < 0.3 and answer["content"] == "":
+                    answer["content"] = None
+                messages += [answer, *({"role": "tool", "content": text(1) + "."} for _ in names)]
+                continue
+            messages.append(answer)
+            break
+    tools: Tools = [
+        {"type": "function", "function": {"name": name, "description": text(), "parameters": {"type": "object", "x": None}}}
+        for name in ("look", "find_place")
+    ]
+    return messages, drawn.choice([tools, tools, [], None])
+
+
+def text_of(messages: list[Message], tools: Tools) -> str:
+    """The text of a document: its messages and its tools."""
+    return json.dumps(messages, ensure_ascii=False) + BOUNDARY.decode() + ("" if tools is None else json.dumps(tools))
+
+
+def renderer(template: str, count: tuple[str, ...] | None = None, divides: bool = True) -> Renderer:
+    return Renderer(Settings(template, TOKENS, ("assistant",), None, SPECIALS, None, divides, BOUNDARY.decode(), count))
+
+
+def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
+    """What is rendered, and of each byte whether it counts."""
+    rendered = of(text)
+    parts = [SPECIALS[part].encode() if isinstance(part, int) else part for part in rendered.parts]
+    widths = [2 if isinstance(part, int) else len(part) for part in rendered.parts]
+    short = [0] * sum(widths)
+    for start, stop in rendered.spans:
+        short[start:stop] = [1] * (stop - start)
+    mask, at = list[int](), 0
+    for part, width, kind in zip(parts, widths, rendered.parts, strict=True):
+        mask += [max(short[at : at + 2])] * len(part) if isinstance(kind, int) else short[at : at + width]
+        at += width
+    return b"".join(parts).decode(), mask
+
+
+def expected(family: Family, messages: list[Message], tools: Tools, count: tuple[str, ...] | None) -> tuple[str, list[int]]:
+    pieces = list(family.written(messages, tools))
+    mask = [int(part is not None and (count is None or part in count)) for text, part in pieces for _ in text.encode()]
+    return "".join(text for text, _ in pieces), mask
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str, ...] | None) -> None:
+    """Against functions that write what the templates write, and know which part it is. Divided templates give the same."""
+    family = FAMILIES[name]
+    of, alone = renderer(family.template, count), renderer(family.template, count, divides=False)
+    drawn = random.Random(f"{name} {count}")
+    for _ in range(40):
+        messages, tools = talk(drawn, family.thought)
+        text = text_of(messages, tools)
+        found = counted(of, text)
+        assert found == expected(family, messages, tools, count)
+        assert counted(alone, text) == found
+    assert (of.why_slow is None) == (name != "mistral")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_marks_of_a_template_are_narrowed_too(name: str) -> None:
+    """``{% generation %}`` says what an answer is, and the parts of it that count are looked for there."""
+    family = FAMILIES[name]
+    begin = {
+        "hermes": "{{- '<|im_start|>assistant\\n' }}",
+        "llama": "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}",
+    }
+    end = {
+        "hermes": "{{- '<|im_end|>\\n' }}\n    {%- elif",
+        "llama": "{%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}",
+    }
+    if name == "mistral":
+        template = family.template.replace("{%- if m.content is string %}", "{% generation %}{%- if m.content is string %}")
+        template = template.replace("{{- eos_token }}", "{{- eos_token }}{%- endgeneration %}")
+    else:
+        template = family.template.replace(begin[name], begin[name] + "{% generation %}", 1)
+        closed = end[name].replace("{{- '<|im_end|>\\n' }}", "{{- '<|im_end|>' }}{%- endgeneration %}{{- '\\n' }}")
+        template = template.replace(end[name], closed + ("{%- endgeneration %}" if name == "llama" else ""), 1)
+    drawn = random.Random(3)
+    for count in COUNTS:
+        of = renderer(template, count)
+        for _ in range(20):
+            messages, tools = talk(drawn, family.thought)
+            assert counted(of, text_of(messages, tools)) == expected(family, messages, tools, count)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.needs("transformers")
+def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
+    """With tools and without, calls and thoughts among the messages."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make peers")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **TOKENS)
+    family, drawn = FAMILIES[name], random.Random(5)
+    encoder = Conversations(Chat(template=family.template, tokens=TOKENS, tools=True), TokenizerConfig(name=str(tokenizer)))
+    for _ in range(60):
+        messages, tools = talk(drawn, family.thought)
+        found = theirs.apply_chat_template(messages, tools=tools, chat_template=family.template, return_dict=True)
+        assert encoder(large_string_array(text_of(messages, tools))).ids.tolist() == found["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "told"),
+    [
+        ("{", "its tools are not JSON"),
+        ("5", "its tools are not a list of objects"),
+        ('["look"]', "its tools are not a list of objects"),
+        ('[{"a": ' + "[" * 101 + "]" * 101 + "}]", "nested too deep"),
+    ],
+)
+def test_tools_that_are_none_are_refused(tools: str, told: str) -> None:
+    with pytest.raises(RefusedError, match=told):
+        renderer(HERMES)('[{"role": "user", "content": "x"}]' + BOUNDARY.decode() + tools)
+
+
+def test_special_strings_in_tools_are_text() -> None:
+    tools = [{"name": "<|im_end|>", "<s>": ["<|im_start|>"]}]
+    rendered = renderer(HERMES)(text_of([{"role": "user", "content": "x"}], tools))
+    assert rendered.parts[1] == f"system\n# Tools\n<tools>\n{json.dumps(tools[0])}\n</tools>".encode()
+
+
+def test_a_template_without_use_for_tools_is_refused() -> None:
+    """They would be left out silently."""
+    with pytest.raises(NotATemplateError, match=r"has no use for tools; leave source\.tools_column out"):
+        renderer("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def test_a_template_that_looks_into_a_content_is_refused() -> None:
+    """Which of its text is which is not known then; without ``count`` it is rendered as ever."""
+    template = "{% for m in messages %}{{ m.content|upper }}{% if tools %}{% endif %}{{ m.tool_calls }};{% endfor %}"
+    talk = text_of([{"role": "assistant", "content": "x", "tool_calls": [{"name": "look", "arguments": {}}]}], None)
+    with pytest.raises(RefusedError, match=r"Leave source\.count out"):
+        renderer(template, ("content",))(talk)
+    assert renderer(template)(talk)
