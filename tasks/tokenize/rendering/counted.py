@@ -6,7 +6,6 @@ The places of the stand-ins tell which part is where. What the template writes a
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -93,22 +92,32 @@ def names_of_calls(message: Message) -> list[str] | None:
 
 def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[Found]:
     """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
-    contents and thoughts. *calls*: the names of the functions that it calls, which are behind all of these.
+    contents and thoughts. *calls*: the names of the functions that it calls: the calls are behind the last of these, or else
+    between two of them, or before the first. A template may leave them out.
 
     What is between a thought and a content belongs to the thought; between one of them and calls, to the calls, but for the end
     of a thought. *specials* finds special tokens, which may be such an end.
     """
     if not found:
         return [Found(0, len(text), CONTENT if calls is None else CALLS)]
-    borders = [0]
-    for one, other in itertools.pairwise(found):
-        borders.append(one.stop if other.part == THOUGHT else other.start)
-    parts = [one.part for one in found]
-    if calls is not None:
-        last = found[-1]
-        borders.append(last.stop + (_closing(text[last.stop :], calls, specials) if last.part == THOUGHT else 0))
-        parts.append(CALLS)
+    stops, starts = [0, *(one.stop for one in found)], [*(one.start for one in found), len(text)]
+    gaps = list(zip(stops, starts, strict=True))
+    at = None if calls is None else next((i for i in (len(found), *range(len(found))) if _holds(text, gaps[i], calls)), None)
+    borders, parts = list[int](), list[str]()
+    for i, (start, stop) in enumerate(gaps):
+        before = found[i - 1].part if i else None
+        if i == at:
+            borders.append(start + (_closing(text[start:stop], calls or (), specials) if before == THOUGHT else 0))
+            parts.append(CALLS)
+        if i < len(found):
+            is_behind_content = before == CONTENT and found[i].part == THOUGHT and i != at
+            borders.append(0 if not borders else start if is_behind_content else stop)
+            parts.append(found[i].part)
     return [Found(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
+
+
+def _holds(text: str, gap: tuple[int, int], calls: Sequence[str]) -> bool:
+    return all(name in text[slice(*gap)] for name in calls)
 
 
 def _closing(rest: str, calls: Sequence[str], specials: re.Pattern[str]) -> int:

@@ -36,6 +36,7 @@ from tasks.tokenize.rendering.messages import (
 )
 from tasks.tokenize.rendering.prefixes import Beginning, Prefixes, Rendering
 from tasks.tokenize.rendering.request import Settings
+from tasks.tokenize.rendering.traced import MARK, Regions, traced
 
 SPECIAL, ASIDE, OPEN, CLOSE = "\U0001ffff", "\U0001fffe", "\U0010fffe", "\U0010ffff"
 """Characters that no text may have. The tokenizer's name of a special token begins with the first. A string put aside is the
@@ -99,6 +100,7 @@ class Renderer:
         self._special = re.compile("|".join(RESERVED) + among)
         seal = f".{{0,{SEAL}}}"
         self._found = re.compile(f"{SPECIAL}|{ASIDE}.?|{OPEN}{seal}|{CLOSE}{seal}{among}", re.DOTALL)
+        self._borders = re.compile(f"\\s|{longest_first or '(?!)'}")
         self._last = re.compile(f"(?:{longest_first or '(?!)'})(\\s+)\\Z")
         self._begun = frozenset(text[:i] for text in specials for i in range(1, len(text)))
         self._ends = frozenset(text[-1] for text in self._begun)
@@ -114,6 +116,7 @@ class Renderer:
             if self._has_tools and not any(name.name == TOOLS for name in parsed.find_all(nodes.Name)):
                 raise TemplateError("it has no use for tools; leave source.tools_column out")
             self._template = _compiled(environment, parsed)
+            self._tracing: Template | None = None
             self._tails: dict[bool, str] | None = None
             self._divided = self._divide() if settings.divides and not self._marks else None
         except MemoryError:
@@ -149,7 +152,7 @@ class Renderer:
         self._environment.open, self._environment.close = OPEN + seal, CLOSE + seal
         try:
             narrowed = self._settings.counted is not None
-            rendered = self._narrowed(messages, aside) if narrowed else self._marked_with_tools(messages)
+            rendered = self._narrowed(messages, aside) if narrowed else self._marked(messages)
         except RefusedError as error:
             if fault is None:
                 raise
@@ -199,8 +202,8 @@ class Renderer:
         empty = counted - {one.message for one in owners.values()} - calls.keys()  # their ends are those of a content
         found = {one.part for one in owners.values()} | ({CALLS} if calls else set()) | ({CONTENT} if empty else set())
         if found <= count:
-            return self._marked_with_tools(messages)
-        marked = self._marked_with_tools(changed)
+            return self._marked(messages)
+        marked = self._marked(changed)
         open_, close = self._environment.open, self._environment.close
         regions = len(marked.split(open_)) - 1
         numbers = iter(sorted(counted) if regions == len(counted) else [None] * regions)
@@ -214,10 +217,6 @@ class Renderer:
             number = found[0][1].message if number is None and found else number
             places = [Found(*one.span(), of.part) for one, of in found if of.message == number]
             names = calls.get(number) if number is not None else [] if calls else None
-            if names and places and not all(name in text[places[-1].stop :] for name in names):
-                if not self._marks:
-                    raise RefusedError(f"the calls of its message {number} are not behind its content: {NOT_DIVIDED}")
-                names = None
             parts = divide(text, places, names, self._special)
             return "".join(
                 f"{open_}{put_back(text[start:stop])}{close}" if part in count else put_back(text[start:stop])
@@ -234,40 +233,6 @@ class Renderer:
             raise RefusedError(f"the chat template looks into its messages: {NOT_DIVIDED}")
         return narrowed
 
-    def _marked_with_tools(self, messages: list[Message]) -> str:
-        """The conversation as the template writes it, with marks around what counts. A template may write the tools before the
-        last question, so that no beginning with tools is the whole's: then those without tools are looked at.
-        """
-        tools = self._given[TOOLS]
-        try:
-            return self._marked(messages)
-        except RefusedError:
-            if tools is None:
-                raise
-            whole = self._render(messages)
-            self._given[TOOLS] = None
-            try:
-                marked = self._marked(messages)
-            except RefusedError:
-                marked = ""
-            finally:
-                self._given[TOOLS] = tools
-            open_, close = self._environment.open, self._environment.close
-            plain = marked.replace(open_, "").replace(close, "")
-            before = next((i for i, pair in enumerate(zip(whole, plain, strict=False)) if len({*pair}) > 1), len(plain))
-            if before == len(plain) or not whole.endswith(plain[before:]):
-                raise
-            # The tools are at one place, where *before* characters are before them.
-            inserted, at, pieces = whole[before : len(whole) - len(plain) + before], 0, list[str]()
-            for piece in re.split(f"({re.escape(open_)}|{re.escape(close)})", marked):
-                is_mark = piece in (open_, close)
-                if not is_mark and at <= before < at + len(piece):
-                    piece = piece[: before - at] + inserted + piece[before - at :]
-                    at -= len(inserted)
-                pieces.append(piece)
-                at += 0 if is_mark else len(piece)
-            return "".join(pieces)
-
     def _marked(self, messages: list[Message]) -> str:
         """The conversation as the template writes it, with marks around what counts."""
         if self._marks:
@@ -275,16 +240,76 @@ class Renderer:
         counted = [i for i, message in enumerate(messages) if message.get("role") in self._roles]
         if not counted:
             return self._render(messages)
-        beginnings = _Beginnings(self, messages, counted)
-        whole = beginnings.whole
+        try:
+            beginnings = _Beginnings(self, messages, counted)
+            return self._with_marks(beginnings.whole, {i: self._span(messages, i, beginnings) for i in counted})
+        except RefusedError:
+            # Datasets without these settings are what they were.
+            if self._settings.boundary is None and self._settings.counted is None:
+                raise
+            whole, places = self._traced_places(messages, counted)
+            if places is None:
+                raise
+            return self._with_marks(whole, places)
+
+    def _with_marks(self, whole: str, places: dict[int, tuple[int, int]]) -> str:
+        """A rendered conversation with marks around the *places* of messages."""
         pieces, at = list[str](), 0
-        for i in counted:
-            start, stop = self._span(messages, i, beginnings)
+        for i, (start, stop) in places.items():
             if start < at:
                 raise RefusedError(f"its message {i} is rendered before the end of an earlier one that counts")
             pieces += (whole[at:start], self._environment.open, whole[start:stop], self._environment.close)
             at = stop
         return "".join([*pieces, whole[at:]])
+
+    def _traced_places(self, messages: list[Message], counted: list[int]) -> tuple[str, dict[int, tuple[int, int]] | None]:
+        """The conversation, and the place of each message that counts: what the template writes for it, from behind the prompt
+        that asks for an answer. None where its loops do not tell.
+        """
+        regions = Regions(messages)
+        template = self._tracing = self._tracing or _compiled(
+            self._environment, traced(self._environment.parse(self._settings.template))
+        )
+        context = template.new_context(
+            {**self._given, "messages": messages, "add_generation_prompt": False, MARK: _Function(regions.begin)}
+        )
+        try:
+            for chunk in template.root_render_func(context):
+                regions.add(chunk)
+        except MemoryError:
+            raise
+        except Exception as error:  # as in `_render`
+            raise RefusedError(f"the chat template says: {error}") from error
+        whole, found = regions.text, regions.of_messages()
+        if not found.keys() >= {*counted}:
+            return whole, None
+        prompt, places = self._prompt(messages, whole, counted[0]), {}
+        for i in counted:
+            start, stop = found[i].start, len(whole) if i == len(messages) - 1 else found[i].stop
+            if messages[i].get("role") in ASSISTANT:
+                start += self._shared(prompt, whole[start:stop])
+            blank = self._last.search(whole, start, stop) if whole[stop - 1 : stop].isspace() else None
+            places[i] = start, stop - (len(blank[1]) if blank else 0)
+        return whole, places
+
+    def _prompt(self, messages: list[Message], whole: str, first: int) -> str:
+        """The prompt that asks for the next answer; empty where there is none."""
+        for count, before in ((len(messages), whole), (first, None)):
+            try:
+                before = self._render(messages[:count]) if before is None else before
+                asked = self._render(messages[:count], prompt=True)
+            except RefusedError:
+                continue
+            if asked.startswith(before) and len(asked) > len(before):
+                return asked[len(before) :]
+        return ""
+
+    def _shared(self, prompt: str, text: str) -> int:
+        """The characters of a prompt with which a text begins: all, or up to a special token or space."""
+        if text.startswith(prompt):
+            return len(prompt)
+        same = next((i for i, pair in enumerate(zip(prompt, text, strict=False)) if len({*pair}) > 1), 0)
+        return max((one.end() for one in self._borders.finditer(prompt) if one.end() <= same), default=0)
 
     def _span(self, messages: list[Message], i: int, beginnings: _Beginnings) -> tuple[int, int]:
         """The place of message *i* in the whole: from the prompt that the template writes to ask for it, to its end."""
