@@ -59,6 +59,9 @@ FEW = 2
 """Beginnings of so many messages may be rendered alone by any template."""
 PLAIN_ROLE = re.compile(r"[A-Za-z0-9_-]+")
 REFERENCE = re.compile(f"{ASIDE}.", re.DOTALL)
+ESCAPES = ("\\U0001fffe", "\\ud83f\\udffe")
+ESCAPED = re.compile(r"\\U0001fffe(?:\\U(000[0-9a-f]{5}))?|\\ud83f\\udffe(?:\\u(d[0-9a-f]{3})\\u(d[0-9a-f]{3}))?")
+"""The escapes of a reference, by Python and by JSON."""
 NOT_DIVIDED = "which of its text is content, calls and thought is not known. Leave source.count out, so that all of it counts"
 ASSISTANT = ("assistant",)
 ELSEWHERE = frozenset({"random", "lipsum"})
@@ -136,7 +139,7 @@ class Renderer:
 
     def __call__(self, text: str) -> Rendered:
         """Render a conversation, which is JSON. RefusedError where that is not possible, or where text of it is lost."""
-        size = len(text)
+        given = text
         text, tools = self._with_tools(text)
         found = read_messages(text)
         fault = self.names.fault_of(found)
@@ -159,12 +162,14 @@ class Renderer:
             raise RefusedError(f"{error}; {fault}", "no_content") from error
         if fault:
             raise RefusedError(fault, "no_content")
-        most = max(LEAST_RENDERED, MAX_EXPANSION * size)
+        most = max(LEAST_RENDERED, MAX_EXPANSION * len(given))
         if len(rendered) > most:
             raise RefusedError(f"the chat template makes {len(rendered):,} characters of it; it may make {most:,}")
+        escaped, rendered = rendered, _without_escapes(rendered, given, aside)
         if not rendered:
             raise RefusedError("the chat template makes nothing of it", "not_rendered")
-        if (lost := lost_message(messages, self._plain(rendered))) is not None:
+        lost = lost_message(messages, self._plain(rendered))
+        if lost is not None and (rendered == escaped or lost_message(messages, self._plain(escaped)) is not None):
             role = str(found[lost].get("role"))[:40]
             raise RefusedError(
                 f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
@@ -473,6 +478,29 @@ class _Beginnings:
             return None  # some templates take no conversation that ends there
         end = start + len(text)
         return end if end <= most and self.whole.startswith(text, start) else None
+
+
+def _without_escapes(rendered: str, given: str, aside: list[str]) -> str:
+    """Rendered text with references where a template has written their escapes, as Python does in the text of a list, and JSON
+    in ASCII. RefusedError where the conversation itself may have them.
+    """
+    if not any(escape in rendered for escape in ESCAPES):
+        return rendered
+    if "U0001fffe" in given or "ud83f\\\\udffe" in given:
+        raise RefusedError(f"it spells U+{ord(ASIDE):X}, which is no character")
+
+    def written(found: re.Match[str]) -> str:
+        of_python, high, low = found.groups()
+        code = int(of_python or "0", 16)
+        if high:
+            code = 0x10000 + ((int(high, 16) & 0x3FF) << 10 | int(low, 16) & 0x3FF)
+        if not 0 <= code - FIRST < len(aside):
+            raise RefusedError("the chat template cuts a string of a special token that is in a message")
+        text = aside[code - FIRST]
+        text_there = repr(text)[1:-1] if of_python else json.dumps(text)[1:-1]
+        return ASIDE + chr(code) if text_there == text else _reference(text_there, aside)
+
+    return ESCAPED.sub(written, rendered)
 
 
 def _reference(text: str, aside: list[str]) -> str:

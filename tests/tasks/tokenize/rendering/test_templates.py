@@ -114,6 +114,18 @@ def test_what_cannot_be_rendered_is_refused(template: str, content: Any, told: s
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("expression", "written"),
+    [("[m.content]", "['a<s>é']"), ("[m.content]|tojson", '["a<s>é"]'), ("m.content|tojson(ensure_ascii=true)", '"a<s>\\u00e9"')],
+)
+def test_special_strings_stay_text_within_lists_and_escapes(expression: str, written: str) -> None:
+    """Python and JSON write escapes for characters that nobody sees, as those are that stand for special strings."""
+    of = renderer("{% for m in messages %}{{ " + expression + " }}{% endfor %}")
+    assert of(user("a<s>é")).parts == [written.encode()]
+    with pytest.raises(RefusedError, match=r"it spells U\+1FFFE"):
+        of(user("a<s>\\U0001fffe" if "ensure" not in expression else "a<s>\\ud83f\\udffe"))
+
+
 @pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
 def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
     """How deep is the same with every Python. Rendering goes on with the next conversation."""
