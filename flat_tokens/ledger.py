@@ -172,6 +172,10 @@ class Ledger:
                 raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
             except (ValueError, TypeError, OverflowError) as error:
                 raise ValueError(f"{self.path}: source {name!r}: {error}") from error
+            except OSError as error:
+                raise type(error)(
+                    error.errno, f"{self.path}: source {name!r}: {error.strerror or error}", error.filename
+                ) from error
         described = _described(name, self._views[name], source.get("epochs"))
         for key, was in source.items():
             now = described.get(key)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MixedSource: TypeAlias = tuple[View, float | Schedule] | tuple[View, float | Schedule, int | None]
 """A view, its weight, and for how many epochs it is drawn: without end if that is None or missing."""
+MOST_SAMPLES = 1 << 53
+"""The samples of a source with a limit of epochs are numbered in int64, together with those of all others."""
 
 
 class MixedBatch(NamedTuple):
@@ -110,8 +112,7 @@ class Mixture(ByStep):
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
-        limits = [checked_epochs(name, most) for name, most in zip(views, epochs, strict=True)]
-        samples = [None if most is None else most * len(view) for most, view in zip(limits, self.views, strict=True)]
+        samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
         self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed, order=self.order))
         self._phase_starts = [phase.start for phase in self._phases]
         totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
@@ -262,6 +263,17 @@ def is_weight(given: object) -> bool:
 def checked_epochs(name: str, most: Any) -> int | None:
     """The limit of a source's epochs."""
     return None if most is None else at_least(1, f"epochs of source {name!r}", most)
+
+
+def samples_of(name: str, view: View, most: Any) -> int | None:
+    """The samples of a source in all its epochs. ValueError for more than can be numbered."""
+    epochs = checked_epochs(name, most)
+    if epochs is not None and epochs * len(view) > MOST_SAMPLES:
+        raise ValueError(
+            f"{epochs} epochs of source {name!r} have {epochs * len(view)} samples, more than 2**53. Without a limit it goes on "
+            "in new epochs for ever."
+        )
+    return None if epochs is None else epochs * len(view)
 
 
 def check_weights(weights: Mapping[str, float | Schedule]) -> None:
