@@ -19,7 +19,7 @@ from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
-from tasks.output.held import read_held, withdraw
+from tasks.output.held import read_held, settle
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import is_dataset, publish, read_pointer
@@ -103,7 +103,7 @@ def refresh(
             remember_origin(root, version, config, pinned, files)
             publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
             outcome: Outcome = "unchanged"
-            withdraw(root)
+            settle(root, version)
             if output.lineage is not None:
                 output.lineage.made(version, old, is_published=True)
         elif any(version == one.version for one in pointer.withdrawn):

@@ -55,10 +55,6 @@ class Candidate(Model):
     changes: DocumentChangeCounts | None = None
     decision: Decision | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        return self.decision is None
-
 
 class Held(Model):
     """The content of ``held.json``. ``candidate``: what was held last."""
@@ -69,6 +65,11 @@ class Held(Model):
     @property
     def rejected_names(self) -> set[str]:
         return {one.version for one in self.rejected}
+
+    @property
+    def names_of_versions(self) -> set[str]:
+        """Versions of which somebody has to decide, or did."""
+        return self.rejected_names | ({self.candidate.version} if self.candidate else set())
 
     def as_json(self) -> bytes:
         return (self.model_dump_json(indent=2) + "\n").encode()
@@ -122,10 +123,16 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
     return now
 
 
-def withdraw(root: Store) -> None:
-    """Let nothing wait any more: the sources do not give it now."""
-    if look(root, HELD).data is not None:
-        _change(root, lambda held: held.model_copy(update={"candidate": None}))
+def settle(root: Store, latest: str) -> None:
+    """The sources give the version that is *latest*: let no other one wait, and record its approval if that is left to do."""
+
+    def after(held: Held) -> Held:
+        is_waiting = held.candidate is not None and held.candidate.decision is None
+        return held.model_copy(update={"candidate": None}) if is_waiting else held
+
+    if read_held(root).candidate is not None:
+        _change(root, after)
+        record_approval(root, latest)
 
 
 def forgive(root: Store, version: str) -> None:
@@ -271,9 +278,11 @@ def is_recorded(root: Store, decided: Candidate) -> bool:
 
 
 def record_approval(root: Store, version: str) -> None:
-    """Record the approval of a version that a refresh has published because whoever approved it was killed."""
+    """Record the approval of a version, if whoever approved it was killed before that."""
     found = read_held(root).candidate
-    if found is not None and found.version == version and found.decision is not None and not is_recorded(root, found):
+    if found is None or found.version != version or found.decision is None or found.decision.what != "approved":
+        return
+    if not is_recorded(root, found):
         record(root, found, read_pointer(root))
 
 
