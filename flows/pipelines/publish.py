@@ -33,7 +33,7 @@ from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, told, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
-from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_approval, who
+from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
 from tasks.output.history import Decision
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
@@ -186,6 +186,7 @@ class Publication:
             return
         before = pointer.version if pointer.version is not None and is_dataset(root, pointer.version) else None
         held = read_held(root)
+        record_decision(root, held)  # another version may take its place in the record
         same = held.candidate if held.candidate is not None and held.candidate.version == self.name else None
         same = same if same is not None and is_current(same, pointer) else None
         if same is not None and same.decision is not None:  # approved, and whoever did so was killed
@@ -303,8 +304,6 @@ def publication(
             if gates is not None:
                 here.pass_gates(gates, keeps_waiting=keeps_waiting)
             here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
-            if here.decision is not None and here.decision.what == "approved":
-                record_approval(root, version)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
-from tasks.output.held import read_held, settle
+from tasks.output.held import read_held, record_decision, settle
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import is_dataset, publish, read_pointer
@@ -79,6 +79,7 @@ def refresh(
         root, pointer, seconds = output.root, output.pointer, output.seconds
         read_history(root)  # what is wrong with it is told before any work
         held = read_held(root)
+        record_decision(root, held)
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
             pinned = pin_sources(config, root)
@@ -103,7 +104,7 @@ def refresh(
             remember_origin(root, version, config, pinned, files)
             publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
             outcome: Outcome = "unchanged"
-            settle(root, version)
+            settle(root)
             if output.lineage is not None:
                 output.lineage.made(version, old, is_published=True)
         elif any(version == one.version for one in pointer.withdrawn):

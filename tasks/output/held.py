@@ -23,7 +23,7 @@ from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate
 from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
-from tasks.output.history import Decision, Refreshed, remember
+from tasks.output.history import Decision, Refreshed, read_history, remember
 from tasks.output.paths import HELD, RUNS, version_store
 from tasks.output.pointer import Pointer, Seen, is_dataset, look, manifest_digest, pointer_lock, publish, read_pointer, swap
 
@@ -123,8 +123,8 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
     return now
 
 
-def settle(root: Store, latest: str) -> None:
-    """The sources give the version that is *latest*: let no other one wait, and record its approval if that is left to do."""
+def settle(root: Store) -> None:
+    """The sources give the latest version again: let no other one wait."""
 
     def after(held: Held) -> Held:
         is_waiting = held.candidate is not None and held.candidate.decision is None
@@ -132,7 +132,6 @@ def settle(root: Store, latest: str) -> None:
 
     if read_held(root).candidate is not None:
         _change(root, after)
-        record_approval(root, latest)
 
 
 def forgive(root: Store, version: str) -> None:
@@ -273,27 +272,23 @@ def _record_key(decided: Candidate) -> str:
 
 
 def is_recorded(root: Store, decided: Candidate) -> bool:
-    """Whether a decision is among the runs."""
-    return root.exists(_record_key(decided))
+    """Whether a decision is in the history, where it is recorded last."""
+    return any(one.decision == decided.decision for one in read_history(root))
 
 
-def record_approval(root: Store, version: str) -> None:
-    """Record the approval of a version, if whoever approved it was killed before that."""
-    found = read_held(root).candidate
-    if found is None or found.version != version or found.decision is None or found.decision.what != "approved":
-        return
-    if not is_recorded(root, found):
+def record_decision(root: Store, held: Held) -> None:
+    """Record the decision of the version that was held last, if whoever made it was killed before that."""
+    found = held.candidate
+    if found is not None and found.decision is not None and not is_recorded(root, found):
         record(root, found, read_pointer(root))
 
 
 def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
-    """Record a decision in the history and, last, among the runs. Done again, it is there once."""
+    """Record a decision among the runs and, last, in the history. Done again, it is there once."""
     assert decided.decision is not None
     counts: dict[str, Any] = dict.fromkeys(("added", "removed", "changed", "moved"))
     if decided.changes is not None:
         counts = decided.changes.model_dump(include={*counts})
-    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
-    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))
     facts: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(),
         "host": platform.node(),
@@ -307,3 +302,5 @@ def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
         if root.is_local and pointer.version is not None:
             facts["history_sha256"] = history_digest(read_json(root, POINTER))
         root.put(_record_key(decided), (json.dumps(facts, indent=2) + "\n").encode())
+    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
+    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))
