@@ -31,7 +31,7 @@ TURNS = {
     r"\b(?:kept|stored|stands|put|counted|written|looked at) apart\b": "separately",
     r"\bat hand\b": "available on this machine",
     r"\b(?:stay|stays|left|leaves|they are|it is|all is) whole\b": "complete",
-    rf"(?<!there )\b(?:is|are|was|were) no {THING}": "is not a",
+    rf"(?<![Tt]here )\b(?:is|are|was|were) no {THING}": "is not a",
     r"\bwhere there (?:is|are|was|were) no(?:ne)?\b": "if there is no(ne)",
     r"\bso many (?:bytes|tokens|seconds|times|rows|documents|items|characters|slices|steps|of)\b": "this many, with the unit",
     r"\bfor so long\b": "this long: the number of seconds",
@@ -64,13 +64,11 @@ def said(path: Path) -> Iterator[tuple[int, str, bool]]:
                 yield number, re.sub(r"`[^`]*`|\]\([^)]*\)|\]\[[^\]]*\]|^\[[^\]]*\]: .*", "``", line), False
         return
     for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        opens = isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-        if opens and isinstance(body[0].value.value, str):
-            yield body[0].value.lineno, body[0].value.value, True
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value, True
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             for offset, line in enumerate(node.value.split("\n")):
-                yield node.lineno + offset, line, False
+                yield node.lineno + offset, re.sub(r"``[^`]*``", "``", line), False
 
 
 def faults(paths: list[Path]) -> Iterator[str]:

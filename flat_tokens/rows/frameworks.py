@@ -74,7 +74,7 @@ def bits(encoded: Array) -> Array:
 
 
 def as_int64(array: Array) -> Array:
-    """The array as int64, as torch's ``cross_entropy`` wants labels; of jax, which has none unless it is told, as it is."""
+    """The array as int64, as torch's ``cross_entropy`` wants labels; of jax, which has none by default, as it is."""
     if (namespace := namespace_of(array)) is np:
         return array.astype(np.int64)
     return array.long() if namespace.__name__ == "torch" else array

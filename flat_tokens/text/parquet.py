@@ -195,7 +195,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
         if cuts <= 1:
             yield Range(start, stop, None, size)
             continue
-        # Every range of a row group decodes what stands before it, so a giant one is cut a few times only.
+        # Every range of a row group decodes what is before it, so a giant one is cut a few times only.
         for i in range(cuts):
             yield Range(start, stop, (rows[start] * i // cuts, rows[start] * (i + 1) // cuts), size // cuts)
 

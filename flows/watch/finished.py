@@ -19,7 +19,7 @@ RUN = "build {config.name} with {config.tokenizer.name}"
 
 
 def can_record(client: Api) -> bool:
-    """Whether the server takes what ``record`` tells it."""
+    """Whether the server takes what ``record`` says."""
     try:
         return api.is_of_this_release(client)
     except (httpx.HTTPError, ValueError):

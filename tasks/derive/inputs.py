@@ -37,7 +37,7 @@ class Input(Model):
     manifest_sha256: str | None = None
     digest: str = Field(description="Of its manifest; where it has none, of all that is stored of its splits")
     layout: LayoutName | None = None
-    tokenizer: dict[str, Any] = Field({}, description="As its manifest has it; empty where there is no record")
+    tokenizer: dict[str, Any] = Field({}, description="As its manifest has it; empty if there is no record")
     documents: dict[str, Any] | None = Field(None, description="The policy for bad documents")
     split: dict[str, Any] | None = Field(None, description="How validation was chosen")
     sources: tuple[dict[str, Any], ...]

@@ -95,7 +95,7 @@ def test_a_source_that_is_lost_is_found_and_one_that_is_new_is_not() -> None:
 def test_what_could_not_be_told_does_not_pass() -> None:
     gate = Gate(of="changed_share", at_most=0.5)
     (found,) = judge([gate], {("changed_share", ALL): None}, {})
-    assert "could not be told" in found.sentence
+    assert "is unknown" in found.sentence
 
 
 def test_the_strictest_action_wins() -> None:

@@ -77,7 +77,7 @@ def test_dolmas_lines_have_more_columns(tmp_path: Path) -> None:
         (b"0,2\n2,-6\n", "has the line b'2,-6'"),
         (b"0;6\n", "has the line b'0;6'"),
         (b"0,6,\xff\n\n", "has the line b''"),
-        (b"1" * (3 << 20), "has a line that is no line of two numbers"),
+        (b"1" * (3 << 20), "has a line that is not a line of two numbers"),
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, text: bytes, complaint: str) -> None:

@@ -159,7 +159,7 @@ def test_batches_may_end_anywhere(texts: list[str], borders: list[int]) -> None:
         (asked("pattern"), "it needs keep or drop, one of them"),
         (asked("pattern", keep="a", drop="b"), "it needs keep or drop, one of them"),
         (asked("pattern", keep="("), r"'\(' is no regular expression of RE2"),
-        (asked("pattern", keep=r"(a)\1"), "is no regular expression of RE2"),
+        (asked("pattern", keep=r"(a)\1"), "is not a regular expression of RE2"),
         (asked("normalize", nfc=False, line_ends=False), "it would do nothing"),
         (asked("normalize", nfc=float("nan")), "options of steps are texts, numbers"),
         (asked("length", "a.b", min_bytes=1), "'a.b' is no name of a step"),

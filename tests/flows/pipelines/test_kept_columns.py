@@ -333,7 +333,9 @@ def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_pat
             assert [one["score"] for one in kept(tmp_path / "out")["train"]] == [(1 << 53) + 1, 1]
             assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "int64"}
             continue
-        with pytest.raises(ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Mend one"):
+        with pytest.raises(
+            ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Repair one"
+        ):
             build_here(told)
 
 
