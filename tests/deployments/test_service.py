@@ -19,6 +19,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pytest
 import requests
@@ -501,13 +502,13 @@ def webhook() -> Iterator[str]:
         server.server_close()
 
 
-def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path, webhook: str) -> None:
-    """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
+def register_pager(service: Service, webhook: str) -> None:
+    """Let a block tell of what happens."""
     with reaching(service):
         block = CustomWebhookNotificationBlock(
             name="pager", url=webhook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
         )
-        block.save("pager")
+        block.save("pager", overwrite=True)
     told = subprocess.run(
         [sys.executable, "deployments/register.py", "--notify", "custom-webhook/pager"],
         cwd=CHECKOUT,
@@ -517,6 +518,44 @@ def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service,
         timeout=300,
     )
     assert told.returncode == 0, told.stderr
+
+
+def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approves_it(
+    service: Service, home: Path, webhook: str
+) -> None:
+    register_pager(service, webhook)
+    source, output = home / "shrinking.jsonl", f"{home}/shrinking"
+    config = {"name": "shrinking", "output": output, "sources": [{"path": str(source)}], "tokenizer": {"name": "bytes"}}
+
+    def refreshed(count: int) -> dict[str, Any]:
+        source.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(count)))
+        return service.ended(service.start_run("refresh", {"config": config}).json()["id"])
+
+    runs = [refreshed(count) for count in (20, 2, 2)]
+    assert [run["state_name"] for run in runs] == ["Completed", "AwaitingApproval", "StillAwaitingApproval"]
+    assert {run["state_type"] for run in runs} == {"COMPLETED"}
+    refused = service.start_run("refresh", {"config": config, "publish_anyway": "no gate may stop it"})
+    assert (refused.status_code, "'publish_anyway' was unexpected" in refused.text) == (409, True)
+    assert (there := latest(Path(output))) is not None
+    assert there.name in runs[0]["state"]["message"]
+    page = service.artifacts(runs[1]["id"])["shrinking-held"]["data"]
+    assert "| source | 20 | 2 | -90.0 % |" in page
+    form = re.search(r"\[Approve it\]\(/deployments/deployment/([^/]+)/run\?parameters=(.*?)\)", page)
+    assert form is not None
+    assert form[1] == service.deployment("approve")["id"]
+    told = json.loads(unquote(form[2]))
+    assert told["output"] == output
+    approved = service.ended(service.start_run("approve", {**told, "why": "it is smaller now"}).json()["id"])
+    assert approved["state_type"] == "COMPLETED"
+    assert latest(Path(output)) == Path(output, "versions", told["version"])
+    assert refreshed(2)["state_name"] == "Unchanged"
+    until(lambda: [one for one in Webhook.told if "a version waits" in one["subject"]], "the notification")
+    assert len([one for one in Webhook.told if "shrinking" in one["subject"]]) == 1
+
+
+def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path, webhook: str) -> None:
+    """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
+    register_pager(service, webhook)
     (home / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n')
     config = {"name": "bad", "output": f"{home}/bad", "sources": [{"path": f"{home}/bad.jsonl"}], "tokenizer": {"name": "bytes"}}
 

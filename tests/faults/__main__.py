@@ -24,7 +24,20 @@ from tests.faults.known import known_as
 from tests.faults.table import Row, write_table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("kills", "faults", "elsewhere", "lasting", "power", "readers", "corpus", "chains", "histories", "stores", "together")
+NAMES = (
+    "kills",
+    "faults",
+    "elsewhere",
+    "lasting",
+    "power",
+    "readers",
+    "corpus",
+    "chains",
+    "histories",
+    "decisions",
+    "stores",
+    "together",
+)
 ROOM = 2 << 30
 
 

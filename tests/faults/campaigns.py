@@ -14,6 +14,7 @@ from tests.faults.cases import CASES, STREAMED
 from tests.faults.chains import Chains
 from tests.faults.commands import ORDINARY_USER, Bench, Flaw
 from tests.faults.corpus import CorpusKills
+from tests.faults.decisions import Decisions
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
 from tests.faults.known import KNOWN, MENDED
@@ -199,6 +200,18 @@ def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Tria
             yield Trial("a random history of edits, with kills in between", variant, str(seed), do)
 
 
+def decisions(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """Refreshes hold versions, people decide of them, pin, roll back and collect garbage; any of it is killed."""
+    playing = Decisions(bench.scratch / "decisions")
+    for seed in range(0, HISTORIES, every):
+        if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
+
+            def do(seed: int = seed, variant: str = variant) -> Done:
+                return Done(at_most_one_of_each(playing.play(seed, variant)))
+
+            yield Trial("a random history of decisions, with kills in between", variant, str(seed), do)
+
+
 def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """On an object store: death behind a request, a request fails in every way, and from some request on all fail."""
     for protocol in store_bench.protocols():
@@ -279,6 +292,7 @@ CAMPAIGNS: dict[str, Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]] =
     "corpus": corpus,
     "chains": chains,
     "histories": histories,
+    "decisions": decisions,
     "stores": stores,
     "together": together,
     "known": known,

@@ -48,7 +48,7 @@ class Document(NamedTuple):
 class History:
     """The sources below a directory, and what becomes of them. All of it follows from the seed."""
 
-    def __init__(self, here: Path, seed: int, variant: str) -> None:
+    def __init__(self, here: Path, seed: int, variant: str, *, gates: bool = False) -> None:
         self.here, self.chance = here, random.Random(seed)
         self.columns, self.drops = VARIANTS[variant]
         self.ending = self.chance.choice(["jsonl", "jsonl.zst", "parquet"])  # a source is of one format
@@ -56,6 +56,7 @@ class History:
         self._files = {name: self._documents(self.chance.randrange(1, 40)) for name in "abc"}
         steps = [{"use": "length", "max_characters": 150}, {"use": "normalize"}] if self.chance.random() < 0.4 else []
         self._of_this_refresh: Settings = {}
+        self._lost: dict[str, list[Document]] | None = None
         kept = {"keep_columns": ["url", "score"]} if self.columns else {}
         self._told: Settings = {
             "name": "history",
@@ -65,6 +66,7 @@ class History:
             "validation_fraction": 0.3,
             "layout": self.chance.choice(["mmap", "compact"]),
             "workers": 1,
+            **({} if gates else {"publish": {"defaults": False}}),
         }
 
     def _documents(self, count: int) -> list[Document]:
@@ -107,6 +109,21 @@ class History:
                 case "join" if len(self._files) > 2:
                     del self._files[name]
                     self._files[self.chance.choice(sorted(self._files))].extend(rows)
+        self._write()
+
+    def lose(self) -> None:
+        """Lose nine tenths of the documents, as a source does overnight."""
+        self._lost = self._lost or {name: [*rows] for name, rows in self._files.items()}
+        for rows in self._files.values():
+            del rows[max(len(rows) // 10, 1) :]
+        self._write()
+
+    def restore(self) -> None:
+        """Get back what was lost last, if anything was."""
+        self._files, self._lost = self._lost or self._files, None
+        self._write()
+
+    def _write(self) -> None:
         shutil.rmtree(self.here / "in", ignore_errors=True)
         (self.here / "in").mkdir(parents=True)
         for name, documents in self._files.items():
