@@ -248,7 +248,7 @@ class _Opened:
         self._left = max(MAX_EXPANSION * stored.size, ANY_EXPANSION)
 
     def batches(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group, as many at a time as are sure to fit in memory. ValueError where they stand for too much."""
+        """Batches of a row group's rows, each small enough for memory. ValueError if they unpack to too much."""
         found = self.metadata.row_group(group)
         leaves = {self.metadata.schema.column(i).path: found.column(i) for i in range(self.metadata.num_columns)}
         if nested := [name for name in names if name not in leaves]:

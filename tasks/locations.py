@@ -75,7 +75,7 @@ def plain_location(location: str) -> str:
 
 
 def _decoded(text: str) -> Iterator[str]:
-    """A text, and what it is each time that somebody on its way decodes it."""
+    """The text and its percent-decodings, one after another."""
     yield text
     while (further := unquote(text)) != text:
         yield (text := further)

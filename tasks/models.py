@@ -233,7 +233,7 @@ class TokenShard(Model):
 
     @property
     def has_digests(self) -> bool:
-        """Whether there is a digest of each document's text next to the tokens, for whoever drops duplicates."""
+        """Whether it stores text digests, which dropping duplicates needs."""
         return any(stored.key.startswith("documents/digest/") for stored in self.objects)
 
     @property

@@ -20,7 +20,7 @@ STEADY = 2.0
 
 
 STANDING_SECONDS, LONGER = 10.0, 3.0
-"""Work stands still where nothing came for this many seconds, and for this many times as long as it ever took until more came."""
+"""Work has stalled after this many seconds, and this multiple of the longest gap so far, without progress."""
 
 
 class Done(NamedTuple):
@@ -123,7 +123,7 @@ class Meter:
         self.begin("start")
 
     def forward(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
-        """From now on give what is added to *tell*, as arguments of ``add``: another process counts."""
+        """Forward all counts to *tell*, as arguments of ``add`` (used in worker processes)."""
         self._told = tell
 
     def begin(self, stage: str, total: int = 0, stored: int = 0) -> None:

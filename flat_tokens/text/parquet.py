@@ -56,7 +56,7 @@ def _batches(
     columns: list[list[Page]],
     batch_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows *first* to *last* of row groups, as many at a time as are sure to fit in memory."""
+    """Batches of rows *first* to *last*, each small enough for memory."""
     at = 0  # rows of the row groups -> rows of the range
     batches: Iterator[pa.RecordBatch] | None = None
     most = (batch_bytes, limits.LARGEST_BATCH, limits.BATCH_ROWS)

@@ -269,7 +269,7 @@ def to_sample(files: tuple[FoundFile, ...]) -> list[FoundFile]:
 
 
 def _size(files: Iterable[FoundFile]) -> float:
-    """Bytes of files as they are stored; of one that nobody knows as much as of the others."""
+    """Stored bytes of the files. An unknown size counts as the mean of the known ones."""
     sizes = [file.size for file in files]
     known = [size for size in sizes if size is not None]
     return sum(known) * len(sizes) / len(known) if known else float(len(sizes))

@@ -38,8 +38,8 @@ READ_AS_A_WHOLE = 4 << 20
 """A source with so little text is tokenized as a whole."""
 LEAST_BATCH = 1 << 14
 SURE = 4.0
-"""Standard errors that an estimate is off by at most, 99 times in 100. It would be 2.7, with pieces as few as these, if they were
-drawn at random: but documents are in an order, and on the corpus errors were half as large again.
+"""Half the width of the 99 % interval, in standard errors. Pieces drawn at random, as few as these, would need 2.7. Documents are
+in an order, and on the corpus errors were half as large again.
 """
 Counts = npt.NDArray[np.float64]
 

@@ -224,7 +224,7 @@ class Groups:
             raise self._failure
 
     def results_of(self, run: _GroupRun, queue: _Queue) -> tuple[Any, ...]:
-        """Wait for the results of a group of a queue. All that ask hear of it where one fails for good, or a wait ends early."""
+        """Wait for a group's results. A permanent failure, or a wait that ends early, is raised to every waiter."""
         self.check()
         try:
             while run.results is None:

@@ -26,7 +26,7 @@ from tasks.parts.part import Part, ShardPart
 
 
 class Writing(Protocol):
-    """A span that is being written."""
+    """A span in progress."""
 
     def result(self) -> Written: ...
 

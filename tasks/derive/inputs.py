@@ -53,7 +53,7 @@ class Input(Model):
         return f"{self.name} ({self.version or self.digest[:16]})"
 
     def facts(self) -> dict[str, Any]:
-        """The record of this input in the manifest of a dataset made of it. It does not say where the input lies."""
+        """The input as the derived manifest records it, without its location."""
         named = self.model_dump(include={"name", "version", "manifest_sha256", "digest", "tokenizer"})
         return {**named, "seq_counts": self.seq_counts, "token_counts": self.token_counts}
 

@@ -136,7 +136,9 @@ def forgive(root: Store, version: str) -> None:
 
 
 def _change(root: Store, after: Callable[[Held], Held]) -> Held:
-    """Replace the record by what *after* makes of it, and return that. Other machines may do so at the same time."""
+    """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine replaced it
+    first.
+    """
     with pointer_lock(root):
         while True:
             seen: Seen = look(root, HELD)

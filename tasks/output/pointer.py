@@ -125,8 +125,8 @@ def manifest_digest(root: Store, version: str) -> str:
 
 
 def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
-    """Replace the pointer by what *after* makes of it. Return the pointer as it is then. *after* is called again where another
-    machine was faster; it raises where that changes everything.
+    """Compare-and-swap the pointer with ``after(pointer)``, and return the new one. Retried when another machine moved it first;
+    *after* raises if that makes the move wrong.
     """
     with pointer_lock(root):
         while True:

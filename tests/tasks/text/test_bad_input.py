@@ -1010,8 +1010,8 @@ def test_a_bad_document_is_one_line_of_the_command_line_too(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Repair it, or set documents.on_bad to 'skip' "
-        "or 'replace'.\n"
+        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Repair it, or set documents.on_bad "
+        "to 'skip' or 'replace'.\n"
     )
     status, out, _ = command_line(config, "--set", "documents.on_bad=skip")
     assert status == 0
