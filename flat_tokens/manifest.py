@@ -22,9 +22,10 @@ POINTER = "latest.json"
 VERSIONS = "versions"
 CACHE = "_cache"
 RUNS = "runs"
+HELD = "held.json"
 LINK = "latest"
-"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, and on a local disk
-the link to the version that the pointer names.
+"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, the version that
+waits for a person, and on a local disk the link to the version that the pointer names.
 """
 
 MANIFEST = "manifest.json"

@@ -82,7 +82,7 @@ def faults(paths: list[Path]) -> Iterator[str]:
             if opens:
                 found = [(re.match(pattern, text), instead) for pattern, instead in OPENINGS.items()]
             else:
-                found = [(re.search(pattern, text), instead) for pattern, instead in TURNS.items()]
+                found = [(re.search(pattern, text, re.IGNORECASE), instead) for pattern, instead in TURNS.items()]
             yield from (f"{where}: {match[0].strip()!r}. Write: {instead}." for match, instead in found if match)
 
 

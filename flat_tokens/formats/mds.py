@@ -282,7 +282,9 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
             shards.append(_shard(files.store / posixpath.dirname(key), shard, files.store.path(key), options))
     if not indices:
         if len(files.keys) > 1 or (config := _own_config(files.store, files.keys[0])) is None:
-            raise ValueError(f"{files.url}: has no {INDEX}, and is no MDS shard itself. An export writes it when it is finished.")
+            raise ValueError(
+                f"{files.url}: has no {INDEX}, and is not an MDS shard itself. An export writes it when it is finished."
+            )
         found[split_of(files.keys[0])] = [_shard(files.store, config, files.url, options)]
     return {split: _reader(tuple(shards), options) for split, shards in found.items()}
 

@@ -57,7 +57,7 @@ os.register_at_fork(before=_one_thread.acquire, after_in_parent=_one_thread.rele
 
 
 class OthersCacheError(PermissionError):
-    """Somebody else may have written to a cache."""
+    """Another user may have written to a cache."""
 
 
 class DiskCache:

@@ -26,7 +26,7 @@ from flat_tokens.checker import (
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
+from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         root = Store.at(options.path)
         with signing.using(()):
             store = resolve(root)
-        for there, key in ((root, POINTER), (store, MANIFEST), (store, RECEIPT)):
+        for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, RECEIPT)):
             if there.exists(key):
                 there.sign(key, there.read(key))
         if private is not None:

@@ -26,6 +26,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
+from tasks.finalize.lineage import Lineage, told_of
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
@@ -103,7 +104,7 @@ P = TypeVar("P", bound=Published)
 @dataclass
 class OpenOutput:
     """An output to publish a version at, opened once. ``pointer``: as it was then. ``anyway``: why a person publishes the version
-    whatever its gates say. ``seconds``: those of each stage so far.
+    whatever its gates say. ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
     """
 
     request: Request
@@ -111,11 +112,14 @@ class OpenOutput:
     scratch: Path
     pointer: Pointer
     anyway: str | None = None
+    lineage: Lineage | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def result(self, kind: type[P], version: str, sequence: int, was_published: bool, **particular: Any) -> P:
         """The result of the publication of a version; *particular*: the fields of *kind* that others do not have."""
         manifest = read_manifest(version_store(self.root, version))
+        if self.lineage is not None:
+            self.lineage.made(version, manifest, is_published=particular.get("held") is None)
         return kind(
             path=version_store(self.root, version).url,
             version=version,
@@ -236,7 +240,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     if anyway is not None and not anyway.strip():
         raise ValueError("--publish-anyway needs a reason, for whoever looks at the runs later")
     meter.reset()
-    with _removed_if_empty(Store.at(request.output)):
+    with told_of(request) as lineage, _removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
         pointer = read_pointer(root)
@@ -245,7 +249,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
             # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
             for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
                 sweep(home)
-            yield OpenOutput(request, root, scratch, pointer, anyway)
+            yield OpenOutput(request, root, scratch, pointer, anyway, lineage)
         meter.begin("clean up")
         remove_held_shards(root)
         meter.begin("done")

@@ -104,6 +104,8 @@ def refresh(
             publish(root, version, pointer.sequence)  # checks the manifest, repairs a lost link
             outcome: Outcome = "unchanged"
             withdraw(root)
+            if output.lineage is not None:
+                output.lineage.made(version, old, is_published=True)
         elif any(version == one.version for one in pointer.withdrawn):
             if old is None:
                 raise ValueError(

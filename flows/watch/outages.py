@@ -29,7 +29,7 @@ LONG_AFTER = "prefect._internal"
 
 ASK_SECONDS = 2.0
 LATE_SECONDS = 15.0
-"""For so long after an outage parts of Prefect notice that there was one."""
+"""Seconds after an outage during which parts of Prefect notice that there was one."""
 
 
 def gone(url: str) -> str | None:

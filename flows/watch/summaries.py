@@ -168,7 +168,7 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         _steps(config, result.totals["documents"]),
         _duplicates(config, documents),
         f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
-        f"Mended: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
+        f"Repaired: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
         "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
         _seconds(result.seconds),

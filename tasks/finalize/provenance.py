@@ -140,7 +140,9 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
         "```",
         "",
         'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
-        "Next to the two splits, `documents/` has each sequence's key, file (its number below, from 0) and row.",
+        # These words are bytes of each version: they stay.
+        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) "  # plain: see above
+        "and row.",
         "",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flat_tokens.manifest import CACHE as CACHE
+from flat_tokens.manifest import HELD as HELD
 from flat_tokens.manifest import LINK, POINTER
 from flat_tokens.manifest import RECEIPT as RECEIPT
 from flat_tokens.manifest import RUNS as RUNS
@@ -25,7 +26,6 @@ GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
 LOCK = ".latest.lock"
-HELD = "held.json"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 

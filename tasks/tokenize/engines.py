@@ -193,7 +193,7 @@ def watched(encode: Encode, config: TokenizerConfig) -> Encode:
 
 
 def sheltered(encode: Encode) -> Encode:
-    """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which is no Exception at all."""
+    """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which does not raise an Exception."""
 
     def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
         try:

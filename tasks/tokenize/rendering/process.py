@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 class _TooLongError(BaseException):
-    """The time of a conversation is over. It is no Exception, so that no template can go on."""
+    """The time of a conversation is over. It is not an Exception, so that no template can go on."""
 
 
 class Limiter:

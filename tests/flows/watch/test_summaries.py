@@ -83,7 +83,7 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
         "- **all**: 2,200 documents read, 2,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
         "bytes a token",
         "| train | 1,990 | 999,000 | 50,255 |",
-        "Mended: 2 lone_surrogate.",
+        "Repaired: 2 lone_surrogate.",
         "7 documents have the key of another.",
         "5 of 12 slices were taken from earlier builds.",
         "| tokenize | 3.2 |",
