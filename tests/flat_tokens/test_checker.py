@@ -392,7 +392,7 @@ FORMER = [
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"sequence": 2}, "is number 2, but names 3 versions that were the latest one after the other"),
+        ({"sequence": 2}, "is number 2, but names 3 versions that were the latest in order"),
         ({"former": [*FORMER, FORMER[0]]}, "names version 'v1' twice"),
         ({"former": [{**FORMER[0], "version": "a"}]}, "names version 'a' twice"),
         ({"withdrawn": [FORMER[1]]}, "names version 'v2' twice"),

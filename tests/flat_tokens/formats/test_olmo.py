@@ -102,7 +102,7 @@ def test_damaged_metadata_are_refused(tmp_path: Path) -> None:
 
 def test_tokens_alone_and_numpys_own_files_are_others(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"a\.npy: has no a\.csv\.gz beside it"):
+    with pytest.raises(ValueError, match=r"a\.npy: has no a\.csv\.gz next to it"):
         open_any(tmp_path, "olmo-core")
     np.save(tmp_path / "a.npy", np.zeros(4, np.uint16))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"0,4\n"))

@@ -106,7 +106,9 @@ def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
     receipt = json.loads((tmp_path / "out" / "_cache" / key / "receipt.json").read_text())
     assert receipt["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
     assert receipt["read"] == receipt["written"] + sum(receipt["skipped"].values())
-    assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 mended: normalize.changed" in "\n".join(told_summary(result))
+    assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 repaired: normalize.changed" in "\n".join(
+        told_summary(result)
+    )
     page = summary(BuildConfig.model_validate(told), result, "dataset").replace("\\", "")
     assert "2 length.min_bytes" in page
     for line in ("| `length` | 2 | 2 min_bytes | 0 |", "| `normalize` | 0 | | 2 |", "| `pattern` | 1 | 1 drop | 0 |"):

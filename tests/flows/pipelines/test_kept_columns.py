@@ -350,7 +350,7 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["score"])
     del told["sources"][0]["id_column"]
     with pytest.raises(
-        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Mend"
+        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Repair"
     ):
         build_here(told)
 

@@ -216,7 +216,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path, bad: Bad) -> None:
     (tmp_path / bad.name).write_bytes(bad.content)
-    remedy = r"Mend it, or set documents\.on_bad to 'skip' or 'replace'"
+    remedy = r"Repair it, or set documents\.on_bad to 'skip' or 'replace'"
     words = rf"^{bad.name}, row 1: .*{re.escape(bad.words)}.*\[{bad.reason}\]\. {remedy}"
     refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
 
