@@ -75,7 +75,7 @@ SAMPLE_BYTES = 100_000
 LOOKED_INTO = 256_000_000
 """Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
 REMEMBERED_SECONDS = 30.0
-"""What is known of files is recorded this often while they are read."""
+"""Records of files are written this often while they are read."""
 
 
 class BuildResult(Published):
@@ -341,7 +341,7 @@ def processors_of(config: BuildConfig) -> int:
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
-    """Look every source up. ValueError where one lies within the output."""
+    """Look every source up. ValueError where one is within the output."""
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
     check_sources_apart(root, pinned)
     return pinned
@@ -351,7 +351,7 @@ def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse source files within the output."""
     for file in files_of(pinned):
         if file.uri.startswith(root.url):
-            check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
+            check_apart(file.uri, root.url, f"the source file {file.uri} is within the output {root.url}")
 
 
 def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:

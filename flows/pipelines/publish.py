@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_CONTACT_SECONDS = 10.0
-"""A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
+"""A store that does not answer for this long before any work was done is rather a wrong address than a busy store."""
 
 
 class Published(Model):
@@ -104,7 +104,7 @@ P = TypeVar("P", bound=Published)
 @dataclass
 class OpenOutput:
     """An output to publish a version at, opened once. ``pointer``: as it was then. ``anyway``: why a person publishes the version
-    whatever its gates say. ``lineage``: whom the run is told to, if anybody. ``seconds``: those of each stage so far.
+    whatever its gates say. ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
     """
 
     request: Request
@@ -159,7 +159,7 @@ class Publication:
         return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
-        """The result. Record the run beside the versions: when, where, what it was told (with *facts* on top), what it gave."""
+        """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
         judged = {"held": self.held, "decision": self.decision, "comparison": comparison}
         result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **judged, **particular)
@@ -178,7 +178,7 @@ class Publication:
         return result
 
     def pass_gates(self, gates: Sequence[Gate], *, keeps_waiting: bool = False) -> None:
-        """Let gates look at the version beside the one that ``latest`` names. Then it may be published, unless it is held.
+        """Let gates look at the version next to the one that ``latest`` names. Then it may be published, unless it is held.
         *keeps_waiting*: a version that waits by other gates goes on waiting. ValueError where a gate stops it, or a person did.
         """
         root, pointer = self.output.root, self.output.pointer
@@ -217,7 +217,7 @@ class Publication:
                 self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
             case "stop":
                 raise ValueError(
-                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Mend the sources, or change "
+                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Repair the sources, or change "
                     "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
                 )
             case "hold":
@@ -256,7 +256,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
         with building(root, scratch):
-            # Nothing else clears up after a death behind the commit, or one that fetched a file which is there now.
+            # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
             for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
                 sweep(home)
             yield OpenOutput(request, root, scratch, pointer, anyway, lineage)

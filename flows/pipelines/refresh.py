@@ -77,7 +77,7 @@ def refresh(
     built, began = None, time.monotonic()
     with opened(config, publish_anyway) as output:
         root, pointer, seconds = output.root, output.pointer, output.seconds
-        read_history(root)  # what is wrong with it is told before any work
+        read_history(root)  # what is wrong with it is reported before any work
         held = read_held(root)
         record_decision(root, held)
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
@@ -85,7 +85,7 @@ def refresh(
             pinned = pin_sources(config, root)
             found = files_of(pinned)
             known = known_files(found, config.sources, config.slice_bytes, [root])
-            # Lists of copies depend on the slices, which only a file that was cut tells.
+            # Lists of copies depend on the slices, which only a file that was cut says.
             drops = config.documents.duplicates == "drop"
             uncut = {} if all(known) or drops else files_of_origin(root, pointer.version)
             needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
@@ -102,7 +102,7 @@ def refresh(
         old = if_there(root, pointer.version, read_manifest)
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
-            publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
+            publish(root, version, pointer.sequence)  # checks the manifest, repairs a lost link
             outcome: Outcome = "unchanged"
             settle(root)
             if output.lineage is not None:

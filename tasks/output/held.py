@@ -40,7 +40,7 @@ class Rejected(Model):
 
 class Candidate(Model):
     """A version that waits for a person. ``sequence``, ``before``: of the pointer when the gates looked at it. ``gates``: those
-    that did. ``changes``: of documents, None where they could not be told.
+    that did. ``changes``: of documents, None where they are unknown.
     """
 
     version: Name
@@ -76,7 +76,7 @@ class Held(Model):
 
 
 def read_held(root: Store) -> Held:
-    """What the record says, whatever became of it since. ValueError, naming it, where it is none."""
+    """The record, whatever became of the version since. ValueError, naming it, where it is none."""
     return _parse(root, look(root, HELD).data)
 
 
@@ -119,7 +119,7 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
             "run it again to compare it with that."
         )
     if not is_dataset(root, candidate.version):
-        raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it anew.")
+        raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it again.")
     return now
 
 
@@ -142,7 +142,9 @@ def forgive(root: Store, version: str) -> None:
 
 
 def _change(root: Store, after: Callable[[Held], Held]) -> Held:
-    """Replace the record by what *after* makes of it, and return that. Other machines may do so at the same time."""
+    """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine replaced it
+    first.
+    """
     with pointer_lock(root):
         while True:
             seen: Seen = look(root, HELD)
@@ -205,7 +207,7 @@ def reject(root: Store, name: str | None, why: str, by: str | None = None) -> De
 def _named(root: Store, name: str | None, what: str) -> Candidate:
     """The candidate of that name. ValueError where another one waits, or none."""
     pointer, found = read_pointer(root), read_held(root).candidate
-    listed = f"python -m flows status {shlex.quote(root.url)} tells what is there."
+    listed = f"python -m flows status {shlex.quote(root.url)} says what is there."
     if name is not None:
         check_name(name)
     if found is None or (name is not None and not found.version.startswith(name)):
@@ -259,7 +261,7 @@ def _decide(
 
 
 def who() -> str:
-    """Who runs this process, as far as the system knows: NAME@HOST."""
+    """The user of this process, as far as the system knows: NAME@HOST."""
     try:
         return f"{getpass.getuser()}@{platform.node()}"
     except (OSError, KeyError):  # a user without a name
