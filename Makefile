@@ -92,12 +92,13 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names, one way to open; types and links of the documentation.
+check: $(STAMP) ## Format, lint, types, directions of imports, names, words, one way to open; types and links of the documentation.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
+	$(BIN)/python -m tests.words
 	$(BIN)/python -m tests.doors
 	$(BIN)/python -m tests.docs.typed
 	$(BIN)/python -m pytest --quiet tests/docs/test_links.py tests/docs/test_words.py

@@ -53,7 +53,7 @@ class Mixture(ByStep):
 
     ValueError for sources that are empty or have different rows, for weights that are not positive numbers, for one so small
     that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have. TypeError, naming the source,
-    for what is no view or no weight.
+    for what is not a view or no weight.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ def samples_of(name: str, view: View, most: Any) -> int | None:
 
 
 def check_weights(weights: Mapping[str, float | Schedule]) -> None:
-    """ValueError for weights that no mixture can have. TypeError for what is no weight."""
+    """ValueError for weights that no mixture can have. TypeError for what is not a weight."""
     from flat_tokens.rows.stretches import exactly, samples_of_a_cycle  # see above
 
     for name, weight in weights.items():
@@ -298,7 +298,7 @@ def check_weights(weights: Mapping[str, float | Schedule]) -> None:
 
 
 def check_views(views: Mapping[str, View]) -> None:
-    """ValueError for views that are empty, or whose rows do not fit into one batch. TypeError for what is no view."""
+    """ValueError for views that are empty, or whose rows do not fit into one batch. TypeError for what is not a view."""
     for name, view in views.items():
         check_view(view, f"source {name!r}")
     if empty := [name for name, view in views.items() if len(view) == 0]:

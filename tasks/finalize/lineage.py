@@ -1,7 +1,7 @@
 """OpenLineage: events at the start and the end of a run that publishes, where OPENLINEAGE_URL says who wants to hear of it.
 
 The client is the optional package openlineage-python, which has its other settings (OPENLINEAGE_API_KEY, ...) from the
-environment. Nothing of it decides anything: what cannot be told is a warning.
+environment. Nothing of it decides anything: what is unknown is a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LineageDataset(NamedTuple):
 
 
 def inputs_of(request: Any) -> list[LineageDataset]:
-    """What a request reads, as its settings name it."""
+    """The datasets that a request reads, as its settings name them."""
     if sources := getattr(request, "sources", None):
         places = (one.path or f"hf://datasets/{one.hub.path}" for one in sources)
         return [LineageDataset.at(place if "://" in place else Store.at(place).url) for place in places]
@@ -58,7 +58,7 @@ def inputs_of(request: Any) -> list[LineageDataset]:
 def with_digests(
     inputs: Sequence[LineageDataset], made_of: Mapping[str, Any], documents: Mapping[str, Any]
 ) -> list[LineageDataset]:
-    """The inputs with what a manifest tells of them: versions of datasets, or a digest of the names and contents of files."""
+    """The inputs with what a manifest reports them: versions of datasets, or a digest of the names and contents of files."""
     if derived := made_of.get("inputs"):
         return [one._replace(version=of.get("version")) for one, of in zip(inputs, derived, strict=False)]
     read = {one["name"]: one.get("read") for one in documents.get("by_source") or ()}
@@ -81,7 +81,7 @@ def _part(name: str) -> Any:
 
 
 class Lineage:
-    """The events of a run. The first that cannot be told is a warning, and nothing is tried again."""
+    """The events of a run. The first that is unknown is a warning, and nothing is tried again."""
 
     def __init__(self, request: Any) -> None:
         self._inputs, self._output = inputs_of(request), LineageDataset.at(Store.at(request.output).url)
@@ -91,7 +91,7 @@ class Lineage:
         self._run_id = ""
 
     def made(self, version: str, manifest: Mapping[str, Any], *, is_published: bool) -> None:
-        """Note what the run made of its inputs. A version that waits for a person is no output yet."""
+        """Note what the run made of its inputs. A version that waits for a person is not an output yet."""
         totals = manifest["totals"]
         self._inputs = with_digests(self._inputs, manifest["provenance"], totals.get("documents") or {})
         rows = sum(totals[split]["seq_count"] for split in SPLITS)
@@ -109,7 +109,7 @@ class Lineage:
                 self._run_id = str(_part("client.uuid").generate_new_uuid())
             self._client.emit(self._event(state, error))
         except Exception as problem:  # noqa: BLE001  the client, its transport and the network have errors of their own
-            logger.warning("The lineage of the run could not be told: %s", one_line(problem))
+            logger.warning("The lineage of the run is unknown: %s", one_line(problem))
             self._client = None
 
     def _event(self, state: str, error: BaseException | None) -> Any:

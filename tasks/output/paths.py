@@ -1,4 +1,4 @@
-"""Names of what lies at an output. Those that readers share are from ``flat_tokens.manifest``."""
+"""Names of what is at an output. Those that readers share are from ``flat_tokens.manifest``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {
 
 
 def check_places(root: Store) -> None:
-    """Refuse a local output where something else stands in place of what it consists of, such as a link of a directory."""
+    """Refuse a local output where something else is in place of what it consists of, such as a link of a directory."""
     for name, kind in KINDS.items() if root.is_local else ():
         if (found := kind_of(root.path(name), follow_links=False)) not in (None, kind):
             raise ValueError(f"{root.path(name)}: is a {found} instead of a {kind}. Move it away and run again.")
@@ -50,7 +50,7 @@ def version_key(version: str) -> str:
 
 
 def version_store(root: Store, version: str) -> Store:
-    """The store of a version. Its ``url`` is the path or URL that people are told."""
+    """The store of a version. Its ``url`` is the path or URL that people see."""
     return root / VERSIONS / version
 
 

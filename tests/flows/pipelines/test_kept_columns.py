@@ -333,7 +333,9 @@ def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_pat
             assert [one["score"] for one in kept(tmp_path / "out")["train"]] == [(1 << 53) + 1, 1]
             assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "int64"}
             continue
-        with pytest.raises(ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Mend one"):
+        with pytest.raises(
+            ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Repair one"
+        ):
             build_here(told)
 
 
@@ -348,7 +350,7 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["score"])
     del told["sources"][0]["id_column"]
     with pytest.raises(
-        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Mend"
+        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Repair"
     ):
         build_here(told)
 

@@ -179,7 +179,7 @@ def test_with_a_key_the_record_of_what_waits_is_signed(tmp_path: Path, monkeypat
     at = At(str(tmp_path / "out"), tmp_path)
     told = at.root.read("held.json")
     (tmp_path / "out" / "held.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
-    with pytest.raises(ValueError, match=r"held\.json: the signature beside it is of something else"):
+    with pytest.raises(ValueError, match=r"held\.json: the signature next to it is of something else"):
         approve(at.root, None, "yes")
     (tmp_path / "out" / "held.json").write_bytes(told)
     assert approve(at.root, None, "yes").pointer.version == at.waits
