@@ -112,7 +112,7 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildC
 @pytest.mark.parametrize(
     ("entrypoint", "parameters", "names"),
     [
-        ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days"]),
+        ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days", "publish_anyway"]),
         (
             "flows/retokenize.py:retokenize_dataset",
             {"tokenizers": ["gpt2", {"name": "bytes"}]},
