@@ -8,7 +8,7 @@ SECRET := $(or $(PREFECT_HOME),$(HOME)/.prefect)/flat-tokens-secret
 
 SITE := $(VENV)-docs
 
-.PHONY: help demo serve test test-slow test-lowest faults fuzz benchmarks peers check docs lock wheels clean
+.PHONY: help demo serve test test-slow test-lowest test-newest faults fuzz benchmarks peers check docs lock wheels clean
 
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -55,6 +55,22 @@ test-lowest: ## Run the library's fast tests with the lowest versions that pypro
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
 	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" tests/flat_tokens
 
+NEWEST := $(VENV)-newest
+
+test-newest: ## Run fast tests of the library with the newest versions of everything, on Python 3.13 or newer: a minute. PYTHON_NEWEST=...
+	python=$${PYTHON_NEWEST:-$$(.ci/newest-python)}; test -n "$$python" || exit 0; \
+	$(PYTHON) -m venv --clear $(NEWEST)-tools && \
+	$(NEWEST)-tools/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt && \
+	$(NEWEST)-tools/bin/uv venv --quiet --clear --no-python-downloads --python "$$python" $(NEWEST) && \
+	$(NEWEST)-tools/bin/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
+		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements \
+		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward && \
+	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(NEWEST_TESTS)
+
+# What stands on numpy, zarr, fsspec and pyarrow, a test file for each way.
+NEWEST_TESTS := $(addprefix tests/flat_tokens/,arrays stores rows/test_views.py rows/test_loader.py rows/test_packing.py rows/test_lookup.py \
+	formats/test_round_trips.py formats/test_parquet.py text/test_source_formats.py test_reader.py test_columns.py test_vocabulary.py)
+
 faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.
 	$(BIN)/python -m tests.faults --table docs/measured/faults.md
 
@@ -76,12 +92,13 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names, one way to open; types and links of the documentation.
+check: $(STAMP) ## Format, lint, types, directions of imports, names, words, one way to open; types and links of the documentation.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
+	$(BIN)/python -m tests.words
 	$(BIN)/python -m tests.doors
 	$(BIN)/python -m tests.docs.typed
 	$(BIN)/python -m pytest --quiet tests/docs/test_links.py tests/docs/test_words.py
@@ -118,4 +135,4 @@ wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist
 	rm -r $(VENV)-build
 
 clean: ## Remove what was installed, and the demo's dataset.
-	rm -rf $(VENV) $(LOWEST) $(SITE) site demo-output
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(NEWEST)-tools $(SITE) site demo-output

@@ -29,7 +29,7 @@ OF_A_GROUP = (
     "gigatoken",
     "tiktoken",
 )
-"""What a group imports, or what that imports."""
+"""Modules that a group imports, directly or not."""
 
 ended_well = False
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     gc.set_threshold(NEW_OBJECTS)
     if sys.argv[2:] == ["spare"]:
         wait_for_a_group(checkout=sys.argv[1])
-    del sys.argv[1:]  # which run it is stands in the environment
+    del sys.argv[1:]  # which run it is is in the environment
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     sys.modules.pop("prefect.engine", None)  # it begins as the main module

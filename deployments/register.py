@@ -71,7 +71,7 @@ def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
 
 
 def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is no valid time."""
+    """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is not a valid time."""
     if options.cron is None and options.every is None:
         return None
     when = {"interval": options.every} if options.cron is None else {"cron": options.cron}
@@ -129,7 +129,7 @@ def _with_plain_fields(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(field: dict[str, Any]) -> dict[str, Any]:
     """A field that is left empty rather than switched to None; a size as people write it; and what a group of fields holds by
-    itself is told by each of them.
+    itself is reported by each of them.
     """
     kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
     default = field.get("default")

@@ -52,7 +52,7 @@ SETTINGS = {
     "PREFECT_CLI_PROMPT": "false",
     # A dead run's slot is given back when the run is marked as crashed. If its lease ended before, Prefect would do it twice.
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "3600",
-    # A group of slices waits until a worker has done another, which takes minutes: that is no fault.
+    # A group of slices waits until a worker has done another, which takes minutes: that is not a fault.
     "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "900",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
 }
@@ -60,7 +60,7 @@ SETTINGS = {
 AS_BELOW = "(the command needs the two variables of 'from a shell'). It is used as soon as it is there."
 AGAIN = "Run it again to resume after the last stored shard."
 TOLD_HERE = "FLAT_TOKENS_OUTAGES_TOLD"
-"""Environment variable of the workers and their runs: this process tells of outages of its server (flows/watch/outages.py)."""
+"""Environment variable of the workers and their runs: this process reports outages of its server (flows/watch/outages.py)."""
 
 
 def main() -> int:
@@ -153,7 +153,7 @@ def _keep_running(
             one.start_again()
             print(f"The {one.name} {how}. It was started again.", file=sys.stderr, flush=True)
         if running["server"].end() is None:
-            outages.is_on()  # tells when it goes, and when it is back
+            outages.is_on()  # says when it goes, and when it is back
         if missing and time.monotonic() > asked + BLOCK_SECONDS:
             missing, asked = _use_made_blocks(missing, options), time.monotonic()
         time.sleep(0.5)
@@ -193,13 +193,13 @@ def private_home(home: Path) -> Path:
 
 
 def secret_in(path: Path) -> str:
-    """The secret, NAME:PASSWORD, that a file holds. Where there is none, it is made, with a random one."""
+    """The secret, NAME:PASSWORD, that a file holds. If there is none, it is made, with a random one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError), open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as made:
         made.write(f"admin:{secrets.token_urlsafe(32)}\n")
     told, secret = path.stat(), path.read_text().strip()
     if told.st_uid != os.geteuid() or told.st_mode & 0o077 or len(secret) < 16 or not secret.isascii():
-        raise ValueError(f"{path}: others may know this secret, or it is no long ASCII text. Remove it, and start again.")
+        raise ValueError(f"{path}: others may know this secret, or it is not a long ASCII text. Remove it, and start again.")
     return secret
 
 
@@ -218,7 +218,7 @@ def _start_worker(name: str) -> Process:
 
 
 def _start(*command: str, passed: Collection[int] = ()) -> Process:
-    # A session of its own: Ctrl-C reaches this process alone, which stops the others one after the other.
+    # A session of its own: Ctrl-C reaches this process alone, which stops the others one by one.
     whole, environment = [sys.executable, *command], {**os.environ, TOLD_HERE: "1"}
     return subprocess.Popen(  # noqa: S603
         whole, cwd=CHECKOUT, env=environment, start_new_session=True, pass_fds=passed, preexec_fn=stop_with_parent

@@ -1,5 +1,5 @@
 """A process that has imported what a group needs, and waits for one: imports take two seconds, which is as long as a small group
-works. It is not a run before it is told to be one, so that no run waits here that another machine could take.
+works. It is not a run before it is said to be one, so that no run waits here that another machine could take.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     environment: Mapping[str, str]
     """Without what is of one run."""
     options: Mapping[str, Any]
-    """Of the process, but for its environment and directory."""
+    """The process's settings, without its environment and directory."""
     changed_ns: int
     """When the newest module of the checkout was changed: what was imported before is not what a group should run."""
 

@@ -27,7 +27,7 @@ from tasks.locations import unbound
 
 
 def asking_behind(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """A worker's *run* that asks for the next one behind each. Prefect's workers ask every few seconds alone, and for as long one
+    """A worker's *run* that asks for the next one after each. Prefect's workers ask every few seconds alone, and for as long one
     would have nothing to do between two groups of slices.
     """
 
@@ -61,7 +61,7 @@ def closing(leave: Callable[..., Awaitable[Any]], spares: Spares) -> Callable[..
 
 
 def directory_of(deployment: Any) -> list[str]:
-    """The directory where a deployment's runs begin, as register.py tells Prefect; nothing if it says something else."""
+    """The directory where a deployment's runs begin, as register.py gives it to Prefect; nothing if it says something else."""
     steps = (deployment and deployment.pull_steps) or ()
     told = [step.get("prefect.deployments.steps.set_working_directory") or {} for step in steps]
     return [str(inputs["directory"]) for inputs in told if "directory" in inputs][:1]
@@ -69,7 +69,7 @@ def directory_of(deployment: Any) -> list[str]:
 
 class BegunAtOnce(ProcessJobConfiguration):
     """The settings of a run, as a worker gets them. Where no command is set, Prefect begins a process that prepares a directory,
-    imports Prefect for that, and then begins anew as the run: a second more. A group needs no directory but the checkout, which
+    imports Prefect for that, and then begins again as the run: a second more. A group needs no directory but the checkout, which
     its deployment names, and has no hooks that would run there.
     """
 

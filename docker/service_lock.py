@@ -28,7 +28,7 @@ def read_lock(text: str) -> list[tuple[str, str, set[str]]]:
             if asked := _ASKED_BY.match(line):
                 requirements[-1][2].add(re.sub(r"\[.*\]$", "", asked[1].strip()))
         elif line and not line.startswith("#"):
-            raise ValueError(f"{line!r} is no pinned requirement. Make the lock again: make lock.")
+            raise ValueError(f"{line!r} is not a pinned requirement. Make the lock again: make lock.")
     return [(name, "\n".join(lines), asked) for name, lines, asked in requirements]
 
 

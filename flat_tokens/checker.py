@@ -46,7 +46,7 @@ from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_obje
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10
 RUN_RECORD = re.compile(r"\d{8}T\d{12}-.+\.json")
-LINK_WAITS = (0.05, 0.2, 0.5)  # seconds in which a build may move the link behind the pointer
+LINK_WAITS = (0.05, 0.2, 0.5)  # seconds in which a build may move the link after the pointer
 COPIED = {"shape", "chunks", "dtype", "data_type", "chunk_grid"}  # of arrays, in either version of zarr
 
 Level = Literal["quick", "full"]
@@ -220,7 +220,7 @@ def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number:
 
 
 def _endorsed(store: Store, public: Any) -> list[Endorsement]:
-    """What a key has endorsed of a version."""
+    """The endorsements of a version by a key."""
     with contextlib.suppress(*NO_OBJECT):
         return endorsing.endorsements_in(read_record(store, MANIFEST + ENDORSED, endorsing.MOST_BYTES), public)
     return []
@@ -247,7 +247,7 @@ def _check_pointer(root: Store, store: Store, level: Level) -> Iterator[str]:
         ):
             return
         time.sleep(wait)
-    yield f"{LINK} leads to {target}, but {POINTER} names {version}. A build mends a link; move away anything else."
+    yield f"{LINK} leads to {target}, but {POINTER} names {version}. A build repairs a link; move away anything else."
 
 
 def _check_former(root: Store, level: Level) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Kept columns: columns of the sources that a dataset has beside its tokens, in Parquet objects, in the documents' order.
+"""Kept columns: columns of the sources that a dataset has next to its tokens, in Parquet objects, in the documents' order.
 
 Their types are few: *kinds*. A kind is null where a column has nothing but nulls. Objects of one dataset may differ in the kinds
 of a column (null, int64, float64); the manifest says which one fits them all.
@@ -31,7 +31,7 @@ GROUP_ROWS = 1 << 14
 BATCH_BYTES, LARGEST_BATCH, LARGEST_PAGE = 4 << 20, 1 << 27, 1 << 29
 """Bytes of values that are read at a time, about and at most, and those that a page may have."""
 MAX_EXPANSION, ANY_EXPANSION = 500, 192 << 20
-"""What an object's bytes may stand for: so many times as many, or so many in all. Texts in dictionaries count once."""
+"""Bytes that an object may unpack to: this multiple of its own, or this number in all. Texts in dictionaries count once."""
 LARGEST_TAKEN = 1 << 30
 """Bytes that the columns of documents which are read together may have."""
 KINDS = ("null", "bool", "int64", "uint64", "float64", "text")
@@ -85,7 +85,7 @@ def _not_in_float64(values: pa.Int64Array) -> int | None:
 
 
 def common(one: str, other: str) -> str | None:
-    """The kind that holds values of two; None where there is none."""
+    """The kind that holds values of two; None if there is none."""
     if one == other or other == "null":
         return one
     if one == "null":
@@ -248,7 +248,7 @@ class _Opened:
         self._left = max(MAX_EXPANSION * stored.size, ANY_EXPANSION)
 
     def batches(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group, as many at a time as are sure to fit in memory. ValueError where they stand for too much."""
+        """Batches of a row group's rows, each small enough for memory. ValueError if they unpack to too much."""
         found = self.metadata.row_group(group)
         leaves = {self.metadata.schema.column(i).path: found.column(i) for i in range(self.metadata.num_columns)}
         if nested := [name for name in names if name not in leaves]:
@@ -305,7 +305,7 @@ def _plain_bytes(batch: pa.RecordBatch) -> int:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of documents, which lie in the parts of a store one behind the other."""
+    """Columns of documents, which are in the parts of a store in order."""
 
     store: Store
     kinds: Kinds

@@ -45,7 +45,7 @@ class Ledger:
     """The history of a run: its seed, its sources, and from which step on it has which weights and batch size.
 
     ``Ledger.create(path, sources, batch_size)`` begins a run, ``Ledger.open(path)`` goes on with one, on any host. ``mixture()``
-    gives the batches by step. One process edits a ledger; the others open it anew.
+    gives the batches by step. One process edits a ledger; the others open it again.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Ledger:
         """Read a ledger. *views* are sources' views that the caller has opened, *places* paths or URLs of their datasets.
 
         The others' datasets are opened where the ledger says, if that is a path of this machine; URLs in it are followed with
-        *trust_records*. FileNotFoundError if there is no file; ValueError, naming it, if it is no ledger.
+        *trust_records*. FileNotFoundError if there is no file; ValueError, naming it, if it is not a ledger.
         """
         self = cls(path, {}, views or {}, places or {}, true_or_false("trust_records", trust_records))
         try:
@@ -140,7 +140,7 @@ class Ledger:
             return self._places[name], dataset["split"]
         if not self._trusted and not posixpath.isabs(dataset["path"]):
             raise ValueError(
-                f"{self.path}: says that source {name!r} is at {dataset['path']}, which is no path of this machine. "
+                f"{self.path}: says that source {name!r} is at {dataset['path']}, which is not a path of this machine. "
                 "Say where it is, with its place or view, or trust the ledger (trust_records)."
             )
         return dataset["path"], dataset["split"]
@@ -172,6 +172,10 @@ class Ledger:
                 raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
             except (ValueError, TypeError, OverflowError) as error:
                 raise ValueError(f"{self.path}: source {name!r}: {error}") from error
+            except OSError as error:
+                raise type(error)(
+                    error.errno, f"{self.path}: source {name!r}: {error.strerror or error}", error.filename
+                ) from error
         described = _described(name, self._views[name], source.get("epochs"))
         for key, was in source.items():
             now = described.get(key)
@@ -205,7 +209,7 @@ class Ledger:
         weight)}`` or ``(view, weight, epochs)`` adds one. Sources that are not named are withdrawn. A replacement is a new
         source, with a name and epochs of its own. Batches before *step* stay the same.
 
-        ValueError for a step before the last edit or behind the run's end, a new source with a name that the run knows, and
+        ValueError for a step before the last edit or after the run's end, a new source with a name that the run knows, and
         what no mixture can have. The file is written if all is well.
         """
         last = self._content["edits"][-1]

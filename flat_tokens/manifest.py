@@ -22,9 +22,10 @@ POINTER = "latest.json"
 VERSIONS = "versions"
 CACHE = "_cache"
 RUNS = "runs"
+HELD = "held.json"
 LINK = "latest"
-"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, and on a local disk
-the link to the version that the pointer names.
+"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, the version that
+waits for a person, and on a local disk the link to the version that the pointer names.
 """
 
 MANIFEST = "manifest.json"
@@ -33,7 +34,7 @@ SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation")
 
 LOSS_MASK = "loss_mask"
-"""The array beside the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
+"""The array next to the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
 DUPLICATES = "documents/duplicates"
 """Below it, the lists of documents that a build left out because an earlier one has the same text: DUPLICATE[n] each."""
 DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row", "of_file", "of_row")])
@@ -138,7 +139,7 @@ def check(value: Any, shape: Any, where: str) -> None:
     if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and {*value} != {*shape}):
         raise ValueError(f"{where} is {reprlib.repr(value)}")
     if is_exact and not is_below(value["key"]):
-        raise ValueError(f"{reprlib.repr(value['key'])} is no name of an object below it")
+        raise ValueError(f"{reprlib.repr(value['key'])} is not a name of an object below it")
     if isinstance(shape, list):
         for item in value if shape[0] is not FILE else _unusual_files(value):
             check(item, shape[0], f"an item of {where}")
@@ -193,7 +194,7 @@ def implausible(value: dict[str, Any]) -> str | None:
         twice = next(name for name in names if names.count(name) > 1)
         return f"names version {reprlib.repr(twice)} twice"
     if value["sequence"] < len(names):
-        return f"is number {value['sequence']}, but names {len(names)} versions that were the latest one after the other"
+        return f"is number {value['sequence']}, but names {len(names)} versions that were the latest in order"
     for several in (former, withdrawn):
         times = [datetime.fromisoformat(one["until"]) for one in several]
         for one, time, before in zip(several, times, [datetime.min.replace(tzinfo=UTC), *times], strict=False):
@@ -205,7 +206,7 @@ def implausible(value: dict[str, Any]) -> str | None:
 
 
 def history_digest(pointer: Mapping[str, Any]) -> str:
-    """SHA-256 of what nothing else tells of a pointer: its number, and the versions before."""
+    """SHA-256 of the facts that a pointer alone has: its number, and the versions before."""
     told = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Messages and listings for a path that is no dataset: what lies there, and the nearest path that is one."""
+"""Messages and listings for a path that is not a dataset: what is there, and the nearest path that is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG_BYTES = 1 << 16
 OUTPUT = re.compile(rb"^output:[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
 WANTED = f"A dataset is a build's output, with {POINTER}, or one version, with {' and '.join(SPLITS)}."
 
-OTHERS = "flat-tokens inspect tells whether it is of another format, and flat-tokens import makes a dataset of it."
+OTHERS = "flat-tokens inspect says whether it is of another format, and flat-tokens import makes a dataset of it."
 
 
 class Directory(NamedTuple):
@@ -100,9 +100,9 @@ def _seen(store: Store) -> str:
     if not here.files and not here.directories:
         return f"is an empty directory. {WANTED}"
     if below := datasets_below(store):
-        return f"is no dataset itself. {_one_of([one.url for one in below], 'Name one below')}"
+        return f"is not a dataset itself. {_one_of([one.url for one in below], 'Name one below')}"
     holds = ", ".join([*(f"{name}/" for name in here.directories), *here.files][:NAMED])
-    return f"is no flat-tokens dataset. {WANTED} Here are {holds}. {OTHERS}"
+    return f"is not a flat-tokens dataset. {WANTED} Here are {holds}. {OTHERS}"
 
 
 def _seen_file(store: Store) -> str:
@@ -135,7 +135,7 @@ def _around(store: Store) -> str:
 
 
 def _beside(store: Store) -> str:
-    """The remedy where nothing is at a path: a dataset around or beside it, the one with the most similar name first."""
+    """The remedy where nothing is at a path: a dataset around or next to it, the one with the most similar name first."""
     if around := _around(store):
         return around
     path, name = posixpath.split(store.root)

@@ -19,7 +19,7 @@ else:
 
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6
-"""Encodings: values one after the other, places in the dictionary, lengths and then the values."""
+"""Encodings: values in order, places in the dictionary, lengths and then the values."""
 
 PLACE_BYTES = 4
 """Bytes of a place in a dictionary once it is read."""
@@ -69,7 +69,7 @@ def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
 
 class Page(NamedTuple):
     """A page: its rows, none in a dictionary; about how many bytes of values they have; and how many they have at most: in all
-    where the values stand in the page, ``for_each_row`` where they are made of what stands elsewhere.
+    where the values are in the page, ``for_each_row`` where they are made of what stands elsewhere.
     """
 
     rows: int

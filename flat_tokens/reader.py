@@ -91,7 +91,7 @@ class FlatTokens:
         return self.encoded_tokens.read(start, stop)
 
     def mask(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Which of the tokens ``start:stop`` count for the loss: uint8[stop - start], 1 or 0. All do where there is no mask."""
+        """Which of the tokens ``start:stop`` count for the loss: uint8[stop - start], 1 or 0. All do if there is no mask."""
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
@@ -151,7 +151,7 @@ class FlatTokens:
         return number
 
     def by_keys(self, keys: Sequence[str | int] | npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The numbers of the sequences of documents with these keys: int64[n], -1 where there is none. One pass for all."""
+        """The numbers of the sequences of documents with these keys: int64[n], -1 if there is none. One pass for all."""
         asked = keys if isinstance(keys, np.ndarray) else np.array([key_of(key) for key in keys], np.uint64)
         if asked.dtype != np.uint64 or asked.ndim != 1:
             raise TypeError(f"keys are uint64[n], or a list of them, but these are {asked.dtype}{list(asked.shape)}")
@@ -259,7 +259,7 @@ class FlatTokens:
         return self
 
     def wrong_bounds(self, i: int, start: int, stop: int) -> str:
-        """The message of an error: a sequence ends before it starts, or behind the last token."""
+        """The message of an error: a sequence ends before it starts, or after the last token."""
         return (
             f"{self.store.url}: seq_starts says that sequence {i} is tokens {start} to {stop}, "
             f"but there are {self.token_count} tokens. The dataset is damaged: run flat_tokens.verify on it."
@@ -315,7 +315,7 @@ def open(
     # Datasets with a manifest were written by this library. Local ones are checked in any case.
     if cache is not None and not store.is_local:
         if not (manifest := manifest_of(store)):
-            raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it anew.")
+            raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it again.")
         objects = [stored_object(stored) for stored in manifest["objects"]]
         store = CachedStore.over(store, objects, DiskCache(cache, checked_bytes), read_ahead)
     elif not store.reads_last_bytes:  # its sizes are those of the manifest, where there is one

@@ -1,6 +1,6 @@
 """torchtitan's data loader: batches of this library as its trainer takes them, resumed at any data-parallel degree.
 
-``config.dataloader = Config(batches=...)`` stands where ``GrainDataLoader.Config`` does. torchtitan is not imported.
+``config.dataloader = Config(batches=...)`` takes the place of GrainDataLoader.Config`` does. torchtitan is not imported.
 """
 
 from __future__ import annotations

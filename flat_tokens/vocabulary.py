@@ -285,7 +285,7 @@ def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson
 
 
 def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
-    """A file beside the ``tokenizer.json`` of a directory or a hub repository; None where there is none. ValueError where the hub
+    """A file next to the ``tokenizer.json`` of a directory or a hub repository; None if there is none. ValueError where the hub
     does not tell.
     """
     path = Path(name)
@@ -319,7 +319,7 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
 
 
 def _form_of(data: bytes) -> str | None:
-    """The usual name of a file that is no tokenizer.json; None where it is not known."""
+    """The usual name of a file that is not a tokenizer.json; None where it is not known."""
     try:
         definition = json.loads(data)
     except ValueError:
@@ -369,7 +369,7 @@ class Vocabulary:
         return [i for i in range(self.size) if (piece := self.piece(i)) and piece[0] & 0xC0 == 0x80]
 
     def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """The bytes of ids, one behind the other, and where each id's bytes end: bytes, int64[len(ids)]."""
+        """The bytes of ids, in order, and where each id's bytes end: bytes, int64[len(ids)]."""
         data, starts, lengths = self._table
         ids = np.minimum(ids, ids.dtype.type(min(self.size, np.iinfo(ids.dtype).max))).astype(np.int64)
         starts, lengths = starts[ids], lengths[ids]
@@ -381,7 +381,7 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """``data`` with U+FFFD behind it, and the start and length of each id in it; one more id, and those that stand for
+        """``data`` with U+FFFD after it, and the start and length of each id in it; one more id, and those that stand for
         nothing, are U+FFFD.
         """
         starts, lengths = np.append(np.cumsum(self.lengths) - self.lengths, 0), np.append(self.lengths, 0)

@@ -24,7 +24,7 @@ MAX_DEPTH = 50
 """Parentheses and ``not`` within each other."""
 
 Columns = Callable[[str], Any]
-"""A column's name -> its values, an Arrow array. ValueError where there is no such column."""
+"""A column's name -> its values, an Arrow array. ValueError if there is no such column."""
 Test = Callable[[Columns], Any]
 """Columns -> an Arrow array: true, false or null for each row."""
 

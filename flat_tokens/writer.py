@@ -29,7 +29,7 @@ class ArrayWriter:
 
     From the first object on it writes a whole array, whose length need not be known, and then its metadata.
     ``write_metadata=False`` writes some objects alone, for arrays that several writers write together. *unfinished*: the path of
-    a local object until it is whole, by its number.
+    a local object until it is complete, by its number.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ArrayWriter:
 
     def _end_object(self, writer: ObjectWriter) -> None:
         self._writer = None
-        with writer:  # a failure leaves nothing behind
+        with writer:  # a failure leaves nothing after
             if self._pending_count:
                 self._pending[self._pending_count :] = self._spec.fill_value
                 self._emit(writer, self._pending)

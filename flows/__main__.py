@@ -25,7 +25,7 @@ NO_MORE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 own threads keep them all busy.
 """
 NEW_OBJECTS = 100_000
-"""Python looks for cycles behind every 700 objects that stay, and importing makes hundreds of thousands: a tenth of its time."""
+"""Python looks for cycles after every 700 objects that stay, and importing makes hundreds of thousands: a tenth of its time."""
 BUILDING = ("build", "refresh", "retokenize")
 
 
@@ -35,7 +35,7 @@ def run() -> None:
         begin_with_large_pages()
     gc.set_threshold(NEW_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
-    from flows.commands.main import main  # takes longer than to begin anew
+    from flows.commands.main import main  # takes longer than to begin again
 
     status = main(sys.argv[1:])
     if not status and "prefect" not in sys.modules:  # its own threads send what is left to say
@@ -44,7 +44,7 @@ def run() -> None:
 
 
 def begin_with_large_pages() -> None:
-    """Begin the process anew, once, with memory in large pages where the system has them: engines look up words in hundreds of
+    """Begin the process again, once, with memory in large pages where the system has them: engines look up words in hundreds of
     megabytes, and a build takes a fourteenth less of the processors. Nothing else than the environment can tell the C library.
     """
     if sys.platform != "linux":

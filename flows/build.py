@@ -26,7 +26,7 @@ from tasks.config import BuildConfig
 def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> BuildResult:
     """Text in, a published flat-tokens dataset out: download, tokenize, shard-write, split, finalize.
 
-    Run again after any failure, it goes on behind the last shard that was stored.
+    Run again after any failure, it resumes after the last shard that was stored.
 
     Args:
         config: What is made of which text, and where it goes.

@@ -1,7 +1,7 @@
 """Credentials of stores that are not ambient, and keys that sign: in a Secret block of Prefect's, of which runs know the name.
 
 The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``, and the keys
-as ``{"signing": {"keys": "...", "private_key": "..."}}``. Its name stands in the environment of the runs, which is set by who
+as ``{"signing": {"keys": "...", "private_key": "..."}}``. Its name is in the environment of the runs, which is set by who
 registers the deployments, not by who starts a run. What it holds stays in the process: it is in no parameter, log line, manifest
 or digest.
 """

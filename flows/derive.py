@@ -45,7 +45,7 @@ def merge_datasets(
     scratch: Output | None = None,
     verify_level: Level = "quick",
 ) -> DerivedResult:
-    """Publish the documents of several datasets, one behind the other: train with train, validation with validation.
+    """Publish the documents of several datasets, in order: train with train, validation with validation.
 
     datasets: outputs of builds (their latest versions), versions, or plain zarr. output: where the version is published; the
     first dataset's own place to append the others to it.

@@ -29,7 +29,7 @@ def export_dataset(
     split: Split | None = None,
     workers: Annotated[int, Field(ge=1, le=256)] | None = None,
 ) -> ExportResult:
-    """Write a dataset in another format, file by file. Run again after any failure, it goes on behind the last whole file.
+    """Write a dataset in another format, file by file. Run again after any failure, it resumes after the last whole file.
 
     Args:
         dataset: Path or URL of an output, whose latest version is exported, or of a version.

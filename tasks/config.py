@@ -144,7 +144,7 @@ class Source(Model):
         None, min_length=1, description="The column that names a document, such as id; without it, its text does"
     )
     keep_columns: tuple[ColumnName, ...] | None = Field(
-        None, min_length=1, max_length=256, description="Columns that are kept beside the tokens, such as url, language, score"
+        None, min_length=1, max_length=256, description="Columns that are kept next to the tokens, such as url, language, score"
     )
     name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
     format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
@@ -153,7 +153,7 @@ class Source(Model):
     )
     split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
     prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
-    completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text behind it, which counts")
+    completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text after it, which counts")
     messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
     messages: MessageNames | None = Field(
         None, description="With messages: their keys and roles, where these are not role and content, user and assistant"
@@ -334,7 +334,7 @@ class DocumentPolicy(Model):
     )
     steps: tuple[DocumentStep, ...] = Field((), description="What happens to the others, one step after the other: docs/steps.md")
     duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop: of texts that are equal byte for byte, in all sources, the first stays; behind the steps"
+        "keep", description="drop: of texts that are equal byte for byte, in all sources, the first stays; after the steps"
     )
 
     @field_validator("steps")
@@ -376,7 +376,7 @@ class GroupPolicy(Model):
 class BuildConfig(Model):
     """The settings of a build."""
 
-    output: Output = Field(description="Directory or URL, such as /data/web: versions, token shards and the pointer lie below it")
+    output: Output = Field(description="Directory or URL, such as /data/web: versions, token shards and the pointer are below it")
     name: str = Field(
         "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
     )
@@ -461,11 +461,11 @@ class BuildConfig(Model):
             where, path = place_of(source.path) if source.path else (None, "")
             if where == store and os.path.commonpath([output, path]) in (output, path):
                 raise ValueError(
-                    f"output {self.output} and source {source.path} lie within each other. Keep them apart, so that no build "
+                    f"output {self.output} and source {source.path} are within each other. Keep them apart, so that no build "
                     "reads what another one wrote."
                 )
             if self.scratch and where == "" and Path(place_of(self.scratch)[1]).is_relative_to(path):
-                raise ValueError(f"scratch {self.scratch} lies within source {source.path}. Keep them apart.")
+                raise ValueError(f"scratch {self.scratch} is within source {source.path}. Keep them apart.")
         return self
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ class Collected(Model):
 
 
 def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
-    """Find garbage, and with *delete* remove it. Killed at any moment, it leaves whole versions and whole shards. ValueError
+    """Find garbage, and with *delete* remove it. Killed at any moment, it leaves complete versions and whole shards. ValueError
     where something is not understood: then nothing is known to be garbage.
     """
     paths.check_places(root)
@@ -342,7 +342,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from unneeded_objects(root, (key for key in stored_shards(root) if shard_key(key) not in gone))
     yield from _unneeded_files(root, needs, limit)
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
-    yield from _old(root, damaged, limit, "quarantine", "damaged, and built again")
+    yield from _old(root, damaged, limit, "quarantine", "damaged, and rebuilt")
     probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))
     yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)

@@ -50,7 +50,7 @@ SELECTORS: dict[str, tuple[str, ...]] = {
     "null_share": ("column", "split"),
     "distinct": ("column", "split"),
 }
-"""What each fact may be told of, besides all."""
+"""Subjects of each fact, in addition to the whole version."""
 OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share")
 """Facts of a difference: there are none where ``latest`` names nothing."""
 OF_COLUMNS = ("null_share", "distinct")
@@ -92,7 +92,7 @@ def fact(value: Any) -> Any:
 
 
 class Place(NamedTuple):
-    """What a fact is told of: a source, a split, a step, a reason, a column, or several of them; empty: of all."""
+    """The subject of a fact: a source, a split, a step, a reason, a column, or several of them; empty: of all."""
 
     source: str = ""
     split: str = ""
@@ -127,11 +127,11 @@ class Gate(Model):
         for name in (*Place._fields, *(["by"] if self.by else [])):
             wanted = self.by if name == "by" else name
             if getattr(self, name) is not None and wanted not in SELECTORS[self.of]:
-                raise ValueError(f"{self.of} is not told by {wanted}; {self._told_by()}")
+                raise ValueError(f"{self.of} is not known by {wanted}; {self._told_by()}")
         if self.by and getattr(self, self.by) is not None:
             raise ValueError(f"a gate of {self.of} has by: {self.by} and a {self.by}; give one of them")
         if (self.source or self.by == "source") and (self.split or self.by == "split"):
-            raise ValueError(f"{self.of} is told by source or by split, not by both")
+            raise ValueError(f"{self.of} is known by source or by split, not by both")
         if self.of in OF_COLUMNS and self.column is None:
             raise ValueError(f"{self.of} is of a kept column; give its column")
         if self.step is not None and self.reason is not None and not self.reason.startswith(f"{self.step}."):
@@ -172,7 +172,7 @@ LOST_SOURCES = (
 
 
 class PublishPolicy(Model):
-    """What a version has to be like before latest names it."""
+    """Conditions that a version has to meet before latest names it."""
 
     model_config = ConfigDict(title="with settings")
 
@@ -191,7 +191,7 @@ Facts = Mapping[tuple[str, Place], int | float | None]
 
 
 class Finding(Model):
-    """A condition that does not hold. ``value``: None where it could not be told; ``before``: of the version that ``latest``
+    """A condition that does not hold. ``value``: None where it is unknown; ``before``: of the version that ``latest``
     names, where that matters. ``limit``: such as ``at least -50 %``.
     """
 
@@ -206,7 +206,7 @@ class Finding(Model):
     def sentence(self) -> str:
         """Such as ``documents of source web: 40, -90.0 % from 400; wanted is at least -50 %``."""
         what = f"{self.of}{f' of {self.place}' if self.place else ''}"
-        now = "could not be told" if self.value is None else number(self.of, self.value)
+        now = "is unknown" if self.value is None else number(self.of, self.value)
         change = "" if self.before is None or self.value is None else f", {changed(self.value, self.before)}"
         was = "" if self.before is None or not change else f" from {number(self.of, self.before)}"
         return f"{what}: {now}{change}{was}; wanted is {self.limit}"
@@ -258,7 +258,7 @@ def of_change(change: str, before: float) -> Fraction:
 
 
 def worst(findings: Iterable[Finding]) -> Action | None:
-    """What happens to a version: the most that any finding asks for. None where all holds."""
+    """The effect on a version: the strictest that any finding asks for. None where all holds."""
     actions = {one.action for one in findings}
     return next((action for action in ACTIONS if action in actions), None)
 

@@ -79,7 +79,7 @@ class GroupFault(Model):
 
 
 class Report(Model):
-    """How far a process has come with a group: written again and again, and at the end with results or a fault."""
+    """How far a process has come with a group: rewritten and again, and at the end with results or a fault."""
 
     host: str
     process: int
@@ -135,7 +135,7 @@ def put_report(root: Store, digest: str, run: str, report: Report) -> None:
 
 
 def read_report(root: Store, digest: str, run: str) -> Report | None:
-    """The last report of a run on a group; None where there is none yet, or none that can be trusted."""
+    """The last report of a run on a group; None if there is none yet, or none that can be trusted."""
     try:
         facts = read_json(root, f"{GROUPS}/{digest}/{run}.json")
         return Report.model_validate(facts) if facts.pop("sha256") == digest_of(facts) else None
@@ -144,7 +144,7 @@ def read_report(root: Store, digest: str, run: str) -> Report | None:
 
 
 def are_there(root: Store, names: Iterable[str]) -> bool:
-    """Whether an output has all objects of these names: garbage may have been collected since a report told of them."""
+    """Whether an output has all objects of these names: garbage may have been collected since a report of them."""
     with ThreadPoolExecutor(READERS) as readers:
         return all(readers.map(root.exists, names))
 

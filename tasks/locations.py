@@ -43,7 +43,7 @@ _HUB_REVISION = re.compile(r"^((?:(?:datasets|spaces)/|(?!datasets/|spaces/))[^/
 
 
 def plain_location(location: str) -> str:
-    """Refuse a location that must not stand in a run's parameters, or cannot be one. Secrets are not repeated."""
+    """Refuse a location that must not are in a run's parameters, or cannot be one. Secrets are not repeated."""
     # A secret may stand anywhere: only a host that ends as a host does is shown, and only a name that is made of letters.
     host = re.match(rf"\s*{_SCHEME}//(?:[^/?#\\]*@)?({_SERVER.pattern})(?=[/?#]|$)", location)
     named, ambient = f"the URL of {host[1]}" if host else "a location", "ambient credentials (environment, instance role)"
@@ -75,7 +75,7 @@ def plain_location(location: str) -> str:
 
 
 def _decoded(text: str) -> Iterator[str]:
-    """A text, and what it is each time that somebody on its way decodes it."""
+    """The text and its percent-decodings, one after another."""
     yield text
     while (further := unquote(text)) != text:
         yield (text := further)
@@ -111,7 +111,7 @@ def unbound() -> str | None:
 
 def readable(location: str) -> str:
     """Refuse a location outside of the roots for input, where the operator has set any, and link-local addresses that no root
-    names: cloud machines are told their credentials there.
+    names: cloud machines get their credentials there.
     """
     _check_within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
     if location.startswith(("http://", "https://")):
@@ -174,7 +174,7 @@ def _check_within(location: str, verb: str, *variables: str) -> str:
 
 
 def is_within(location: str, roots: Sequence[str]) -> bool:
-    """Whether a location lies within one of several roots."""
+    """Whether a location is within one of several roots."""
     store, path = place_of(location)
     if store and (_goes_up(location) or "::" in location.partition("://")[2].partition("/")[2]):
         return False  # programs differ in where that leads
@@ -201,7 +201,7 @@ def local_path(location: str) -> str | None:
 
 def place_of(location: str) -> tuple[str, str]:
     """The store of a location - its scheme, and a server's name and port - and its path there. Links of a local one are
-    resolved; the path on a server has one spelling; a revision is no part of a path on the hub.
+    resolved; the path on a server has one spelling; a revision is not a part of a path on the hub.
     """
     if (path := local_path(location)) is not None:
         return "", real_path(path)
@@ -231,7 +231,7 @@ def check_hop(began: str, url: str, address: str = "") -> None:
     if parts.scheme not in WEB or (roots and not (of_hub and is_public)):
         raise ValueError(f"{told}, which may not be read here: {INPUT_ROOTS} allows {', '.join(roots) or 'http and https'}")
     if number is not None and number.is_link_local:
-        raise ValueError(f"{told}, a link-local address: cloud machines are told their credentials at such. No root names it.")
+        raise ValueError(f"{told}, a link-local address: cloud machines get their credentials at such. No root names it.")
 
 
 def _origin(url: str) -> str:
@@ -251,7 +251,7 @@ def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def checked_session(began: str) -> Any:
-    """A session of ``requests`` for one request, of which each hop is checked. Behind a proxy, which looks names up by itself,
+    """A session of ``requests`` for one request, of which each hop is checked. With a proxy, which looks names up by itself,
     only its URL is.
     """
     import requests  # takes a while

@@ -216,7 +216,7 @@ class TokenShard(Model):
     @model_validator(mode="after")
     def nothing_lost(self) -> Self:
         if wrong := [stored.key for stored in self.objects if not is_below(stored.key)]:
-            raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is no name of an object below it")
+            raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is not a name of an object below it")
         if self.file_rows and int(self.file_starts[-1]) != self.rows:
             raise ValueError(f"shard {self.key[:12]}: has {self.rows} rows, but its files have {self.file_starts[-1]}")
         if self.read != self.written + sum(self.skipped.values()):
@@ -233,7 +233,7 @@ class TokenShard(Model):
 
     @property
     def has_digests(self) -> bool:
-        """Whether there is a digest of each document's text beside the tokens, for whoever drops duplicates."""
+        """Whether it stores text digests, which dropping duplicates needs."""
         return any(stored.key.startswith("documents/digest/") for stored in self.objects)
 
     @property

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 WINDOW_SECONDS = 60.0
-"""The rate of late is that of so many seconds."""
+"""The rate of late is that of this many seconds."""
 MARK_SECONDS = 1.0
 SETTLING_SECONDS = 4.0
-"""No rate is told before work was under way for so long."""
+"""Show no rate before this many seconds of work."""
 STEADY = 2.0
 """Nor before the rates of the earlier and the later half of the time differ by less than this factor."""
 
 
 STANDING_SECONDS, LONGER = 10.0, 3.0
-"""Work stands still where nothing came for so many seconds, and for so many times as long as it ever took until more came."""
+"""Work has stalled after this many seconds, and this multiple of the longest gap so far, without progress."""
 
 
 class Done(NamedTuple):
@@ -123,7 +123,7 @@ class Meter:
         self.begin("start")
 
     def forward(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
-        """From now on give what is added to *tell*, as arguments of ``add``: another process counts."""
+        """Forward all counts to *tell*, as arguments of ``add`` (used in worker processes)."""
         self._told = tell
 
     def begin(self, stage: str, total: int = 0, stored: int = 0) -> None:
@@ -187,7 +187,7 @@ meter = Meter()
 
 @contextlib.contextmanager
 def repeating(seconds: float, call: Callable[[], object], name: str, patience: float | None = None) -> Iterator[None]:
-    """Call *call* every so many seconds, in a thread of that name, until the block ends. Then wait for a call under way, at
+    """Call *call* every this many seconds, in a thread of that name, until the block ends. Then wait for a call under way, at
     most *patience* seconds. *call* handles its own errors.
     """
     over = threading.Event()

@@ -56,9 +56,9 @@ def upload(
     private: bool | None,
     done: Callable[[int], object],
 ) -> Uploaded:
-    """Make files and a card the content of a repository, and tag it. Run again, it goes on behind the last commit.
+    """Make files and a card the content of a repository, and tag it. Run again, it resumes after the last commit.
 
-    *files_of* is called where there is no such tag yet. The repository is made if it is not there; *private* decides for whom.
+    *files_of* is called if there is no such tag yet. The repository is made if it is not there; *private* decides for whom.
     *done* is called with the bytes of each commit. ValueError where the hub does not let this account write, or does not answer.
     """
     hub, what = api(), f"dataset {repo}"
@@ -106,7 +106,7 @@ def files_below(directory: Path, folder: str) -> Iterator[HubFile]:
 
 
 def _is_there(file: HubFile, there: Any) -> bool:
-    """Whether the repository has a file, by the digest that the hub tells: git's of small files, sha256 of others."""
+    """Whether the repository has a file, by the digest that the hub says: git's of small files, sha256 of others."""
     if there is None or there.size != file.size:
         return False
     if there.lfs is not None:

@@ -1,7 +1,7 @@
 """Train a tiny model on a dataset, and go on after a kill with the same batches: ``train_torch.py DATASET RUN [STEPS]``.
 
 Which rows a step has follows from its number alone, so a checkpoint is the weights, the optimizer's state and the step, and
-the path of the dataset's version. It is in the directory RUN; the same command goes on behind the last one.
+the path of the dataset's version. It is in the directory RUN; the same command resumes after the last one.
 """
 
 from __future__ import annotations

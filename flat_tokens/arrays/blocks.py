@@ -1,6 +1,6 @@
 """Blocks of compressed chunks, many at a time: what one call of the library decodes costs the interpreter little.
 
-Only blocks that are stored as this library writes them are decoded so, which is told from the first bytes of chunks and frames.
+Only blocks that are stored as this library writes them are decoded so, as the first bytes of chunks and frames show.
 Others, and those of a call that fails, go through ``ArraySpec.decode_block`` one by one, which says what is wrong.
 """
 
@@ -109,4 +109,4 @@ def decode_frames(frames: list[memoryview], spec: ArraySpec) -> Any:
         sizes = np.full(len(frames), size, np.uint64)
         return decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes, threads=1)
     except zstandard.ZstdError:
-        return None  # one of them is damaged, which whoever looks at each tells by its place
+        return None  # one of them is damaged, which is an error when each is looked at, by its place

@@ -53,7 +53,7 @@ def decode_block(stored: memoryview, n: int, size: int, block_size: int) -> Any:
     try:
         header = HEADER.unpack_from(stored)
         if header == (*BEGINS, size, block_size, len(stored)):
-            # Blocks in order, one behind the other: what Blosc itself does not check.
+            # Blocks in order, in order: what Blosc itself does not check.
             at, is_last = HEADER.size + 4 * n, n == size // block_size - 1
             begin, end = (*INT32.unpack_from(stored, at), len(stored)) if is_last else TWO_INT32.unpack_from(stored, at)
             if 0 < begin < end <= len(stored) and block_size != end - begin - 4 == INT32.unpack_from(stored, begin)[0]:
@@ -61,7 +61,7 @@ def decode_block(stored: memoryview, n: int, size: int, block_size: int) -> Any:
     except struct.error as error:
         raise ValueError(f"does not decompress to {size} bytes (it is cut off)") from error
     if header[:2] != BEGINS[:2] or header[2] & ~0x12 != 0x80:  # blocks may be split, and stored as they are
-        raise ValueError(f"does not decompress to {size} bytes (it is no buffer of zstd's frames)")
+        raise ValueError(f"does not decompress to {size} bytes (it is not a buffer of zstd's frames)")
     begin, decoded = blosc_part(stored, size, n * block_size, (n + 1) * block_size)
     return decoded[n * block_size - begin :][:block_size]
 

@@ -33,7 +33,7 @@ class ShardIndex(NamedTuple):
 @dataclass(frozen=True)
 class ArraySpec:
     """The storage of a one-dimensional array. ``zstd_level`` None means raw items, each inner chunk with its crc32c; a chunk of
-    zstd is a frame, or with a ``block_length`` a Blosc buffer with a frame for every so many items.
+    zstd is a frame, or with a ``block_length`` a Blosc buffer with a frame for every ``block_length`` items.
     """
 
     absent_value: ClassVar[None] = None

@@ -84,8 +84,8 @@ def at_a_time() -> int:
 def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
     """A file, mapped. The system reads nothing ahead of what is read of it.
 
-    Errors of the system are raised as they are, with the path. What *damaged* makes of a sentence is raised for what is no file,
-    or an empty one.
+    Errors of the system are raised as they are, with the path. What *damaged* makes of a sentence is raised for what is not a
+    file, or an empty one.
     """
     _make_room(bound() - 1)
     while True:

@@ -205,7 +205,7 @@ def _object_name(encoding: dict[str, Any]) -> str:
 
 
 def _byte_codecs(names: list[Any], size: int, compressors: set[str]) -> tuple[tuple[str, int], ...]:
-    """Codecs from bytes to bytes, each with the size of what it encodes. That size is not known behind a compressor."""
+    """Codecs from bytes to bytes, each with the size of what it encodes. That size is not known after a compressor."""
     for name in names:
         if name != "crc32c" and (type(name) is not str or name not in compressors):
             raise ValueError(f"is stored with {reprlib.repr(name)}, which is not among the codecs read here")

@@ -172,7 +172,7 @@ class StoredArray:
     ) -> None:
         """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
 
-        *out* is one-dimensional and contiguous; each range lies within the array. From an object store everything is
+        *out* is one-dimensional and contiguous; each range is within the array. From an object store everything is
         read at once: about one round trip, and one more if indexes of shards are not known yet.
         """
         if self._in_blocks is not None:
@@ -565,7 +565,7 @@ class StoredArray:
     def _fetch(self, ranges: list[ByteRange]) -> list[memoryview]:
         """The bytes of many ranges. Ranges close to each other are read together."""
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
-        requests: list[tuple[int, int, int]] = []  # object, first byte, byte behind the last
+        requests: list[tuple[int, int, int]] = []  # object, first byte, byte after the last
         place: list[int] = [0] * len(ranges)
         for k in order:
             i, offset, size = ranges[k]

@@ -119,7 +119,7 @@ LATER = {"later": True}
 
 @dataclass(frozen=True)
 class Options:
-    """Options. ValueError if ``end_of_text`` is no token id, another integer no count, a text no text, or a value none
+    """Options. ValueError if ``end_of_text`` is not a token id, another integer no count, a text no text, or a value none
     of its type's literals.
     """
 

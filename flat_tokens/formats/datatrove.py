@@ -1,7 +1,7 @@
 """datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``, and where not all
 tokens count for the loss a byte a token in a ``.ds.loss``, 1 or 0.
 
-None has a header. A ``.ds.metadata`` beside them has the bytes of a token in its first line, behind the tokenizer's
+None has a header. A ``.ds.metadata`` next to them has the bytes of a token in its first line, after the tokenizer's
 name. Without it, the width follows from the last document's end and the size of the tokens.
 """
 
@@ -29,7 +29,7 @@ class Datatrove(contract.Options):
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
     tokens as they are. ``vocabulary_size``: up to 65,536 ids have two bytes, else four; without it, the highest id
-    there is decides. ``tokens_per_file``: several files of about so many tokens a split. ``tokenizer``: its name, for the
+    there is decides. ``tokens_per_file``: several files of about this many tokens a split. ``tokenizer``: its name, for the
     metadata.
     """
 
@@ -78,7 +78,7 @@ def token_width(store: Store, key: str) -> int:
     """Bytes of a token in the tokens *key*. ValueError, naming the file, if there is no index of them."""
     index = f"{key}.index"
     if not store.exists(index):
-        raise ValueError(f"{store.path(key)}: has no {index} beside it. Without it, where the documents end is not known.")
+        raise ValueError(f"{store.path(key)}: has no {index} next to it. Without it, where the documents end is not known.")
     size, index_size = store.size(key), store.size(index)
     end = int.from_bytes(store.read_range(index, max(index_size - 8, 0), index_size), "little")
     for width in _possible_widths(store, key):
@@ -108,7 +108,7 @@ def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
         ends = index.read(max(first - 1, 0), last)
         starts = ends if first else np.append(np.uint64(0), ends)
         if (starts[1:] < starts[:-1]).any() or starts[-1] > tokens.length:
-            raise ValueError(f"{index.path}: its documents {first} to {last} do not end one behind the other")
+            raise ValueError(f"{index.path}: its documents {first} to {last} do not end in order")
         return starts
 
     mask = mask_beside(store, f"{key}{LOSS}", tokens.length)
@@ -116,7 +116,7 @@ def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
 
 
 def has_index(store: Store, key: str) -> bool:
-    """Whether an index of the tokens *key* lies beside them."""
+    """Whether an index of the tokens *key* is next to them."""
     try:
         return token_width(store, key) > 0
     except ValueError:

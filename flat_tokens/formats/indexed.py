@@ -60,19 +60,19 @@ class StoredItems:
         return np.frombuffer(data, self.dtype)
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError if one is no token id."""
+        """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError if one is not a token id."""
         return token_ids(self.read(start, stop), self.path)
 
 
 def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
-    """Numbers from the file at *path* as token ids: uint32[n], a copy. ValueError if one is no token id."""
+    """Numbers from the file at *path* as token ids: uint32[n], a copy. ValueError if one is not a token id."""
     if len(items) and not (items.dtype.kind == "u" and items.dtype.itemsize < 4):
         low, high = items.min(), items.max()
         if not 0 <= low <= high <= MAX_TOKEN_ID:  # false for what is not a number, too
             raise ValueError(f"{path}: holds {low} to {high} where there are token ids, from 0 to {MAX_TOKEN_ID}")
     tokens = items.astype(np.uint32)
     if items.dtype.kind == "f" and (tokens != items).any():
-        raise ValueError(f"{path}: holds {items[tokens != items][0]}, which is no token id")
+        raise ValueError(f"{path}: holds {items[tokens != items][0]}, which is not a token id")
     return tokens
 
 

@@ -149,7 +149,7 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
                 f"is for {reprlib.repr(loader)}; chunks for TokensLoader are read: optimize(item_loader=TokensLoader())"
             )
         if not isinstance(chunks, list):
-            raise ValueError(f"has chunks that are no list, but {reprlib.repr(chunks)}")
+            raise ValueError(f"has chunks that are not a list, but {reprlib.repr(chunks)}")
         dtype = _token_type(config["data_format"])
         return [_chunk(directory, chunk, dtype, compression is not None, options) for chunk in chunks]
     except (KeyError, TypeError, AttributeError) as error:
@@ -171,7 +171,7 @@ def _chunk(store: Store, entry: Any, dtype: np.dtype[Any], packed: bool, options
     """The chunk of an index's *entry*."""
     name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
     if not is_below(name):
-        raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
+        raise ValueError(f"lists {reprlib.repr(name)}, which is not a file's name next to it")
     are_numbers = all(type(number) is int and 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens))
     if not are_numbers or (tokens and not count):
         raise ValueError(f"lists {name} with {reprlib.repr(count)} items of {reprlib.repr(tokens)} tokens")
@@ -204,7 +204,7 @@ class Chunk:
         head, width = self._head, self.dtype.itemsize
         offsets = np.frombuffer(self._read(4 * (first + 1), 4 * (last + 2)), "<u4").astype(np.int64) - head
         if (offsets[1:] < offsets[:-1]).any() or offsets[0] < 0 or offsets[-1] > self.held or (offsets % width).any():
-            raise ValueError(f"{self.path}: items {first} to {last} do not lie one behind the other, in whole tokens")
+            raise ValueError(f"{self.path}: items {first} to {last} are not in order, in whole tokens")
         return (offsets // width).astype(np.uint64)
 
     def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:

@@ -43,8 +43,8 @@ TYPES = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 class Mds(Stream):
     """How MDS shards are written and read.
 
-    ``end_of_text``: closes every document on the way out, and is removed on the way in. ``length``: samples of so many tokens
-    each, of one document behind the other, as LLM Foundry packs them; on the way in the documents are rebuilt from
+    ``end_of_text``: closes every document on the way out, and is removed on the way in. ``length``: samples of this many tokens
+    each, of one document after the other, as LLM Foundry packs them; on the way in the documents are rebuilt from
     ``end_of_text``. ``drop_last``: leave out what remains for the last sample of a split instead of making it shorter.
     ``column``: written ``tokens``, read ``tokens`` or ``input_ids`` where it is None. ``bytes_type``: of the tokens in a
     column of bytes, which does not say it. ``size_limit``: bytes of a shard before it is compressed, unless one sample is larger.
@@ -113,7 +113,7 @@ def _json(value: Any) -> bytes:
 
 
 def _sample_bytes(length: int) -> int:
-    """The most bytes that a sample of so many tokens takes in a shard, including its offset."""
+    """The most bytes that a sample of this many tokens takes in a shard, including its offset."""
     return 4 + HEAD_BYTES + INT32.itemsize * length
 
 
@@ -194,12 +194,12 @@ def _first_sample(file: ExportFile, head: bytes) -> int:
 
 
 def _stored_bytes(lengths: Int64s) -> Int64s:
-    """Bytes of samples of so many tokens."""
+    """Bytes of samples of this many tokens."""
     return 5 + shape_bytes(lengths) + INT32.itemsize * lengths
 
 
 def _shard_head(count: int, options: Mds) -> bytes:
-    """The bytes before and behind the offsets."""
+    """The bytes before and after the offsets."""
     return np.array([count], "<u4").tobytes() + _json(_config(options))
 
 
@@ -282,7 +282,9 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
             shards.append(_shard(files.store / posixpath.dirname(key), shard, files.store.path(key), options))
     if not indices:
         if len(files.keys) > 1 or (config := _own_config(files.store, files.keys[0])) is None:
-            raise ValueError(f"{files.url}: has no {INDEX}, and is no MDS shard itself. An export writes it when it is finished.")
+            raise ValueError(
+                f"{files.url}: has no {INDEX}, and is not an MDS shard itself. An export writes it when it is finished."
+            )
         found[split_of(files.keys[0])] = [_shard(files.store, config, files.url, options)]
     return {split: _reader(tuple(shards), options) for split, shards in found.items()}
 
@@ -340,10 +342,10 @@ def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
 
 
 def _data(entry: Any) -> tuple[str, int]:
-    """Key and size of a file, which lies where the index does or below."""
+    """Key and size of a file, which is where the index does or below."""
     name, size = entry["basename"], entry["bytes"]
     if not is_below(name):
-        raise ValueError(f"lists {reprlib.repr(name)}, which is no file's name beside it")
+        raise ValueError(f"lists {reprlib.repr(name)}, which is not a file's name next to it")
     if type(size) is not int or not 0 <= size < MAX_SHARD_BYTES:
         raise ValueError(f"lists {name} with {reprlib.repr(size)} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
     return name, size

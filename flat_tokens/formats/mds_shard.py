@@ -228,7 +228,9 @@ def _samples_of(shard: Shard) -> Samples:
 
 
 def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> tuple[Int64s, Int64s]:
-    """The number of tokens, of *width* bytes, in columns of so many bytes, -1 if that is impossible, and of the bytes before."""
+    """The number of tokens, of *width* bytes, in columns of this many bytes, -1 if that is impossible, and of the bytes
+    before.
+    """
     shapes = np.zeros_like(held)
     if has_shape:
         shapes = 1 + np.where(held < 3 + (1 << 8) * width, 1, np.where(held < 4 + (1 << 16) * width, 2, 4))

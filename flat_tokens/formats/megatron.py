@@ -33,7 +33,7 @@ class Megatron(contract.Options):
 
     ``end_of_text``: closes every document on the way out, as ``--append-eod`` does, and is removed from its end on the way
     in; None leaves the tokens as they are. ``vocabulary_size``: below 65,500 tokens have two bytes, else four; without it,
-    the highest id there is decides. ``tokens_per_file``: several files of about so many tokens a split.
+    the highest id there is decides. ``tokens_per_file``: several files of about this many tokens a split.
     ``sequence``: what becomes a sequence on the way in; a document of a foreign dataset may have several sequences.
     """
 
@@ -110,7 +110,7 @@ class Index:
             k = int(np.flatnonzero(wrong)[0])
             raise ValueError(
                 f"{self.lengths.path}: sequence {first + k} has {lengths[k]} tokens of {size} bytes from byte {begins[k]}, but "
-                f"sequences lie one behind the other, and the tokens have {self.tokens.length * size} bytes"
+                f"sequences are in order, and the tokens have {self.tokens.length * size} bytes"
             )
         return (np.append(begins, end) // size).astype(np.uint64)
 
@@ -178,7 +178,7 @@ def open_dataset(store: Store, key: str, options: Megatron) -> IndexedFile:
 
 
 def has_index(store: Store, key: str) -> bool:
-    """Whether a file is an index, or the tokens beside one."""
+    """Whether a file is an index, or the tokens next to one."""
     if key.endswith(".bin"):
         key = f"{key.removesuffix('.bin')}.idx"
         if not store.exists(key):

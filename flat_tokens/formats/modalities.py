@@ -48,7 +48,7 @@ class Modalities(contract.Options):
     tokens as they are. ``closing``: ``unless_present`` adds none where a sequence ends with it already, as Modalities does
     it, so that such a sequence comes back without it; ``always`` makes the way back exact.
     ``vocabulary_size``: decides the width of a token; without it, the highest id there is does.
-    ``tokens_per_file``: several files of about so many tokens a split. ``ignore_offsets``: believe the lengths alone of an
+    ``tokens_per_file``: several files of about this many tokens a split. ``ignore_offsets``: believe the lengths alone of an
     index whose offsets are wrong; files that Modalities has merged do not need it. ``max_index_bytes``: a larger index is
     not read.
     """
@@ -106,7 +106,7 @@ class Header(NamedTuple):
     bases: tuple[int, ...]
     """Possible offsets of the first document."""
     lag: int
-    """How much too low the offsets are behind each border of files that Modalities has merged; 0 if it has not."""
+    """How much too low the offsets are after each border of files that Modalities has merged; 0 if it has not."""
     index_start: int
     index_stop: int
 
@@ -144,7 +144,7 @@ def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
     found = headers(store, key)
     if not found:
         raise ValueError(
-            f"{store.path(key)}: is not a whole .pbin file: by none of the four layouts an index stands behind its tokens. "
+            f"{store.path(key)}: is not a whole .pbin file: by none of the four layouts an index stands after its tokens. "
             "If it should be one, it is truncated: fetch or write it again."
         )
     refused = []
@@ -198,7 +198,7 @@ def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
 
 
 def _merged(lags: npt.NDArray[np.int64], before: int, lag: int) -> npt.NDArray[np.bool_]:
-    """Whether offsets may be so much too low behind one that is *before* too low, in a file that Modalities has merged.
+    """Whether offsets may be so much too low after one that is *before* too low, in a file that Modalities has merged.
 
     It has forgotten the *lag* of each border of files. In a file merged from merged ones it has forgotten some of them only.
     """
@@ -264,7 +264,7 @@ def _is_document(line: bytes, blank: Literal["error", "skip"], where: str) -> bo
         try:
             json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not JSON ({error}). Mend or remove it.") from error
+            raise ValueError(f"{where} is not JSON ({error}). Repair or remove it.") from error
     return True
 
 
@@ -282,7 +282,7 @@ def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) 
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             raise ValueError(
-                f"{store.path(key)}: has a document of {lengths[k]} bytes at {starts[k]}, behind one that ends at {ends[k]}"
+                f"{store.path(key)}: has a document of {lengths[k]} bytes at {starts[k]}, after one that ends at {ends[k]}"
             )
         spans.frombytes(pairs.tobytes())
         end = int(starts[-1] + lengths[-1])

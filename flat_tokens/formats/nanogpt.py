@@ -49,7 +49,7 @@ MARKS_AT_A_TIME = 1 << 16
 class Stream(contract.Options):
     """How the family's files are written and read.
 
-    ``end_of_text``: stands before or after every document, as the format has it. On the way in it is removed, and the
+    ``end_of_text``: is before or after every document, as the format has it. On the way in it is removed, and the
     documents are rebuilt from it; None makes one sequence of the whole split. On the way out None is for splits of one
     sequence. ``inner_end_of_text``: what is done with a sequence that holds that token itself, and so would come back as
     several: ``refuse`` it, when it is met, or ``keep`` it as it is.
@@ -90,7 +90,7 @@ class Kind(NamedTuple):
     dtype: np.dtype[Any]
     place: Place
     header: Callable[[int, np.dtype[Any]], bytes]
-    """Of a file of so many tokens."""
+    """Of a file of this many tokens."""
     parse: Callable[[Store, str], StoredItems]
     """The tokens of a file. ValueError, naming it, if it is not of the kind."""
     ending: str
@@ -143,7 +143,7 @@ def llmc_tokens(store: Store, key: str) -> StoredItems:
 
 
 def plain_tokens(store: Store, key: str) -> StoredItems:
-    """The tokens of a file that holds nothing else. ValueError, naming it, if its size is no multiple of theirs."""
+    """The tokens of a file that holds nothing else. ValueError, naming it, if its size is not a multiple of theirs."""
     size = store.size(key)
     if size % 2:
         raise ValueError(f"{store.path(key)}: has {size} bytes, but tokens of two bytes each. It is truncated or no such file.")
@@ -310,12 +310,12 @@ class StreamReader:
         for tokens in blocks:
             marks = np.flatnonzero(tokens == self.end_of_text) if self.end_of_text is not None else np.empty(0, np.int64)
             kept = np.delete(tokens, marks)
-            starts = marks - np.arange(len(marks))  # of the sequences behind the marks, among the tokens that are kept
+            starts = marks - np.arange(len(marks))  # of the sequences after the marks, among the tokens that are kept
             ends_with_mark = bool(len(marks)) and marks[-1] == len(tokens) - 1
             if held or not (begun or (self.place == "before" and len(marks) and marks[0] == 0)):
                 starts = np.append(0, starts)
             if ends_with_mark:
-                starts = starts[:-1]  # there may be nothing behind the last one
+                starts = starts[:-1]  # there may be nothing after the last one
             held = ends_with_mark and self.place == "before"
             begun = not (ends_with_mark and self.place == "after")
             yield TokenBatch.from_flat(kept, np.append(starts, len(kept)).astype(np.uint64))
@@ -347,7 +347,7 @@ class StreamReader:
         if self.end_of_text is None:
             return np.array([0, count] if count else [0])
         inner = self._marks if self.place == "before" else self._marks + 1
-        # Tokens before the first mark, or behind the last one, are a sequence that has none.
+        # Tokens before the first mark, or after the last one, are a sequence that has none.
         ends = np.concatenate([[0], inner, [count]]) if count else np.zeros(1, np.int64)
         return np.unique(ends)
 

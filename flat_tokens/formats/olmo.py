@@ -1,7 +1,7 @@
 """OLMo-core's token files, as the Dolma toolkit writes them: tokens in a ``.npy``, each document's bounds in a ``.csv.gz``.
 
 The ``.npy`` has no header of numpy's: it is the tokens and nothing else. A line of the ``.csv.gz`` is the first token of a
-document and the one behind its last, which is its end-of-text token; Dolma's lines go on with other columns. The width of a
+document and the one after its last, which is its end-of-text token; Dolma's lines go on with other columns. The width of a
 token follows from the last document's end and the size of the tokens.
 
 OLMo-core's label mask is a file of a byte a token, 1 where the token counts for the loss, else 0. Its name is free: here
@@ -51,7 +51,7 @@ class Olmo(contract.Options):
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
     tokens as they are, but OLMo-core finds documents by it. ``vocabulary_size``: up to 65,536 ids have two bytes, else four;
-    without it, the highest id there is decides. ``tokens_per_file``: several files of about so many tokens a split.
+    without it, the highest id there is decides. ``tokens_per_file``: several files of about this many tokens a split.
     ``provenance``: lines of the metadata go on as Dolma's: the document's key, its source file's name, its row there, from 1.
     """
 
@@ -122,7 +122,7 @@ def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
     key = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
     tokens_key, metadata = key + TOKENS, key + METADATA
     if not store.exists(metadata):
-        raise ValueError(f"{store.path(tokens_key)}: has no {metadata} beside it. Without it, where documents end is not known.")
+        raise ValueError(f"{store.path(tokens_key)}: has no {metadata} next to it. Without it, where documents end is not known.")
     size = store.size(tokens_key)
     seq_starts = _bounds(store, metadata, size)
     end = int(seq_starts[-1])
@@ -153,7 +153,7 @@ def tokens_files(files: Files) -> list[str]:
 
 def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
     """The first token of each document, then the end of the last one: uint64[documents + 1]. ValueError if they are not one
-    behind the other, from 0 to at most *most*.
+    after the other, from 0 to at most *most*.
     """
     found, end = array("Q", [0]), 0
     for lines in _text(store, key, ALWAYS_TEXT + TEXT_A_BYTE * most):
@@ -168,7 +168,7 @@ def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
         if len(wrong_at):
             start, stop = numbers[wrong_at[0]].tolist()
             raise ValueError(
-                f"{store.path(key)}: has a document from token {start} to {stop}, but documents lie one behind the other, and "
+                f"{store.path(key)}: has a document from token {start} to {stop}, but documents are in order, and "
                 f"the tokens have {most} bytes"
             )
         found.frombytes(ends.astype(np.uint64).tobytes())
@@ -188,19 +188,19 @@ def _text(store: Store, key: str, limit: int) -> Iterator[bytes]:
                     raise ValueError(f"has more than {limit} bytes of text")
                 whole, newline, rest = (rest + text).rpartition(b"\n")
                 if len(rest) > TEXT_AT_A_TIME:
-                    raise ValueError("has a line that is no line of two numbers")
+                    raise ValueError("has a line that is not a line of two numbers")
                 if newline:
                     yield whole + newline
     except (zlib.error, ValueError) as error:
         raise ValueError(f"{store.path(key)}: cannot be read as gzipped lines ({error})") from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError(f"{store.path(key)}: is truncated, or goes on behind its end. Fetch or write it again.")
+        raise ValueError(f"{store.path(key)}: is truncated, or continues after its end. Fetch or write it again.")
     if rest:
         yield rest + b"\n"
 
 
 def has_metadata(store: Store, key: str) -> bool:
-    """Whether a file is tokens without a header, with metadata beside them, or the metadata of such."""
+    """Whether a file is tokens without a header, with metadata next to them, or the metadata of such."""
     stem = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
     if stem == key or not store.exists(stem + TOKENS) or not store.exists(stem + METADATA):
         return False

@@ -79,7 +79,7 @@ class Parquet(Lists):
 
 @dataclass(frozen=True)
 class Arrow(Lists):
-    """How Arrow files are written, with up to so many tokens, unless one sequence has more, and which columns are read."""
+    """How Arrow files are written, with up to this many tokens, unless one sequence has more, and which columns are read."""
 
     tokens_per_file: int = 1 << 27
     tokens_per_batch: int = 1 << 20
@@ -427,7 +427,7 @@ def _keys(files: Files, endings: tuple[str, ...]) -> list[str]:
 
 
 def _arrow_keys(files: Files) -> list[str]:
-    """The Arrow files. In a directory that ``datasets`` saved, only those of its list: its caches lie there too."""
+    """The Arrow files. In a directory that ``datasets`` saved, only those of its list: its caches are there too."""
     saved = {posixpath.dirname(key): key for key in files.keys if posixpath.basename(key) == "state.json"}
     keys = [key for key in _keys(files, ARROW_ENDINGS) if posixpath.dirname(key) not in saved]
     for directory, key in saved.items():
@@ -440,7 +440,7 @@ def _arrow_keys(files: Files) -> list[str]:
         for item in listed:
             name = item.get("filename")
             if not isinstance(name, str) or (found := posixpath.join(directory, name)) not in files.keys:
-                raise ValueError(f"{path}: lists {reprlib.repr(name)}, which is not among the files beside it")
+                raise ValueError(f"{path}: lists {reprlib.repr(name)}, which is not among the files next to it")
             keys.append(found)
     return keys
 

@@ -63,7 +63,7 @@ def read_pairs(blocks: Iterable[bytes]) -> Iterator[npt.NDArray[np.int64]]:
         yield whole.taken()
         rest, position = data[at:], position + at
         if machine.stopped and rest:
-            raise ValueError(f"goes on behind its end, byte {position}")
+            raise ValueError(f"continues after its end, byte {position}")
     if not machine.stopped:
         raise ValueError(f"ends in its middle, after byte {position + len(rest)}")
 
@@ -225,7 +225,7 @@ def write_pairs(blocks: Iterable[npt.NDArray[np.int64]], count: int) -> Iterator
 
 
 def _opcodes_of(pairs: npt.NDArray[np.int64], done: int, alone: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The opcodes of pairs behind *done* others: uint8[n]; and the positions of the integers among them: int64[m], increasing."""
+    """The opcodes of pairs after *done* others: uint8[n]; and the positions of the integers among them: int64[m], increasing."""
     # A row for each pair: the list's opcodes before it, two integers, the tuple's. Missing ones are masked out.
     rows = np.zeros((len(pairs), 24), np.uint8)
     used = np.zeros(rows.shape, np.bool_)

@@ -70,7 +70,7 @@ class BucketedLoader(ByStep):
             for length in self.lengths
         )
         self._bucket = _buckets(self._views[0].tokens, self.lengths)
-        self._documents = np.argsort(self._bucket, kind="stable")  # one bucket's behind another's, then the empty ones
+        self._documents = np.argsort(self._bucket, kind="stable")  # one bucket's after another's, then the empty ones
         counts = np.bincount(self._bucket, minlength=MAX_BUCKETS + 1)
         self._counts, self._firsts = counts[: len(sizes)], running_sums(counts[: len(sizes)])
         self._sizes = np.array(sizes)

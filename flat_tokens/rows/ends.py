@@ -26,7 +26,7 @@ ENTRIES_PER_SAMPLE = 64
 
 
 def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: bool = False) -> FlatTokens:
-    """The split with *bos* before and *eos* behind each document, the empty ones too. Makes one pass over ``seq_starts``.
+    """The split with *bos* before and *eos* after each document, the empty ones too. Makes one pass over ``seq_starts``.
     With *loss_mask* it has a mask in any case: all tokens count where it has none.
 
     ValueError for ids outside 0 to 2**31 - 1.
@@ -50,7 +50,7 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
 
 
 def ends_of(tokens: FlatTokens) -> dict[str, int]:
-    """The ends that documents have beside what is stored: ``bos``, ``eos``, or none."""
+    """The ends that documents have next to what is stored: ``bos``, ``eos``, or none."""
     encoded: Any = tokens.encoded_tokens
     return dict(encoded.ends) if isinstance(encoded, _EndMarkedTokens) else {}
 
@@ -117,7 +117,7 @@ class _EndMarkedTokens:
     def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[Any], at: Int64s) -> None:
         """As of stored tokens: one read of entries a range, and one of tokens."""
         stops, laid = starts + lengths, running_sums(lengths)
-        # range -> its documents, from a sample before it to one behind it
+        # range -> its documents, from a sample before it to one after it
         first = np.maximum(np.searchsorted(self._samples, starts, side="right") - 1, 0) * ENTRIES_PER_SAMPLE
         last = np.minimum(np.searchsorted(self._samples, stops) * ENTRIES_PER_SAMPLE, self._starts.length - 1)
         counts = np.where(lengths > 0, last - first + 1, 0)
@@ -153,7 +153,7 @@ class _EndMarkedTokens:
         return 2 * self.ends[name] + ((begin == end - 1) if name == "eos" else np.ones(len(begin), bool))
 
     def _stored(self, starts: Int64s, lengths: Int64s) -> npt.NDArray[Any]:
-        """The entries of stored tokens, one range behind the other."""
+        """The entries of stored tokens, one range after the other."""
         tokens = np.empty(lengths.sum(), np.uint32)
         self._array.gather(starts, lengths, tokens, running_sums(lengths)[:-1])
         if "bos" in self.ends:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Covered: TypeAlias = Callable[[int, Int64s], Int64s]
-"""Of documents from number *first* on, with these bounds (int64[n + 1]): how many tokens of each are in a row, int64[n]."""
+"""Tokens in a row of each document from number *first* on, with these bounds (int64[n + 1]): int64[n]."""
 
 
 class SourceFill(NamedTuple):

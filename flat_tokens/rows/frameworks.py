@@ -74,7 +74,7 @@ def bits(encoded: Array) -> Array:
 
 
 def as_int64(array: Array) -> Array:
-    """The array as int64, as torch's ``cross_entropy`` wants labels; of jax, which has none unless it is told, as it is."""
+    """Cast to int64 for torch's ``cross_entropy``. jax arrays are returned unchanged (no int64 by default)."""
     if (namespace := namespace_of(array)) is np:
         return array.astype(np.int64)
     return array.long() if namespace.__name__ == "torch" else array

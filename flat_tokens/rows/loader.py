@@ -1,6 +1,6 @@
 """Batches by step: which rows a step has follows from its number alone, so a run can go on from any step.
 
-All samples of a run stand in one line, the *stream*: epoch 0's, then epoch 1's and so on. Batch ``step`` is positions
+All samples of a run are in one line, the *stream*: epoch 0's, then epoch 1's and so on. Batch ``step`` is positions
 ``start + step * batch_size`` up to ``+ batch_size`` of it, across the ends of epochs. Loaders have no state: the progress
 of a run is the step, or the position in the stream, which does not depend on batch size and number of hosts.
 """
@@ -344,7 +344,7 @@ class Steps(Iterator[Any]):
 
     With *prefetch*, *threads* background threads load up to that many batches ahead. They end with the iterator: at its
     last batch, with ``close()`` or a ``with`` block, or when it is garbage. An error is raised where its batch is due;
-    asking again tries again. Of datasets in a store with a cache, a thread fetches what the steps behind them read. Pickled, it
+    asking again tries again. Of datasets in a store with a cache, a thread fetches what the steps after them read. Pickled, it
     continues with the same step elsewhere.
 
     ``state_dict()`` returns the progress and ``load_state_dict()`` continues from it, as torchdata's StatefulDataLoader
@@ -492,7 +492,7 @@ class _Ahead:
 
     def take(self) -> Any:
         if os.getpid() != self._process:
-            raise RuntimeError("these batches are loaded by threads of the process that was forked: call steps() anew here")
+            raise RuntimeError("these batches are loaded by threads of the process that was forked: call steps() again here")
         if self._stopped or (loaded := self._due[0].get()) is None:
             raise StopIteration
         self._due.popleft()

@@ -28,7 +28,7 @@ def stored_keys(tokens: FlatTokens) -> StoredArray:
 
 
 def numbers_of(tokens: FlatTokens, keys: npt.NDArray[np.uint64]) -> Int64s:
-    """The numbers of the documents with these keys, the first of each: int64[n], -1 where there is none. One pass over all."""
+    """The numbers of the documents with these keys, the first of each: int64[n], -1 if there is none. One pass over all."""
     stored, asked, which = stored_keys(tokens), *np.unique(keys, return_inverse=True)
     found = np.full(len(asked), -1)
     if not len(asked):

@@ -33,7 +33,7 @@ SENTINELS = 3
 MIN_TOKENS = 3
 """Documents of fewer tokens have no prefix, middle and suffix: they stay as they are."""
 CHOSEN, ORDER, CUTS = 7, 8, 9
-"""What a random number decides, beside the seeds of loaders."""
+"""Purposes of random numbers, in addition to those of loaders."""
 MAX_INSIDE = 4
 """A character has at most this many bytes, so that at most one token fewer in a row begins inside it."""
 
@@ -45,7 +45,7 @@ class FillInMiddle:
     *rate*: the share of the documents, of at least three tokens, that are read so. *spm_rate*: the share of these, others in each
     epoch, that begin with the suffix. *prefix*, *middle*, *suffix*: the ids of the tokens before each part. *inside*: ids of
     tokens that begin inside a character (``Vocabulary.inside_characters()``); no cut is before one of these. Cuts are drawn
-    evenly of all places, two for a document, in each epoch anew.
+    evenly of all places, two for a document, in each epoch again.
 
     The key of a document is that of its record, of a dataset without records its number in the split.
     """

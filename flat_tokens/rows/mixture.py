@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MixedSource: TypeAlias = tuple[View, float | Schedule] | tuple[View, float | Schedule, int | None]
 """A view, its weight, and for how many epochs it is drawn: without end if that is None or missing."""
+MOST_SAMPLES = 1 << 53
+"""The samples of a source with a limit of epochs are numbered in int64, together with those of all others."""
 
 
 class MixedBatch(NamedTuple):
@@ -51,7 +53,7 @@ class Mixture(ByStep):
 
     ValueError for sources that are empty or have different rows, for weights that are not positive numbers, for one so small
     that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have. TypeError, naming the source,
-    for what is no view or no weight.
+    for what is not a view or no weight.
     """
 
     def __init__(
@@ -110,8 +112,7 @@ class Mixture(ByStep):
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
-        limits = [checked_epochs(name, most) for name, most in zip(views, epochs, strict=True)]
-        samples = [None if most is None else most * len(view) for most, view in zip(limits, self.views, strict=True)]
+        samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
         self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed, order=self.order))
         self._phase_starts = [phase.start for phase in self._phases]
         totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
@@ -264,8 +265,19 @@ def checked_epochs(name: str, most: Any) -> int | None:
     return None if most is None else at_least(1, f"epochs of source {name!r}", most)
 
 
+def samples_of(name: str, view: View, most: Any) -> int | None:
+    """The samples of a source in all its epochs. ValueError for more than can be numbered."""
+    epochs = checked_epochs(name, most)
+    if epochs is not None and epochs * len(view) > MOST_SAMPLES:
+        raise ValueError(
+            f"{epochs} epochs of source {name!r} have {epochs * len(view)} samples, more than 2**53. Without a limit it goes on "
+            "in new epochs for ever."
+        )
+    return None if epochs is None else epochs * len(view)
+
+
 def check_weights(weights: Mapping[str, float | Schedule]) -> None:
-    """ValueError for weights that no mixture can have. TypeError for what is no weight."""
+    """ValueError for weights that no mixture can have. TypeError for what is not a weight."""
     from flat_tokens.rows.stretches import exactly, samples_of_a_cycle  # see above
 
     for name, weight in weights.items():
@@ -286,7 +298,7 @@ def check_weights(weights: Mapping[str, float | Schedule]) -> None:
 
 
 def check_views(views: Mapping[str, View]) -> None:
-    """ValueError for views that are empty, or whose rows do not fit into one batch. TypeError for what is no view."""
+    """ValueError for views that are empty, or whose rows do not fit into one batch. TypeError for what is not a view."""
     for name, view in views.items():
         check_view(view, f"source {name!r}")
     if empty := [name for name, view in views.items() if len(view) == 0]:

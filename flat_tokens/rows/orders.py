@@ -43,7 +43,7 @@ class ReferenceOrder:
 class BlockOrder:
     """An order in which neighbouring rows come together, as random as its buffer: for datasets in a store.
 
-    In each epoch the blocks of *block_rows* consecutive rows are in a random order. Laid one behind the other so, all rows are
+    In each epoch the blocks of *block_rows* consecutive rows are in a random order. Laid in order so, all rows are
     cut into *streams* equal parts, each of which gives an equal part of every batch. A part is cut into buffers of up to
     *buffer_blocks* blocks' rows, and the rows of a buffer are in a random order. So a stream reads the blocks of one buffer at
     a time; hosts whose number divides *streams* read different blocks. It is computed for the rows of a step, and takes no
@@ -183,7 +183,7 @@ class _BlockStream:
         # row of the batch -> (stream, place in the stream) -> (epoch, place in the epoch's part of the stream)
         stream, at = np.divmod(np.arange(first, last), (stop - start) // self.granularity)
         epoch, place = np.divmod(at + start // self.granularity, self._stream_rows)
-        # -> place in another order of the buffer -> place in all rows, block behind block -> (slot, row of the block) -> row
+        # -> place in another order of the buffer -> place in all rows, block after block -> (slot, row of the block) -> row
         begins, within = self._shuffled(stream, epoch, place, KeyedPermutation.__call__)
         line = stream * self._stream_rows + begins + within
         keys, end_of_short = self._blocks_of(epoch)

@@ -109,7 +109,7 @@ class PackedDocumentsView(SplitView):
 
     ``fit="best"`` opens a pack with the longest document that is left and fills it with the longest that fit: less
     padding, and never more packs than documents in order take. Longer documents than a pack are cut into full packs and a
-    rest where *split_across_pack* is set; all others stay whole. Documents of a pack are in their order, and packs are
+    rest where *split_across_pack* is set; all others stay complete. Documents of a pack are in their order, and packs are
     near it. Empty documents are in none.
 
     ``fit="crop"`` leaves no padding: every pack is full. Documents are taken 262,144 at a time, and those that do not fill a pack
@@ -129,7 +129,7 @@ class PackedDocumentsView(SplitView):
     The index is made from ``seq_starts`` with the view: eight bytes a pack, with *split_across_pack* an eighth of a
     byte a document, with ``fit="best"`` and ``"crop"`` eight bytes a document more
     (sixteen where rests of some are in packs). *cache* keeps and maps
-    it: a local directory, or "beside" for the dataset's own path with ``.packing`` appended. Its key is the content of
+    it: a local directory, or ``"beside"`` for the dataset's own path with ``.packing`` appended. Its key is the content of
     ``seq_starts``, not the dataset's path. Where it can't be written, and without *cache*, it is in memory.
     """
 

@@ -118,7 +118,7 @@ class WholeDocuments(NamedTuple):
         return np.arange(len(documents)), np.searchsorted(self.firsts, documents, side="right") - 1
 
     def coverage(self) -> Covered:
-        """Of documents from number *first* on, how many tokens of each are in a pack."""
+        """Tokens in a pack of each document from number *first* on."""
         end, most = int(self.firsts[-1]), self.plan.length
 
         def covered(first: int, entries: Int64s) -> Int64s:
@@ -149,7 +149,7 @@ class SplitDocuments(NamedTuple):
 
     def parts(self, packs: Int64s) -> Parts:
         begins, ends = packs * self.plan.length, (packs + 1) * self.plan.length
-        # The documents from the last sample up to the pack's first token, to the first sample behind its last one
+        # The documents from the last sample up to the pack's first token, to the first sample after its last one
         first = np.searchsorted(self.samples, begins, side="right") - 1
         first[packs == 0] = 0  # with the empty documents before the first token
         stop = np.searchsorted(self.samples, ends, side="right") * ENTRIES_PER_SAMPLE
@@ -372,7 +372,7 @@ class IndexFile(NamedTuple):
 
     @classmethod
     def at(cls, cache: str | os.PathLike[str], tokens: FlatTokens, plan: Plan) -> Self:
-        """The file in the directory *cache*, or beside the dataset. ValueError if that is not a local path."""
+        """The file in the directory *cache*, or next to the dataset. ValueError if that is not a local path."""
         beside = posixpath.dirname(tokens.store.root) + ".packing"
         store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
         if not store.is_local:
@@ -448,7 +448,7 @@ def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[
     try:
         file.save(made[2:])
     except OSError as error:
-        log.warning("The packing index is made anew each time, because it can't be kept: %s", error)
+        log.warning("The packing index is rebuilt each time, because it can't be kept: %s", error)
         return made, False
     arrays = file.load()
     return (made, False) if arrays is None else (kind(tokens, plan, *arrays), True)

@@ -95,7 +95,7 @@ class Phase:
         self._skipped = np.concatenate([np.empty(0, np.int64), *(stock.skipped for stock in own)])
         self._skipped_counts = np.array([len(stock.skipped) for stock in own], np.int64)
         self._skipped_at = np.cumsum(self._skipped_counts) - self._skipped_counts
-        # the n-th sample of a source in the phase -> its place: n + shift, behind what was skipped
+        # the n-th sample of a source in the phase -> its place: n + shift, after what was skipped
         self._shifts = np.array([stock.rest for stock in own], np.int64) - self._skipped_counts
 
     def places(self, start: int, stop: int) -> tuple[Indices, Indices]:
@@ -284,7 +284,7 @@ def phases_of(
 ) -> Iterator[Phase]:
     """The phases of a run, one for each edit. *samples*: how many each source has in all its epochs, None without end.
 
-    ValueError for an edit behind the run's end, or weights that leave nothing to draw.
+    ValueError for an edit after the run's end, or weights that leave nothing to draw.
     """
     stocks = {k: Stock(np.empty(0, np.int64), 0) for k in range(len(samples))}
     drawn, start, recent = np.zeros(len(samples), np.int64), first, Recent(BLOCKS_KEPT)

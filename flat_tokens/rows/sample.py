@@ -10,7 +10,7 @@ from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
 ROWS = 10
-"""What a random number decides, beside the seeds of loaders."""
+"""Purposes of random numbers, in addition to those of loaders."""
 
 
 class SampledView:

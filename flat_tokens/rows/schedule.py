@@ -26,7 +26,7 @@ class Schedule:
     *points* are pairs of a place in the run and the weight there, places increasing. *by* is the unit of the places: "step",
     "sample" (over all hosts) or "token" (for rows of one length); they count from the run's beginning. Between two points a
     weight of the *kind* "linear" goes evenly from one to the other, in up to 1,024 stairs of 1,024 samples or more; a
-    "constant" one stays the earlier point's. Before the first point it is the first weight, behind the last the last.
+    "constant" one stays the earlier point's. Before the first point it is the first weight, after the last the last.
 
     ValueError for no points, places that do not increase, and weights that are not 0 or more, or all 0.
     """

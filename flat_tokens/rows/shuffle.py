@@ -1,7 +1,7 @@
 """Permutations that are computed, not stored: they map positions of a shuffled order to rows.
 
 The *keyed* permutation of ``range(n)`` is a Feistel network: number x is the pair ``(x // b, x % b)`` of ``range(a)``
-and ``range(b)``, and rounds r = 0, 1, 2 ... add to one half, in turn, a hash of the other:
+and ``range(b)``, and rounds r = 0, 1, 2 ... add to one half, alternately, a hash of the other:
 
     left = (left + hash(right + key + r * A) * a) mod a,  then  right = (right + hash(left + key + (r + 1) * A) * b) mod b
 
@@ -29,7 +29,9 @@ MAX_LENGTH = 1 << 48
 """The longest keyed permutation: halves of 25 bits are multiplied by hashes of 39."""
 ROUNDS = 8
 SMALL_ROUNDS, SMALL_LENGTH = 24, 256
-"""Functions of few values mix slowly: below 16 rounds a chi-square test tells the orders of six numbers from random ones."""
+"""Functions of few values mix slowly: below 16 rounds a chi-square test distinguishes the orders of six numbers from random
+ones.
+"""
 
 HASH_BITS = np.uint64(39)
 DROPPED_BITS = np.uint64(64 - 39)
@@ -40,7 +42,7 @@ Network: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], 
 
 
 def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Independent keys for a seed and any numbers behind it: uint64[n], or uint64[1]."""
+    """Independent keys for a seed and any numbers after it: uint64[n], or uint64[1]."""
     keys = mix(np.array([seed], np.uint64) + A)
     for number in numbers:
         keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)

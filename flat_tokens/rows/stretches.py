@@ -187,7 +187,7 @@ def _single(active: Sequence[Fraction | int], length: int, debts: list[int]) -> 
 def block_quotas(weights: Sequence[Fraction | int]) -> Indices:
     """Number of samples of each source in the blocks of a cycle: int64[cycle, sources]."""
     cycle = np.array(samples_of_a_cycle(weights))
-    # The remainder of a division by the blocks is dealt to them in turn: all blocks get the same number of samples.
+    # The remainder of a division by the blocks is dealt to them alternately: all blocks get the same number of samples.
     share, rest = np.divmod(cycle, MIXTURE_CYCLE)
     quotas = np.tile(share, (MIXTURE_CYCLE, 1))
     owner = np.repeat(np.arange(len(cycle)), rest)

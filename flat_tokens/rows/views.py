@@ -62,7 +62,7 @@ class Row:
 
 
 class TrainingFields(Attention, Row):
-    """The fields that the format derives from encoded tokens, along the last axis; any axes may stand before it.
+    """The fields that the format derives from encoded tokens, along the last axis; any axes may be before it.
 
     numpy arrays, torch tensors and jax arrays or tracers give fields of their own kind, on their own device. TypeError for
     other arrays, and for tokens that are not 32 bits wide.
@@ -82,12 +82,12 @@ class TrainingFields(Attention, Row):
 
     @property
     def is_seq_start(self) -> Array:
-        """bool[..., length]: where sequences start. Tells a start from a token whose id is 0."""
+        """bool[..., length]: where sequences start. Distinguishes a start from a token whose id is 0."""
         return (bits(self.encoded) & 1) != 0
 
     @property
     def inputs(self) -> Array:
-        """int32[..., length]: the token before, 0 where there is none: at the row's first token and at starts."""
+        """int32[..., length]: the token before, 0 if there is none: at the row's first token and at starts."""
         encoded = bits(self.encoded)
         if namespace_of(encoded) is np:
             return _tokens_before(encoded.view(np.uint32))
@@ -129,7 +129,7 @@ def _tokens_before(encoded: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
     inputs = room_for(encoded.shape)
     tokens, found = np.ascontiguousarray(encoded).reshape(-1), inputs.reshape(-1)
     keep = np.empty(min(TOKENS_AT_A_TIME, len(tokens)), np.uint32)
-    # found[i] = tokens[i - 1] >> 1 & keep[i], where keep is no bit at starts and all bits elsewhere
+    # found[i] = tokens[i - 1] >> 1 & keep[i], where keep has no bit set at starts and all bits elsewhere
     for start in range(1, len(tokens), TOKENS_AT_A_TIME):
         stop = min(start + TOKENS_AT_A_TIME, len(tokens))
         kept, part = keep[: stop - start], found[start:stop]
@@ -533,7 +533,7 @@ def block_starts(tokens: FlatTokens, length: int) -> Int64s:
         found_count += len(path)
         filled = int(entries[-1] - (counts_from[path[-1]] if len(path) else entries[0] - filled))
         block = int(starts[-1])
-    # Not resized: newer numpy copies where it resizes. The pages behind were never written to, so they take no memory.
+    # Not resized: newer numpy copies where it resizes. The pages after were never written to, so they take no memory.
     return found[:found_count]
 
 

@@ -93,7 +93,7 @@ class Steps:
             if run.outcome.text is not None:
                 if spans_by is not None:
                     raise ValueError(
-                        f"step {name!r} gives other texts behind step {spans_by!r}, which gives spans. Put it before."
+                        f"step {name!r} gives other texts after step {spans_by!r}, which gives spans. Put it before."
                     )
                 now = run.outcome.text.filter(stay)
                 changed[f"{name}.changed"] += pa.compute.sum(pa.compute.not_equal(now, texts), min_count=0).as_py()
@@ -150,7 +150,7 @@ def _fault(step: Step, one: pa.RecordBatch) -> str | None:
         step(one)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001  # whatever a step raises, it is told with the document
+    except Exception as error:  # noqa: BLE001  # whatever a step raises, it is reported with the document
         return _told(error)
     return None
 
@@ -237,7 +237,7 @@ def _opened(told: str) -> Steps:
         names[use] += 1
         name = given or (use if names[use] == 1 else f"{use}-{names[use]}")
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a step; take letters, digits, dashes and underscores")
+            raise ValueError(f"{name!r} is not a name of a step; take letters, digits, dashes and underscores")
         if name in [one.name for one in opened]:
             raise ValueError(f"{name!r} is the name of two steps; give one of them another")
         if version not in (None, installed):

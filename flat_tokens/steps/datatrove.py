@@ -29,7 +29,7 @@ class Datatrove:
         if filter == "C4BadWordsFilter" and options.get("keep_fraction"):
             raise ValueError("C4BadWordsFilter with keep_fraction draws documents in the order in which they come. Leave it out")
         if "exclusion_writer" in options:
-            raise ValueError("exclusion_writer is no option here: steps write nothing")
+            raise ValueError("exclusion_writer is not an option here: steps write nothing")
         filters = extra("datatrove.pipeline.filters", "the step datatrove")
         base = extra("datatrove.pipeline.filters.base_filter", "the step datatrove").BaseFilter
         found = {name: kind for name, kind in vars(filters).items() if isinstance(kind, type) and issubclass(kind, base)}
@@ -46,7 +46,7 @@ class Datatrove:
             raise ValueError(f"{filter}: {error}") from error
 
     def _judge(self, documents: list[tuple[str, str, dict[str, Any]]]) -> list[tuple[bool, str | None, str]]:
-        """Of each document, a text, an id and metadata: whether it stays, the reason, and its text from here on."""
+        """For each document, given as a text, an id and metadata: whether it stays, the reason, and its text from here on."""
         if "filter" not in self._threads.__dict__:
             self._threads.filter = self._kind(**self._options)  # it counts along, and threads share no count
         one, judged = self._threads.filter, []

@@ -55,7 +55,7 @@ class Length:
 
 def _lines(texts: pa.LargeStringArray) -> pa.Array:
     ended = pa.compute.count_substring(texts, "\n")
-    # What stands behind the last end is a line, too.
+    # What stands after the last end is a line, too.
     open_at_end = pa.compute.invert(pa.compute.or_(pa.compute.ends_with(texts, "\n"), pa.compute.equal(texts, "")))
     return pa.compute.add(ended, open_at_end.cast(ended.type))
 
@@ -82,7 +82,7 @@ class Pattern:
         try:
             self._found(pa.array([""], pa.large_string()))
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{self._pattern!r} is no regular expression of RE2: {error}") from error
+            raise ValueError(f"{self._pattern!r} is not a regular expression of RE2: {error}") from error
 
     def _found(self, texts: pa.LargeStringArray) -> pa.BooleanArray:
         return pa.compute.match_substring_regex(texts, self._pattern, ignore_case=self._ignore_case)

@@ -31,8 +31,8 @@ MEMORY_BYTES = 64 << 20
 THREADS = 64
 """Requests at a time."""
 LATE_FACTOR, SOONEST_LATE, FIRST_LATE = 4.0, 0.05, 1.0
-"""A request is late after so many times the median of the last ones, never sooner than after so many seconds, and after so many
-while there were too few.
+"""A request is late after this many times the median of the last ones, never sooner than after this many seconds, and after so
+many while there were too few.
 """
 ENOUGH_REQUESTS = 8
 ASKED_AGAIN = 0.1
@@ -57,7 +57,7 @@ class Fetch:
 
 
 class Chunks(NamedTuple):
-    """The raw chunks of an object: each of *size* bytes, the last 4 a crc32c; *behind* bytes follow the last one. 0: none."""
+    """The raw chunks of an object: each of *size* bytes, the last 4 a crc32c; ``behind`` bytes follow the last one. 0: none."""
 
     size: int = 0
     behind: int = 0
@@ -83,7 +83,7 @@ class CachedStore(Store):
         return cls(**{item.name: getattr(store, item.name) for item in fields(store)}, units=units)
 
     def in_chunks(self, size: int, behind: int) -> Self:
-        """The store of an array whose objects are raw chunks of *size* bytes, and *behind* more."""
+        """The store of an array whose objects are raw chunks of *size* bytes, and ``behind`` more."""
         return replace(self, chunks=Chunks(size, behind))
 
     def read_range(self, key: str, start: int, stop: int) -> bytes:
@@ -212,7 +212,7 @@ class Units:
         return True
 
     def fetch_ahead(self, units: Sequence[Unit], chunks: Chunks) -> int:
-        """Fetch units that are neither in memory nor on the disk, in this order, behind those that somebody waits for. Those on
+        """Fetch units that are neither in memory nor on the disk, in this order, after those that somebody waits for. Those on
         the disk come into memory when they are asked for again before long; of others, the rows are read there. Returns the
         bytes that come.
         """
@@ -287,7 +287,7 @@ class Units:
                     self._unkept_bytes += len(data)
                     self._unkept_units[fetch.unit] = data
                 self._unkept.put((self, fetch, data))
-            else:  # it is on the disk, or the disk is far behind
+            else:  # it is on the disk, or the disk is late
                 fetch.is_settled.set()
 
     def keep(self, fetch: Fetch, data: bytes) -> None:

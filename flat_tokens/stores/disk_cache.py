@@ -2,11 +2,11 @@
 
 It keeps units: ranges of objects, each a file whose name is the digest of the object and the range. A file is pages of 16 KiB,
 each of which ends in a crc32c over the unit's name, the page's number and its data. What is damaged, cut off, half written or of
-another unit fails that and is no hit, so nothing is synced, and a reader needs no lock.
+another unit fails that and is not a hit, so nothing is synced, and a reader needs no lock.
 
 Whoever adds or removes holds a lock (``flock``), which the system takes from the dead. The lock's file says how many bytes the
 units have: first the sum is raised, then a unit is written, so that a kill in between leaves it too high, never too low. It is
-counted anew when it is damaged, older than the machine's start, or says that units must go. Those that were used longest ago go.
+counted again when it is damaged, older than the machine's start, or says that units must go. Those that were used longest ago go.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ os.register_at_fork(before=_one_thread.acquire, after_in_parent=_one_thread.rele
 
 
 class OthersCacheError(PermissionError):
-    """Somebody else may have written to a cache."""
+    """Another user may have written to a cache."""
 
 
 class DiskCache:

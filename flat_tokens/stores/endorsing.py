@@ -1,4 +1,4 @@
-"""Endorsements: ed25519 signatures of versions, in a file beside each manifest. Who has the public key alone can check them.
+"""Endorsements: ed25519 signatures of versions, in a file next to each manifest. Who has the public key alone can check them.
 
 A line says that a version with a manifest of this digest was made, or that it became the latest of its output as the move of that
 number. So an earlier version that is put back as the latest has no line of the pointer's number.
@@ -30,7 +30,7 @@ _used: Any = None
 
 
 class Endorsement(NamedTuple):
-    """What a line says. ``number``: the pointer's sequence number; 0 of what was made."""
+    """A line of the file. ``number``: the pointer's sequence number; 0 of what was made."""
 
     kind: Kind
     number: int
@@ -130,7 +130,7 @@ def with_endorsement(lines: bytes, endorsement: Endorsement, key: Any) -> bytes:
 
 
 def endorsements_in(lines: bytes, public: Any) -> list[Endorsement]:
-    """What the lines say that the key has signed."""
+    """The statements that the key has signed."""
     found = []
     for line in lines[:MOST_BYTES].splitlines():
         parts = line.decode(errors="replace").split(" ")

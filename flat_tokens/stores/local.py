@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 WRITE_BUFFER_BYTES = 2 << 20
 SMALL_BYTES = 1 << 16
-"""A file of so many bytes takes none of the buffers, of which each stays in memory that was once filled."""
+"""A file of this many bytes takes none of the buffers, of which each stays in memory that was once filled."""
 DIRECT_ALIGNMENT = 4096
 
 REMEDIES = {
@@ -33,7 +33,7 @@ REMEDIES = {
     errno.ENFILE: "Allow the machine more open files (fs.file-max)",
     errno.ENOMEM: "Free memory, or allow the process more maps (vm.max_map_count)",
 }
-"""What helps where the system refuses an operation."""
+"""Remedies by the error with which the system refuses an operation."""
 
 
 Buffer = npt.NDArray[np.uint8]
@@ -74,7 +74,8 @@ class LocalSink:
     """A file written past the page cache where the system allows it, synced if it is to be *durable*, then renamed into place.
     Token data is written once and read much later, if at all by this machine: if it pushed everything else out of the page
     cache, a build would be slower than its disk. While one buffer is written, the next one is filled. *seen* gets the file's
-    bytes in order, a buffer at a time. *unfinished*: the path of the file until it is whole; else it has a new name in *staging*.
+    bytes in order, a buffer at a time. *unfinished*: the path of the file until it is complete; else it has a new name in
+    *staging*.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LocalSink:
                     _write_all(self._fd, data, len(data))
                     self._size = len(data)
                 elif self._filled:
-                    # A direct write covers whole blocks; the bytes behind the end are cut off below.
+                    # A direct write covers whole blocks; the bytes after the end are cut off below.
                     self._flush(-(-self._filled // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
                 self._wait()
                 os.ftruncate(self._fd, self._size)
@@ -183,7 +184,7 @@ class LocalSink:
                 os.unlink(self._temporary)
 
     def settle(self, rest: memoryview) -> None:
-        """Make what was written, and *rest* behind it, survive a power loss and the end of this process, in the unfinished file.
+        """Make what was written, and *rest* after it, survive a power loss and the end of this process, in the unfinished file.
         *rest* is none of the file's bytes: what is written next takes its place.
         """
         with named_errors(self._temporary):
@@ -194,7 +195,7 @@ class LocalSink:
             length = len(held) + len(rest)
             padded = -(-length // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
             if padded:
-                last = np.frombuffer(mmap.mmap(-1, padded), np.uint8)  # page-aligned, and zeros behind
+                last = np.frombuffer(mmap.mmap(-1, padded), np.uint8)  # page-aligned, and zeros after
                 last[: len(held)], last[len(held) : length] = np.frombuffer(held, np.uint8), np.frombuffer(rest, np.uint8)
                 place = os.lseek(self._fd, 0, os.SEEK_CUR)
                 _write_all(self._fd, last, padded)
@@ -299,7 +300,7 @@ def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
 
 
 def refuse_links(path: Path, top: str) -> None:
-    """NotADirectoryError where a link stands in place of *path* or a directory between it and *top*, above it."""
+    """NotADirectoryError where a link is in place of *path* or a directory between it and *top*, above it."""
     place = os.fspath(path)
     while len(place) > len(top):
         if kind_of(place, follow_links=False) == "link":
@@ -358,7 +359,7 @@ def make_directory(path: Path) -> None:
 
 
 def make_durable(top: Path) -> None:
-    """Make all that lies in a directory survive a power loss. Together this takes the disk much less time than one by one."""
+    """Make all that is in a directory survive a power loss. Together this takes the disk much less time than one by one."""
 
     def stop(error: OSError) -> None:
         raise error
@@ -388,7 +389,7 @@ def directory_below(root: str, key: str) -> Iterator[int]:
                 below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
             except OSError as error:
                 if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                    error.strerror = "Not a directory, but a link or a file, behind which nothing is removed"
+                    error.strerror = "Not a directory, but a link or a file, through which nothing is removed"
                 raise_named(error, path)
             os.close(fd)
             fd = below

@@ -26,7 +26,7 @@ def read_record(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str 
         if size <= most:
             data = store.read(key) if store.is_local else _beginning(store, key, most + 1)
     except Exception as error:
-        if status_of(error) != 416:  # no byte stands there
+        if status_of(error) != 416:  # no byte is there
             raise
     if max(size, len(data)) > most:
         remedy = f" Set {LIMIT} to read larger ones." if most == MAX_RECORD_BYTES else ""
@@ -34,8 +34,8 @@ def read_record(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str 
     if place := signing.place_of(store.path(key)):
         lines = store.signatures(key)  # after the record, whose signature was there before it
         if not signing.is_signed(lines, place, data):
-            wrong = "the signature beside it is of something else, or by another key" if lines else "is not signed"
-            remedy = "Restore it, or have it made again. If you trust it: flat-tokens verify PATH --full --sign"
+            wrong = "the signature next to it is of something else, or by another key" if lines else "is not signed"
+            remedy = "Restore it, or have it rebuilt. If you trust it: flat-tokens verify PATH --full --sign"
             raise ValueError(f"{store.path(key)}: {wrong}. {remedy}")
     return data
 

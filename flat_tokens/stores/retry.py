@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 180.0
 FIRST_WAIT = 0.25
 LONGEST_WAIT = 20.0
 SILENCE_SECONDS = 30.0
-"""A server that has sent nothing for so long will not answer."""
+"""A server that has sent nothing for this long will not answer."""
 
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
@@ -111,7 +111,7 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
 
     def give_up(error: Exception, failures: int) -> Exception:
         if status_of(error) in (401, 403) or str(error).startswith("Forbidden: "):  # as gcsfs says without a status
-            told = f"Mend the credentials{where} or the rights, and run the same command again."
+            told = f"Repair the credentials{where} or the rights, and run the same command again."
             return PermissionError(f"{what}: {brief(error).rstrip('.')}. {told}")
         if any(type(cause).__name__ in UNIDENTIFIED for cause in causes(error)):
             return PermissionError(f"{what}: {brief(error).rstrip('.')}. Set the credentials{where}.")
@@ -143,12 +143,12 @@ def may_pass(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error came from, as far as its client tells it."""
+    """The HTTP status that an error came from, as far as its client says it."""
     return next((status for cause in causes(error) if (status := own_status(cause)) is not None), None)
 
 
 def own_status(error: BaseException) -> int | None:
-    """The HTTP status that an error tells itself, whatever led to it."""
+    """The HTTP status that an error says itself, whatever led to it."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,4 +1,4 @@
-"""Signatures of records: HMACs in a file beside each, by a key that who can write to a store need not have."""
+"""Signatures of records: HMACs in a file next to each, by a key that who can write to a store need not have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _used: tuple[bytes, ...] | None = None
 
 
 def keys() -> tuple[bytes, ...]:
-    """The accepted keys; the first one signs. PermissionError where they cannot be had: that is no fault of a record."""
+    """The accepted keys; the first one signs. PermissionError where they cannot be had: that is not a fault of a record."""
     path = os.environ.get(KEY_FILE)
     return _used if _used is not None else _keys_in(path) if path is not None else ()
 
@@ -83,7 +83,7 @@ def sign(key: bytes, place: str, data: bytes) -> bytes:
 
 
 def with_signature(lines: bytes, place: str, data: bytes) -> bytes:
-    """The content of the file beside a record that is to have *data*: its own, then those of what others read or write."""
+    """The content of the file next to a record that is to have *data*: its own, then those of what others read or write."""
     own = sign(keys()[0], place, data)
     return b"\n".join([own, *(line for line in lines.splitlines() if line != own)])[:4095] + b"\n"
 

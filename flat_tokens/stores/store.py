@@ -89,7 +89,7 @@ BLAKE3 = "blake3:"
 
 
 def is_below(key: object) -> bool:
-    """Whether what a manifest, a receipt or an index says is the name of an object beside it, or below."""
+    """Whether what a manifest, a receipt or an index says is the name of an object next to it, or below."""
     return isinstance(key, str) and not {"\0", "\\"} & set(key) and not {"", ".", ".."} & set(key.split("/"))
 
 
@@ -171,7 +171,7 @@ class Store:
         try:
             return bytes(self.ask("cat_file", key, **whole))
         except Exception as error:
-            if whole and status_of(error) == 416:  # no byte stands there
+            if whole and status_of(error) == 416:  # no byte is there
                 return b""
             raise
 
@@ -202,7 +202,7 @@ class Store:
     ) -> list[bytes | FileNotFoundError]:
         """Bytes ``starts[k]:stops[k]`` of object ``keys[k]`` for every k; ``-n:None`` are its last n bytes.
 
-        From an object store all are read at once. For a missing object its FileNotFoundError is returned; bytes behind an
+        From an object store all are read at once. For a missing object its FileNotFoundError is returned; bytes after an
         object's end are left out.
         """
         if self.is_local:
@@ -371,7 +371,7 @@ class Store:
         return ObjectWriter(self, key, unfinished)
 
     def put(self, key: str, data: bytes) -> StoredObject:
-        """Write a small object at once. The signature of a record comes before it, and the former record keeps its own."""
+        """Write a small object at once. The signature of a record comes before it, and the previous record keeps its own."""
         self.sign(key, data)
         with self.create(key) as writer:
             writer.write(data)
@@ -383,7 +383,7 @@ class Store:
             self.put(key + signing.SIGNATURE, signing.with_signature(self.signatures(key), place, data))
 
     def signatures(self, key: str) -> bytes:
-        """The lines of signatures beside a record; empty if there are none."""
+        """The lines of signatures next to a record; empty if there are none."""
         with contextlib.suppress(*NO_OBJECT):
             return next(self.blocks(key + signing.SIGNATURE), b"")
         return b""
@@ -551,7 +551,7 @@ class ObjectWriter:
         self._sink.write_rows(count, width, fill)
 
     def settle(self, rest: Any) -> None:
-        """Make what was written to a local object, and *rest* behind it, survive in the unfinished file. *rest* is none of the
+        """Make what was written to a local object, and *rest* after it, survive in the unfinished file. *rest* is none of the
         object: what is written next takes its place.
         """
         assert isinstance(self._sink, local.LocalSink), "only local objects have an unfinished file"

@@ -29,7 +29,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 
 def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Record batches of these columns, or of all where there are none; the offsets of *columns* are checked."""
+    """Record batches of these columns, or of all if there are none; the offsets of *columns* are checked."""
     if file.is_local:
         with library_path(file.path) as path:
             source = pa.OSFile(path)
@@ -60,7 +60,7 @@ def _check_offsets(values: pa.Array) -> None:
     elif pa.types.is_dictionary(values.type):
         _check_offsets(values.dictionary)
         pa.DictionaryArray.from_arrays(values.indices, values.dictionary, safe=True)
-    elif pa.types.is_string_view(values.type):  # what stands in nulls too: a cast follows it
+    elif pa.types.is_string_view(values.type):  # what is in nulls too: a cast follows it
         buffers = [None, *values.buffers()[1:]]
         pa.Array.from_buffers(pa.binary_view(), len(values), buffers, offset=values.offset).validate(full=True)
     else:

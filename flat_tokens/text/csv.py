@@ -1,5 +1,5 @@
-"""CSV and TSV files, read strictly: a quote that is not closed is an error. A file is one range: no byte of it tells whether
-it is within quotes. Arrow's parser reads a block of rows at a time, as long as all quotes stand where CSV wants them; from
+"""CSV and TSV files, read strictly: a quote that is not closed is an error. A file is one range: no byte of it says whether
+it is within quotes. Arrow's parser reads a block of rows at a time, as long as all quotes are where CSV wants them; from
 the first block on where they do not, Python's reads row by row, and says what is wrong.
 """
 
@@ -114,7 +114,7 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
 
 def _may_merge_rows(file: TextFile) -> bool:
     """Whether a quote may be text, so that rows are several: tab-separated text often has no quotes of CSV. Of a comma no file
-    tells, as texts have them, too.
+    says, as texts have them, too.
     """
     return file.quotes is None and _delimiter(file) != ","
 
@@ -216,7 +216,7 @@ def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1, columns:
             except csv.Error as error:
                 if ended:
                     raise ValueError(
-                        f"{file.name}, {where()}: a quote is not closed before the file ends. Mend it, or set source.quotes to "
+                        f"{file.name}, {where()}: a quote is not closed before the file ends. Repair it, or set source.quotes to "
                         "none if quotes are text like any other there."
                     ) from error
                 row = f"the row is not CSV ({error})"

@@ -1,4 +1,4 @@
-"""The source formats and the compressions of source files: a table of each, and how a file's own are told."""
+"""The source formats and the compressions of source files: a table of each, and how a file's own are found."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def unpacked(
 def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] = "auto") -> FileFormat:
     """The format of a file that begins with *head*: what its content shows, else what is *wanted*, else what its name says.
 
-    ValueError where these contradict each other, or where none of them tells.
+    ValueError where these contradict each other, or where none of them says.
     """
     if not head:
         raise ValueError(f"{name} is empty (0 bytes). Remove it, or write it again.")
@@ -250,10 +250,10 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
-            raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or mend the file.")
+            raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or repair the file.")
         return found
     if claimed and FORMATS[claimed].begins:
-        raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or mend it.")
+        raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or repair it.")
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError(f"{name} is UTF-16, not UTF-8. Convert it first: iconv -f UTF-16 -t UTF-8 {PurePath(name).name}")
     text = head.removeprefix(BOM).lstrip()

@@ -192,7 +192,7 @@ def _deeply_nested(block: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArra
     if np.count_nonzero(brackets) <= MAX_BRACKETS:
         return False
     places = np.flatnonzero(brackets)
-    places = places[_BEFORE_BRACKETS[data[places - 1]]]  # what stands behind anything else ends the parsing
+    places = places[_BEFORE_BRACKETS[data[places - 1]]]  # what stands after anything else ends the parsing
     counts = np.diff(np.searchsorted(places, starts), append=len(places))
     lines = (block[starts[i] : ends[i]] for i in np.flatnonzero(counts > MAX_BRACKETS))
     return any(_brackets_outside_strings(line) > MAX_BRACKETS for line in lines)
@@ -202,14 +202,14 @@ def _brackets_outside_strings(line: bytes) -> int:
     data = np.frombuffer(line, np.uint8)
     quotes, backslash = np.flatnonzero(data == ord('"')), ord("\\")
     escaped = data[quotes - 1] == backslash
-    if (data[quotes[escaped] - 2] == backslash).any():  # an escaped backslash may stand before the quote
+    if (data[quotes[escaped] - 2] == backslash).any():  # an escaped backslash may be before the quote
         return _brackets_outside_strings(line.replace(rb"\\", b""))
     places = np.flatnonzero((data | 0x20) == ord("{"))
     return int(np.count_nonzero(np.searchsorted(quotes[~escaped], places) % 2 == 0))
 
 
 def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:
-    """The lines of a block one by one, with what is wrong with each. Blank lines are no documents, but they are rows."""
+    """The lines of a block one by one, with what is wrong with each. Blank lines are not documents, but they are rows."""
     collected = Collected(file)
     lines = block.split(b"\n")
     if not lines[-1]:

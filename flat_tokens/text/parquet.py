@@ -56,7 +56,7 @@ def _batches(
     columns: list[list[Page]],
     batch_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows *first* to *last* of row groups, as many at a time as are sure to fit in memory."""
+    """Batches of rows *first* to *last*, each small enough for memory."""
     at = 0  # rows of the row groups -> rows of the range
     batches: Iterator[pa.RecordBatch] | None = None
     most = (batch_bytes, limits.LARGEST_BATCH, limits.BATCH_ROWS)
@@ -195,7 +195,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
         if cuts <= 1:
             yield Range(start, stop, None, size)
             continue
-        # Every range of a row group decodes what stands before it, so a giant one is cut a few times only.
+        # Every range of a row group decodes what is before it, so a giant one is cut a few times only.
         for i in range(cuts):
             yield Range(start, stop, (rows[start] * i // cuts, rows[start] * (i + 1) // cuts), size // cuts)
 

@@ -1,4 +1,4 @@
-"""Files of bytes with a separator behind each document, cut and read at separators: plain text, and the lines of JSON lines.
+"""Files of bytes with a separator after each document, cut and read at separators: plain text, and the lines of JSON lines.
 Without a separator a file of plain text is one document. A line feed of a separator may be CR LF in the file.
 """
 
@@ -54,7 +54,7 @@ def blocks(file: TextFile, part: Range, separator: Separator | None, limit: int)
     """Blocks of whole documents of a range, each with its separator at the end but perhaps the last; or, with False, the
     first bytes of a document that is longer than *limit*, which is passed over.
     """
-    overlap = separator.longest - 1 if separator else 0  # a separator may have begun within so many bytes
+    overlap = separator.longest - 1 if separator else 0  # a separator may have begun within this many bytes
     with file.open() as opened:
         opened.seek(part.start)
         left, pending, searched = part.stop - part.start, bytearray(), 0
@@ -80,7 +80,7 @@ def blocks(file: TextFile, part: Range, separator: Separator | None, limit: int)
 
 
 def _last_separator(data: bytearray, separator: bytes, start: int) -> int:
-    """Where the last separator in *data* begins, if one begins at *start* or later, else -1. They are told from left to right:
+    """Where the last separator in *data* begins, if one begins at *start* or later, else -1. They are found from left to right:
     in "---" it is the first "--".
     """
     at = data.rfind(separator, start)
@@ -110,7 +110,7 @@ def _pass_over(opened: BinaryIO, left: int, separator: Separator | None, pending
 
 
 def byte_ranges(file: TextFile, separator: Separator | None, range_bytes: int) -> Iterator[Range]:
-    """Ranges of about *range_bytes* bytes that end behind separators; one range where there is no separator."""
+    """Ranges of about *range_bytes* bytes that end after separators; one range if there is no separator."""
     if separator is None:
         yield Range(0, file.size, None, file.size)
         return
@@ -126,7 +126,7 @@ def byte_ranges(file: TextFile, separator: Separator | None, range_bytes: int) -
 
 
 def _after_separator(opened: BinaryIO, start: int, position: int, separator: Separator, size: int) -> int:
-    """The first position behind a separator that begins at *position* or later, or the file's size. Documents are read from
+    """The first position after a separator that begins at *position* or later, or the file's size. Documents are read from
     *start* on: of separators that overlap ("--" in "---") only the first of them is one in any case.
     """
     begin = max(start, position - separator.longest + 1)
@@ -222,7 +222,7 @@ def _split_crlf(data: npt.NDArray[np.uint8], separator: bytes) -> pa.LargeBinary
 
 
 def _texts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], has_rest: bool) -> pa.LargeBinaryArray:
-    """Texts one after the other that end at *ends*; *has_rest*: one more has no separator."""
+    """Texts in order that end at *ends*; *has_rest*: one more has no separator."""
     ends = np.append(ends, len(data)) if has_rest else ends
     offsets = np.concatenate([[0], ends]).astype(np.int64)
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -256,7 +256,7 @@ def _not_a_float(value: Any, name: str, file: str) -> ValueError:
 
 
 def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
-    """Values of a kept column that a reader has parsed, as an array. Integers beyond 64 bits, or beside fractions, are float64.
+    """Values of a kept column that a reader has parsed, as an array. Integers beyond 64 bits, or next to fractions, are float64.
     ValueError for integers that float64 does not have then, for values of several kinds, and for lists and mappings.
     """
     kinds = {type(value) for value in values} - {type(None)}
@@ -347,7 +347,7 @@ def with_completions(prompts: pa.Array, completions: pa.Array) -> pa.Array:
 
 
 def prompts_and_completions(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """The prompt and the completion of each of n texts, one behind the other: 2 n texts."""
+    """The prompt and the completion of each of n texts, in order: 2 n texts."""
     parts = pa.compute.split_pattern(texts, BOUNDARY.decode(), max_splits=1).flatten()
     count = len(texts)
     prompts, completions = parts.take(pa.array(np.arange(0, 2 * count, 2))), parts.take(pa.array(np.arange(1, 2 * count, 2)))
@@ -534,7 +534,7 @@ def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt
 class SourceFormat(NamedTuple):
     """A format of source files.
 
-    ``ranges`` checks a file and cuts it into ranges of about so many bytes of text. ``read`` yields the rows of a range.
+    ``ranges`` checks a file and cuts it into ranges of about this many bytes of text. ``read`` yields the rows of a range.
     ``rows_before`` counts the rows of the file before a range. ``holding`` yields ranges that hold all of some rows, each
     with its first row; without it the whole file is one range.
     """

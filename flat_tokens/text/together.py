@@ -17,7 +17,7 @@ def plain_texts(
     data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: bytes
 ) -> tuple[pa.LargeBinaryArray, npt.NDArray[np.int64]]:
     """The documents of m files of plain text, which end at *ends* in *data*: int64[m]; and how many each has: int64[m]. No copy
-    where there is no separator.
+    if there is no separator.
     """
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     found = _separators(data, ends, separator)

@@ -33,7 +33,7 @@ STATUS = """\
 exit status:
   0  all is well: shown, found, right, the same
   1  it is not: nothing found, something damaged, a difference
-  2  it could not be told: bad arguments, nothing there, a package missing
+  2  it is unknown: bad arguments, nothing there, a package missing
 
 Errors are one line on standard error; FLAT_TOKENS_DEBUG=1 shows where one comes from.
 """
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     options = parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without a character is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character is not a reason to fail
     try:
         status = int(COMMANDS[options.command].run(options))
         sys.stdout.flush()

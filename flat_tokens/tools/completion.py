@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
 
 def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
-    """The commands of a parser; the first one, without a name, has what stands before them."""
+    """The commands of a parser; the first one, without a name, has what is before them."""
     (below,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     abouts = {choice.dest: choice.help or "" for choice in below._choices_actions}
     named = [_command(name, abouts.get(name, ""), one) for name, one in below.choices.items()]

@@ -69,7 +69,7 @@ class TokenizerName(NamedTuple):
 
 
 class DocumentRecords(NamedTuple):
-    """Beside a split, for each sequence: its document's key, its file's number and its row in the file, uint64[seq_count]."""
+    """Next to a split, for each sequence: its document's key, its file's number and its row in the file, uint64[seq_count]."""
 
     key: StoredArray
     file: StoredArray
@@ -149,7 +149,7 @@ def open_corpus(
     by_origin: bool = True,
 ) -> Corpus:
     """Open a dataset, a build's output, one split, a token shard, or files of a neighbour's format, whose *options* are
-    fields of its own dataclass. *by_origin*: an export tells its format and options, and what it was made of.
+    fields of its own dataclass. *by_origin*: an export says its format and options, and what it was made of.
 
     FileNotFoundError if there is nothing; ValueError, naming the fault, if it can't be read.
     """
@@ -249,7 +249,7 @@ def _flat_tokens(store: Store, splits: dict[Any, Readable]) -> Corpus:
 
 
 def _output(store: Store, name: str) -> Store | None:
-    """The build's output that *store* belongs to, if it lies in the output's directory *name*."""
+    """The build's output that *store* belongs to, if it is in the output's directory *name*."""
     output, directory = posixpath.split(posixpath.dirname(store.root))
     return Store(output or "/", store.fs) if directory == name else None
 
@@ -381,7 +381,7 @@ class Window(NamedTuple):
     """Neighbouring tokens of a split: decoded ids uint32[n], the first of which is token ``first`` of the split.
 
     ``starts``: int64[k], where in the window the sequences ``first_seq`` to ``first_seq + k - 1`` begin. Tokens before the
-    first start belong to sequence ``first_seq - 1``; a start at n is of an empty sequence, or of one that begins behind.
+    first start belong to sequence ``first_seq - 1``; a start at n is of an empty sequence, or of one that begins after.
     """
 
     ids: npt.NDArray[np.uint32]

@@ -31,7 +31,7 @@ examples:
   flat-tokens diff out/web/versions/4f0c... out/web         what the newest version changed
   flat-tokens diff out/web copy/web --totals                without looking at documents
 
-exit status: 0 the same, 1 different, 2 it could not be told
+exit status: 0 the same, 1 different, 2 it is unknown
 """
 
 Keys = npt.NDArray[np.uint64]
@@ -94,7 +94,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def settings_of(corpus: Corpus) -> dict[str, Any]:
-    """The settings that decide the bytes of a dataset beside its sources."""
+    """The settings that decide the bytes of a dataset next to its sources."""
     described = {**describe(corpus), "semantics": corpus.provenance.get("semantics")}
     return {name: described[name] for name in SETTINGS}
 
@@ -118,7 +118,7 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
             "settings": settings,
             **{f"files_{kind}": names for kind, names in files._asdict().items()},
             "files_same": sum(before.get(file) == digest for file, digest in after.items()),
-            # The same content under another source's name: a renamed source is no new text.
+            # The same content under another source's name: a renamed source is not a new text.
             "added_from_elsewhere": sum(after[file] in everything for file in files.added),
         }
         if change["change"] != "changed" or settings or any(files):
@@ -157,7 +157,7 @@ def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
 
 class Side(NamedTuple):
     """All documents of a corpus, split after split: key and digest of the tokens, uint64[n] each, on disk; and
-    where each split begins, with the count behind the last.
+    where each split begins, with the count after the last.
     """
 
     keys: Keys

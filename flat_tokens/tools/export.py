@@ -2,7 +2,7 @@
 
 The directory ``.export`` within an export holds its state: the dataset, format and options (``plan.json``); a receipt for
 each part, with the size and sha256 of its files; what it was made of (``origin.json``, ``documents``); and, written last, a
-record of all files (``export.json``). A part whose files match its receipt is not written again.
+record of all files (``export.json``). A part whose files match its receipt is not rewritten.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ PLAN, RECORD = f"{BESIDE}/plan.json", EXPORT_RECORD
 STAGING = f"{BESIDE}/staging"
 READERS = 4
 ALWAYS_ROOM, SHARE_FOR_DOCUMENTS = 64 << 20, 0.1
-"""Bytes that the documents' keys, files and rows may take beside an export, and their share of its size where that is more."""
-SIGNS = ((POINTER, VERSIONS), (MANIFEST, *SPLITS))  # of a build's output, of a dataset: an export lies in neither
+"""Bytes that the documents' keys, files and rows may take next to an export, and their share of its size where that is more."""
+SIGNS = ((POINTER, VERSIONS), (MANIFEST, *SPLITS))  # of a build's output, of a dataset: an export is in neither
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ def _holding(store: Store) -> Iterator[None]:
 def _check_free(request: ExportRequest, store: Store) -> None:
     """ValueError if there is anything but a beginning of this export, or of one without files."""
     if f"{store.url}/".startswith(f"{request.location}/"):
-        raise ValueError(f"{store.url}: lies within the dataset that is exported. Choose another directory.")
+        raise ValueError(f"{store.url}: is within the dataset that is exported. Choose another directory.")
     above = replace(store, root=real_path(store.root)) if store.is_local else store
     while above.root.strip("/"):
         if any(all(map(above.exists, names)) for names in SIGNS):
-            raise ValueError(f"{store.url}: lies within {above.url}, a build's output or a dataset. Choose another directory.")
+            raise ValueError(f"{store.url}: is within {above.url}, a build's output or a dataset. Choose another directory.")
         above = replace(above, root=posixpath.dirname(above.root))
     if not store.exists("") or _plan_at(store) == request.key:
         return
@@ -203,7 +203,7 @@ def _plan_at(store: Store) -> str | None:
 def write_file(
     file: ExportFile, request: ExportRequest, path_or_url: str, seen: Callable[[int], object] | None = None
 ) -> Written:
-    """Write a part, which is one file of the plan and those beside it, and its receipt, unless it is there already. *seen* is
+    """Write a part, which is one file of the plan and those next to it, and its receipt, unless it is there already. *seen* is
     called with counts of tokens as they are exported or found.
     """
     store, receipt = target(path_or_url), f"{BESIDE}/parts/{file.key}.json"
@@ -243,7 +243,7 @@ def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[
         record["objects"] = tuple(StoredObject(*one) for one in record["objects"])
         return record if record["key"] == request.key and all(map(is_there, record["objects"])) else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it is written again
+        return None  # it is rewritten
 
 
 class Exported(NamedTuple):
@@ -288,8 +288,8 @@ def finish(request: ExportRequest, written: Sequence[Written], path_or_url: str)
 
 
 def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
-    """Write beside an export of *byte_count* bytes what it was made of, and, where that takes little room, of which document each
-    sequence is.
+    """Write next to an export of *byte_count* bytes what it was made of, and, where that takes little room, of which document
+    each sequence is.
     """
     dataset = Store.at(request.location)
     if not (manifest := manifest_of(dataset)):

@@ -49,10 +49,12 @@ def import_dataset(
     layout that there is not.
     """
     one_of("layout", layout, LAYOUTS)
-    corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what is told alone decides what is stored
+    corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what the caller says alone decides what is stored
     store = Store.at(out)
     if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):
-        raise FileExistsError(f"{store.url}: exists, and is no dataset. If an import was stopped there, remove it and try again.")
+        raise FileExistsError(
+            f"{store.url}: exists, and is not a dataset. If an import was stopped there, remove it and try again."
+        )
     files = Files.at(path_or_url)
     provenance = {
         "name": posixpath.basename(files.url.rstrip("/")),

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sequence", type=int, metavar="N", help="show sequence N of the split; -1 is the last")
-    what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case told apart")
+    what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case distinguished")
     in_a_row = "find sequences that hold these token ids in a row: 1,2,3"
     what.add_argument("--find-ids", type=token_ids, metavar="IDS", help=in_a_row)
     parser.add_argument("--split", metavar="NAME", help="train or validation; --sequence: the first without it, --find: all")
@@ -263,7 +263,7 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
 def _counted(documents: Mapping[str, Any]) -> str:
     """Counts of the documents that were not written as they were read."""
     counts = [f"{count:,} skipped: {reason}" for reason, count in (documents.get("skipped") or {}).items()]
-    counts += [f"{count:,} mended: {reason}" for reason, count in (documents.get("replaced") or {}).items()]
+    counts += [f"{count:,} repaired: {reason}" for reason, count in (documents.get("replaced") or {}).items()]
     if documents.get("repeated_keys"):
         counts.append(f"{documents['repeated_keys']:,} with the key of another")
     return "".join(f", {count}" for count in counts)

@@ -32,7 +32,7 @@ from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to
 from flat_tokens.tools.corpus import Corpus, Source, SourceFile, run_of
 
 SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
-"""Stores that source files are read from beside local files. Drivers of others may run, or request, what a name says."""
+"""Stores that source files are read from next to local files. Drivers of others may run, or request, what a name says."""
 
 UNRECORDED = "there is no record of where sequences come from"
 
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Place] | None:
-    """Where sequences of a split come from; None where there is no record of that."""
+    """Where sequences of a split come from; None if there is no record of that."""
     indices = np.array(list(sequences), np.int64)
     if corpus.receipt:  # a token shard knows its file by the digest alone, and rows count from where its part begins
         key, row = (open_array(corpus.store / "documents" / name, "uint64").take(indices).tolist() for name in ("key", "row"))
@@ -80,7 +80,7 @@ def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> pa.RecordBa
 
 
 def document_of(corpus: Corpus, split: str, sequence: int) -> dict[str, Any] | None:
-    """Where a sequence of a split comes from, for JSON; None where there is no record of that."""
+    """Where a sequence of a split comes from, for JSON; None if there is no record of that."""
     places = places_of(corpus, split, [sequence])
     return places[0].described(corpus.sources) if places else None
 
@@ -96,7 +96,7 @@ class Locator:
         self.trusted = trusted
 
     def find(self, file: SourceFile) -> str | None:
-        """A path or URL where the file is, of the size that the manifest says; None where there is none."""
+        """A path or URL where the file is, of the size that the manifest says; None if there is none."""
         if file.number not in self._found:
             places = (place_below(*candidate) for candidate in self._candidates(file))
             self._found[file.number] = next((place for place in places if place and _is_there(place, file)), None)
@@ -127,8 +127,8 @@ class Locator:
 
 
 def place_below(base: str, name: str) -> str | None:
-    """The path, without links, or the URL of the file with a name that a dataset tells, below a place; the place itself for an
-    empty name. None where that leads out of the place, to what is no regular file, or to a store that is not in `SCHEMES`.
+    """The path, without links, or the URL of the file with a name that a dataset says, below a place; the place itself for an
+    empty name. None where that leads out of the place, to what is not a regular file, or to a store that is not in `SCHEMES`.
     """
     if "::" in base + name or name.startswith("/") or ".." in name.split("/"):
         return None

@@ -39,7 +39,7 @@ COUNT_TOKENS = 1 << 18
 
 DENSE_VALUES = 1 << 22
 DISTINCT_VALUES = 1 << 24
-"""Above DENSE_VALUES, each different value costs 16 bytes; beyond this many, they are no longer told apart."""
+"""Above DENSE_VALUES, each different value costs 16 bytes; beyond this many, they are no longer distinguished."""
 
 ID_RANGES = 96
 UNUSED_SHOWN = 24
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Counts(NamedTuple):
-    """Occurrences of values: values int64[n] in order, counts int64[n] above 0; ``untold``: of those too many to tell apart."""
+    """Occurrences of values: values int64[n] in order, counts int64[n] above 0; ``untold``: of those too many to distinguish."""
 
     values: Ints
     counts: Ints

@@ -26,7 +26,7 @@ from flat_tokens.checker import (
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
-from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT
+from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         root = Store.at(options.path)
         with signing.using(()):
             store = resolve(root)
-        for there, key in ((root, POINTER), (store, MANIFEST), (store, RECEIPT)):
+        for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, RECEIPT)):
             if there.exists(key):
                 there.sign(key, there.read(key))
         if private is not None:
@@ -170,7 +170,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
             metadata = read_metadata(store, "group")
         except (FileNotFoundError, NotADirectoryError):
             if root.exists(POINTER):
-                yield f"{root.path(POINTER)} names {resolve(root).url}, where there is no dataset"
+                yield f"{root.path(POINTER)} names {resolve(root).url}, if there is no dataset"
                 return
         else:
             if "max_token_id" not in metadata["attributes"]:
@@ -184,7 +184,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
                     yield from _check_documents(store)
                 return
     if public is not None:
-        yield f"{options.path} is no version of a dataset: only these are endorsed"
+        yield f"{options.path} is not a version of a dataset: only these are endorsed"
         return
     try:
         corpus = arguments.corpus_of(options)
@@ -288,7 +288,7 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
             if batch.max_token_id > split.max_token_id:
                 yield f"{name}: token id {batch.max_token_id} is above max_token_id {split.max_token_id}"
                 return
-    except (ValueError, *NO_OBJECT) as error:  # other errors of the system are no fault of the files
+    except (ValueError, *NO_OBJECT) as error:  # other errors of the system are not a fault of the files
         yield str(error)
 
 
@@ -338,7 +338,7 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
             others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
             wrong |= dict.fromkeys(others, "gives other tokens")
             same += len(sequences) - len(wrong)
-            if wrong and not digest_is(path, file.sha256):  # a changed file is no proof of a fault
+            if wrong and not digest_is(path, file.sha256):  # a changed file is not a proof of a fault
                 not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
             else:
                 at = ((i, f"{name} sequence {i}: {file.name}, row {places[i].row}") for i in sequences if i in wrong)
@@ -368,7 +368,7 @@ def work_of(described: Sequence[Mapping[str, Any]], texts: Collection[str]) -> i
 def _behind(
     steps: Steps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Texts of sequences behind the steps, which see *kept* columns; and what is wrong with those that do not come through."""
+    """Texts of sequences after the steps, which see *kept* columns; and what is wrong with those that do not come through."""
     if not steps.described or not texts:
         return dict(texts), {}
     numbers = list(texts)

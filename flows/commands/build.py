@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
-"""A figure that is off by such a share at most is told as one number, else as two between which it lies."""
+"""A figure that is off by such a share at most is reported as one number, else as two between which it lies."""
 
 
 def add_commands(commands: Any) -> None:
@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
 
     about = "Look the sources up again; publish what they give now if it is new."
     refresh = add_command(commands, "refresh", run_refresh, about, RUNNING)
-    about = "Publish the same text for other tokenizers, each beside the dataset, its download reused."
+    about = "Publish the same text for other tokenizers, each next to the dataset, its download reused."
     retokenize = add_command(commands, "retokenize", run_retokenize, about, RUNNING)
     for command in (refresh, retokenize):
         command.add_argument("dataset", metavar="CONFIG_OR_DATASET", help="a configuration file, or a dataset's path or URL")
@@ -172,7 +172,7 @@ def trusted_config(options: argparse.Namespace, dataset: str) -> BuildConfig:
     for what, place in {**places, "tokenizer": config.tokenizer.name, "scratch": config.scratch}.items():
         if place:
             print(line(f"{options.command}: the record of {dataset} names {what}: {place}"), file=sys.stderr)
-    roots = (INPUT_ROOTS, OUTPUT_ROOTS) if config.scratch else (INPUT_ROOTS,)  # the models check what lies below them
+    roots = (INPUT_ROOTS, OUTPUT_ROOTS) if config.scratch else (INPUT_ROOTS,)  # the models check what is below them
     if not options.trust_records and not all(map(os.environ.get, roots)):
         raise ValueError(
             f"{dataset}: what its own record names is read if you trust who made it: --trust-records. Or give a configuration "
@@ -186,7 +186,7 @@ DEEPEST_YAML = 100
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """YAML in which no key stands twice in a mapping: the last of them would win without a word. A value that does not fit its
+    """YAML in which no key stands twice in a mapping: the last of them would win silently. A value that does not fit its
     tag, such as ``!!bool x``, is an error with its line.
     """
 
@@ -307,13 +307,13 @@ def summary(result: BuildResult) -> list[str]:
     documents = result.totals["documents"]
     counts = [f"{documents['read']:,} read", f"{documents['written']:,} written"]
     counts += [f"{count:,} skipped: {reason}" for reason, count in documents["skipped"].items()]
-    counts += [f"{count:,} mended: {reason}" for reason, count in documents["replaced"].items()]
+    counts += [f"{count:,} repaired: {reason}" for reason, count in documents["replaced"].items()]
     reused = "" if result.was_published else f"  reused     {result.slices_reused} of {result.slices} slices"
     return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", reused)
 
 
 def published_text(result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: str = "") -> list[str]:
-    """Result of a publication, for people. *documents*: counts, where they are told. *particular*: a line of its kind alone."""
+    """Result of a publication, for people. *documents*: counts, where they are known. *particular*: a line of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
     moved = f"published before: latest is moved to {result.version} from {result.moved_from}"
@@ -369,7 +369,7 @@ def plan_text(made: Plan) -> list[str]:
 
 
 WOULD = {"stop": "would stop it", "hold": "would hold it", "warn": "would warn"}
-"""What a gate would do to a version that is planned."""
+"""Words for the effect of a gate on a planned version."""
 
 
 def _losses_text(made: Plan) -> str:

@@ -35,8 +35,8 @@ REASONS = {
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     add = partial(add_command, commands, options=PUBLISHING)
-    merge = add("merge", run_merge, "Publish the documents of several datasets, one behind the other.")
-    append = add("append", run_append, "Publish a new version of a dataset with the documents of others behind its own.")
+    merge = add("merge", run_merge, "Publish the documents of several datasets, in order.")
+    append = add("append", run_append, "Publish a new version of a dataset with the documents of others after its own.")
     subset = add("subset", run_alone, "Publish the documents of a dataset that all filters let through.")
     shuffle = add("shuffle", run_alone, "Publish the documents of a dataset in an order that a seed decides.")
     relayout = add("relayout", run_alone, "Publish a dataset in another layout.")
@@ -64,7 +64,7 @@ def add_commands(commands: Any) -> None:
     subset.add_argument("--keys", dest="key_list", metavar="FILE", help=keys)
     subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")
     subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
-    subset.add_argument("--count", type=int, metavar="N", help="a sample of so many documents of each split")
+    subset.add_argument("--count", type=int, metavar="N", help="a sample of this many documents of each split")
     subset.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws another sample")
     subset.add_argument("--split", choices=SPLITS, help="filter this split alone; the other one stays as it is")
     subset.add_argument("--drop", choices=SPLITS, help="leave this split empty")
@@ -115,7 +115,7 @@ def run_append(options: argparse.Namespace) -> None:
 
 
 def check_output_of_append(to: str, datasets: list[str]) -> None:
-    """ValueError, with the command that does instead, where *to* is no output with a latest version."""
+    """ValueError, with the command that does instead, where *to* is not an output with a latest version."""
     from flat_tokens.manifest import POINTER
     from flat_tokens.stores.store import Store
     from tasks.locations import plain_location
@@ -132,7 +132,7 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
         raise ValueError(f"{to} is one version, which never changes. Append to the output that it belongs to: --to {output}")
     if any(root.exists(marker) for marker in MARKERS):
         raise ValueError(
-            f"{to} is a dataset by itself: it has no {POINTER}, so it is no output that gets new versions, and a dataset never "
+            f"{to} is a dataset by itself: it has no {POINTER}, so no new versions go there, and a dataset never "
             f"changes. Publish both as a new one: {merge}"
         )
     raise ValueError(
@@ -165,7 +165,7 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str], 
     result = watched(options, Threads(request.workers), partial(derive, request), flow, **told)
     documents = result.totals["documents"]
     skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
-    not_found = f"  not found  {result.not_found:,} of the list are no document's" if result.not_found else ""
+    not_found = f"  not found  {result.not_found:,} of the list belong to no document" if result.not_found else ""
     counts = [f"{documents['written']:,} of {documents['read']:,}", *skipped]
     show(options, result.model_dump(mode="json"), published_text(result, "published", counts, particular=not_found))
 

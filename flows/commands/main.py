@@ -1,6 +1,6 @@
 """The command line: ``python -m flows COMMAND``.
 
-Nothing heavy is imported before a configuration has been read: a mistake in it is told at once.
+Nothing heavy is imported before a configuration has been read: a mistake in it is reported at once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _interrupt_later(others: Callable[[sys.UnraisableHookArgs], object], unraisa
 
 
 def _stop(status: int, why: str) -> None:
-    print(f"{why}: run the same command again to go on behind the last stored shard", file=sys.stderr, flush=True)
+    print(f"{why}: run the same command again to resume after the last stored shard", file=sys.stderr, flush=True)
     os._exit(status)
 
 
@@ -105,7 +105,7 @@ def log_to_terminal() -> None:
         logging.lastResort.setLevel(logging.CRITICAL)
     handler = OnTerminal()
     handler.setFormatter(Harmless("%(asctime)s %(levelname)s %(message)s"))
-    handler.setLevel(logging.WARNING)  # of the loggers, a server may be told more
+    handler.setLevel(logging.WARNING)  # of the loggers, a server may get more
     for name in ("flat_tokens", "flows", "tasks"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

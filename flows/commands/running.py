@@ -34,7 +34,7 @@ def prefect_server() -> str | None:
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")
     try:
         if not url.startswith(("http://", "https://")):
-            raise ValueError("it is no http URL")
+            raise ValueError("it is not a http URL")
         login = {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"} if secret else {}
         asked = urllib.request.Request(f"{url.rstrip('/')}/version", headers=login)  # noqa: S310  http or https, see above
         with urllib.request.urlopen(asked, timeout=5):  # noqa: S310

@@ -56,15 +56,15 @@ def add_commands(commands: Any) -> None:
     unpin.add_argument("version", metavar="VERSION")
     rollback = add_on_output("rollback", run_rollback, "Let 'latest' point at the version before, or at the one that is named.")
     rollback.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins")
-    gc = add_on_output("gc", run_gc, "List what an output may do without, and with --delete remove it.")
-    gc.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"versions that are kept beside pinned ones ({KEEP})")
+    gc = add_on_output("gc", run_gc, "List what an output does not need, and with --delete remove it.")
+    gc.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"versions that are kept next to pinned ones ({KEEP})")
     days = f"nothing goes that was in use or made in the last D days ({DAYS:g})"
     gc.add_argument("--days", type=float, default=DAYS, metavar="D", help=days)
     gc.add_argument("--delete", action="store_true", help="remove it")
 
 
 def output_at(options: argparse.Namespace) -> Store:
-    """The output that is named, or that a configuration names. ValueError where there is none."""
+    """The output that is named, or that a configuration names. ValueError if there is none."""
     from flat_tokens.stores.store import Store
     from tasks.locations import plain_location
 

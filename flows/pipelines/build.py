@@ -48,6 +48,7 @@ from tasks.finalize.provenance import Provenance, build_id, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
 from tasks.gates import Gate
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
+from tasks.output.held import read_held
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
@@ -74,7 +75,7 @@ SAMPLE_BYTES = 100_000
 LOOKED_INTO = 256_000_000
 """Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
 REMEMBERED_SECONDS = 30.0
-"""What is known of files is recorded this often while they are read."""
+"""Records of files are written this often while they are read."""
 
 
 class BuildResult(Published):
@@ -148,7 +149,9 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
         version = build_id(made_of, layout)
-        if not is_published(output.root, version, layout) or (config.publish.gates and version != output.pointer.version):
+        if not is_published(output.root, version, layout):
+            return None
+        if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
             return None
         return build_version(config, text, tokenizer, runner, output)
 
@@ -233,7 +236,9 @@ def build_version(
     rule, columns = SplitRule(fraction=config.fraction, seed=config.split_seed), dict.fromkeys(config.kept_columns, "null")
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
 
-    with publication(output, made_of, layout, remember, config.publish.gates if gates is None else gates) as version:
+    with publication(
+        output, made_of, layout, remember, config.publish.gates if gates is None else gates, keeps_waiting=gates is None
+    ) as version:
         if target := version.target(rule=rule, masked=config.masked, columns=columns):
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):
@@ -336,7 +341,7 @@ def processors_of(config: BuildConfig) -> int:
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
-    """Look every source up. ValueError where one lies within the output."""
+    """Look every source up. ValueError where one is within the output."""
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
     check_sources_apart(root, pinned)
     return pinned
@@ -346,7 +351,7 @@ def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse source files within the output."""
     for file in files_of(pinned):
         if file.uri.startswith(root.url):
-            check_apart(file.uri, root.url, f"the source file {file.uri} lies within the output {root.url}")
+            check_apart(file.uri, root.url, f"the source file {file.uri} is within the output {root.url}")
 
 
 def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:

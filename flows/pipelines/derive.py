@@ -55,7 +55,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
-            publish(output.root, done, output.pointer.sequence)  # mends what a death behind the publication left
+            publish(output.root, done, output.pointer.sequence)  # repairs what a death after the publication left
             # Not recorded: its inputs were others then.
             return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
@@ -98,8 +98,8 @@ def check_inputs_apart(request: DeriveRequest) -> None:
     root = Store.at(request.output)
     output = real_path(root.root) if root.is_local else root.url
     for path in request.inputs:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is told when it is examined
-            check_apart(output, resolve(Store.at(path)).url, f"the output {request.output} lies within the dataset {path}")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # which is reported when it is examined
+            check_apart(output, resolve(Store.at(path)).url, f"the output {request.output} is within the dataset {path}")
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:

@@ -87,7 +87,7 @@ def check_files_apart(request: ImportRequest, root: Store) -> None:
     files = Store.at(request.path)
     if root.is_local and files.is_local:
         output, path = real_path(root.root), real_path(files.root)
-        told = f"the output {request.output} and {request.path} lie within each other"
+        told = f"the output {request.output} and {request.path} are within each other"
         check_apart(output, path, told)
         check_apart(path, output, told)
 

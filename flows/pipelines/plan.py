@@ -48,7 +48,7 @@ UNSEEN = 0.25
 METADATA_BYTES, NOT_RECKONED = 20_000, 0.005
 """Bytes of a version's metadata, manifest and card; and the share of a dataset that is not reckoned, such as its kept columns."""
 BESIDE_BYTES = 14
-"""Bytes a document takes beside its tokens in its token shard: its start, key and row."""
+"""Bytes a document takes next to its tokens in its token shard: its start, key and row."""
 WRITING_SECONDS = 8e-9
 """Seconds to write a token twice, to its token shard and to the dataset; what compressing takes is measured."""
 
@@ -118,7 +118,7 @@ def plan(config: BuildConfig) -> Plan:
         cuts = [cut for pack in packs for cut in pack]
     looked = clock()
     files = [cut.file for cut in cuts]
-    # Not every server tells a file's size before it sends it.
+    # Not every server says a file's size before it sends it.
     chosen = [file if file.size else file._replace(size=here.size) for file, here in zip(chosen, files, strict=True)]
     check_files(config, files)
     warn_of_separators(config, files)
@@ -202,7 +202,7 @@ def plan(config: BuildConfig) -> Plan:
 
 
 def forecast_facts(config: BuildConfig, whole: Sums, sampled: Tally, of_sources: dict[str, tuple[Sums, Tally]]) -> Facts:
-    """What a sample tells of the version, at all places that gates may name."""
+    """Facts of the version by a sample, at all places that gates may name."""
     facts: dict[tuple[str, Place], int | float | None] = {}
     for source, (sums, counts) in {"": (whole, sampled), **of_sources}.items():
         place = Place(source=source)
@@ -223,7 +223,7 @@ def forecast_facts(config: BuildConfig, whole: Sums, sampled: Tally, of_sources:
 def gates_forecast(
     config: BuildConfig, root: Store, latest: str | None, facts: Facts
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """What the gates of a refresh find by the *facts* of a sample, and the facts that it does not tell."""
+    """Findings of a refresh's gates by the *facts* of a sample, and the facts that it lacks."""
     gates = config.publish.of_refresh()
     before = if_there(root, latest, lambda _: facts_before(VersionFacts(root, str(latest)), facts))
     there = [gate for gate in gates if any(fact == gate.of and gate.is_at(place) for fact, place in facts)]
@@ -239,7 +239,7 @@ def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
 
 
 def beside_items(layout: LayoutName, whole: Sums, validation_fraction: float) -> int:
-    """Bytes that the objects of both splits have beside their items."""
+    """Bytes that the objects of both splits have next to their items."""
     specs, total = LAYOUTS[layout], METADATA_BYTES
     for share in (validation_fraction, 1 - validation_fraction):
         tokens, documents = round(whole.tokens * share), round(whole.documents * share)
@@ -269,14 +269,14 @@ def to_sample(files: tuple[FoundFile, ...]) -> list[FoundFile]:
 
 
 def _size(files: Iterable[FoundFile]) -> float:
-    """Bytes of files as they are stored; of one that nobody knows as much as of the others."""
+    """Stored bytes of the files. An unknown size counts as the mean of the known ones."""
     sizes = [file.size for file in files]
     known = [size for size in sizes if size is not None]
     return sum(known) * len(sizes) / len(known) if known else float(len(sizes))
 
 
 def copied_bytes(found: FoundFile, file: SourceFile) -> int:
-    """Bytes that a build keeps of a file beside what it makes of it: fetched, unpacked."""
+    """Bytes that a build keeps of a file next to what it makes of it: fetched, unpacked."""
     unpacked = 0 if file.location == found.uri else file.size
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
@@ -316,7 +316,7 @@ def _error(estimate: float, error: float, scale: float) -> float:
 
 
 def check_writable(root: Store) -> None:
-    """ValueError where a build could not write to its output, as far as that can be told without writing."""
+    """ValueError where a build could not write to its output, as far as that is known without writing."""
     if not root.is_local:
         return
     path = existing(root)

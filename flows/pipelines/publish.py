@@ -26,13 +26,14 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
+from tasks.finalize.lineage import Lineage, told_of
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, told, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
-from tasks.output.held import Candidate, candidate_of, forgive, hold, record_approval, who
+from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
 from tasks.output.history import Decision
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_CONTACT_SECONDS = 10.0
-"""A store that does not answer for so long before any work was done is rather a wrong address than a busy store."""
+"""A store that does not answer for this long before any work was done is rather a wrong address than a busy store."""
 
 
 class Published(Model):
@@ -103,7 +104,7 @@ P = TypeVar("P", bound=Published)
 @dataclass
 class OpenOutput:
     """An output to publish a version at, opened once. ``pointer``: as it was then. ``anyway``: why a person publishes the version
-    whatever its gates say. ``seconds``: those of each stage so far.
+    whatever its gates say. ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
     """
 
     request: Request
@@ -111,11 +112,14 @@ class OpenOutput:
     scratch: Path
     pointer: Pointer
     anyway: str | None = None
+    lineage: Lineage | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def result(self, kind: type[P], version: str, sequence: int, was_published: bool, **particular: Any) -> P:
         """The result of the publication of a version; *particular*: the fields of *kind* that others do not have."""
         manifest = read_manifest(version_store(self.root, version))
+        if self.lineage is not None:
+            self.lineage.made(version, manifest, is_published=particular.get("held") is None)
         return kind(
             path=version_store(self.root, version).url,
             version=version,
@@ -155,7 +159,7 @@ class Publication:
         return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
-        """The result. Record the run beside the versions: when, where, what it was told (with *facts* on top), what it gave."""
+        """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
         judged = {"held": self.held, "decision": self.decision, "comparison": comparison}
         result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **judged, **particular)
@@ -173,24 +177,35 @@ class Publication:
         meter.begin("done")
         return result
 
-    def pass_gates(self, gates: Sequence[Gate]) -> None:
-        """Let gates look at the version beside the one that ``latest`` names. Then it may be published, unless it is held.
-        ValueError where a gate stops it.
+    def pass_gates(self, gates: Sequence[Gate], *, keeps_waiting: bool = False) -> None:
+        """Let gates look at the version next to the one that ``latest`` names. Then it may be published, unless it is held.
+        *keeps_waiting*: a version that waits by other gates goes on waiting. ValueError where a gate stops it, or a person did.
         """
         root, pointer = self.output.root, self.output.pointer
-        if self.name == pointer.version or not gates:
+        if self.name == pointer.version:
             return
         before = pointer.version if pointer.version is not None and is_dataset(root, pointer.version) else None
-        waiting = candidate_of(root, pointer)
-        same = waiting if waiting is not None and waiting.version == self.name else None
+        held = read_held(root)
+        record_decision(root, held)  # another version may take its place in the record
+        same = held.candidate if held.candidate is not None and held.candidate.version == self.name else None
+        same = same if same is not None and is_current(same, pointer) else None
         if same is not None and same.decision is not None:  # approved, and whoever did so was killed
             self.decision = same.decision
             return
-        self.difference = Difference(root, before, self.name)
-        if same is not None and same.gates == tuple(gates) and self.output.anyway is None:
+        if self.name in held.rejected_names and self.output.anyway is None:
+            raise ValueError(
+                f"version {self.name} is not published: it was rejected. A person at a terminal can publish it all the same: "
+                "--publish-anyway REASON"
+            )
+        if same is not None and self.output.anyway is None and (keeps_waiting or same.gates == tuple(gates)):
             self.held = hold(root, same)
             return
+        self.difference = Difference(root, before, self.name)
         self.findings = tuple(judge(gates, *self.difference.facts(gates)))
+        if self.output.anyway is not None and same is not None:
+            self.findings = tuple(dict.fromkeys((*self.findings, *same.findings)))
+        if self.output.anyway is not None:
+            forgive(root, self.name)
         match worst(self.findings):
             case None:
                 return
@@ -198,12 +213,11 @@ class Publication:
                 logger.warning("Version %s is published though its gates say: %s", self.name, told(self.findings))
             case _ if self.output.anyway is not None:
                 logger.warning("Version %s is published all the same: %s", self.name, told(self.findings))
-                forgive(root, self.name)
                 why = self.output.anyway
                 self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
             case "stop":
                 raise ValueError(
-                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Mend the sources, or change "
+                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Repair the sources, or change "
                     "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
                 )
             case "hold":
@@ -236,16 +250,16 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     if anyway is not None and not anyway.strip():
         raise ValueError("--publish-anyway needs a reason, for whoever looks at the runs later")
     meter.reset()
-    with _removed_if_empty(Store.at(request.output)):
+    with told_of(request) as lineage, _removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
         with building(root, scratch):
-            # Nothing else clears up after a death behind the commit, or one that fetched a file which is there now.
+            # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
             for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
                 sweep(home)
-            yield OpenOutput(request, root, scratch, pointer, anyway)
+            yield OpenOutput(request, root, scratch, pointer, anyway, lineage)
         meter.begin("clean up")
         remove_held_shards(root)
         meter.begin("done")
@@ -270,10 +284,13 @@ def publication(
     made_of: Provenance,
     layout: LayoutName,
     remember: Callable[[str], object] = lambda version: None,
-    gates: Sequence[Gate] = (),
+    gates: Sequence[Gate] | None = None,
+    *,
+    keeps_waiting: bool = False,
 ) -> Iterator[Publication]:
     """Publish the version that *made_of* gives. The block finalizes it, unless it is there (it has no target). Then *remember*
-    is called with its name, the *gates* look at it, and ``latest`` points at it, unless they hold it.
+    is called with its name, the *gates* look at it, if there may be any, and ``latest`` points at it, unless they hold it.
+    *keeps_waiting*: see ``Publication.pass_gates``.
     """
     root, version = output.root, build_id(made_of, layout)
     is_there = is_published(root, version, layout)
@@ -284,10 +301,9 @@ def publication(
             remember(version)
             if is_there:
                 verify(version_store(root, version).url)
-            here.pass_gates(gates)
+            if gates is not None:
+                here.pass_gates(gates, keeps_waiting=keeps_waiting)
             here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
-            if here.decision is not None and here.decision.what == "approved":
-                record_approval(root, version)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tasks.finalize.provenance import build_id, provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
-from tasks.output.held import read_held, withdraw
+from tasks.output.held import read_held, record_decision, settle
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import is_dataset, publish, read_pointer
@@ -77,14 +77,15 @@ def refresh(
     built, began = None, time.monotonic()
     with opened(config, publish_anyway) as output:
         root, pointer, seconds = output.root, output.pointer, output.seconds
-        read_history(root)  # what is wrong with it is told before any work
+        read_history(root)  # what is wrong with it is reported before any work
         held = read_held(root)
+        record_decision(root, held)
         with timed("download", seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
             pinned = pin_sources(config, root)
             found = files_of(pinned)
             known = known_files(found, config.sources, config.slice_bytes, [root])
-            # Lists of copies depend on the slices, which only a file that was cut tells.
+            # Lists of copies depend on the slices, which only a file that was cut says.
             drops = config.documents.duplicates == "drop"
             uncut = {} if all(known) or drops else files_of_origin(root, pointer.version)
             needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
@@ -101,9 +102,11 @@ def refresh(
         old = if_there(root, pointer.version, read_manifest)
         if version == pointer.version and old is not None:
             remember_origin(root, version, config, pinned, files)
-            publish(root, version, pointer.sequence)  # checks the manifest, mends a lost link
+            publish(root, version, pointer.sequence)  # checks the manifest, repairs a lost link
             outcome: Outcome = "unchanged"
-            withdraw(root)
+            settle(root)
+            if output.lineage is not None:
+                output.lineage.made(version, old, is_published=True)
         elif any(version == one.version for one in pointer.withdrawn):
             if old is None:
                 raise ValueError(

@@ -41,7 +41,7 @@ class Base(NamedTuple):
 def base_of(dataset: str | BuildConfig) -> Base:
     """The latest version of what a configuration builds, or the dataset at a path: an output or one of its versions.
 
-    ValueError where there is no dataset, or its settings are not known.
+    ValueError if there is no dataset, or its settings are not known.
     """
     if isinstance(dataset, BuildConfig):
         root = Store.at(dataset.output)

@@ -41,8 +41,8 @@ def lack_of_room(root: Store, needed: int, free: int | None) -> str | None:
 
 
 def warn_of_room(root: Store, missing: Sequence[Slice], encode: Encode, sample: Callable[[], Iterable[str]]) -> None:
-    """Warn if the tokens of the *missing* slices need more room than there is, as a sample of their texts tells. The sample is
-    read only if so many bytes could be too many tokens.
+    """Warn if the tokens of the *missing* slices need more room than there is, as a sample of their texts says. The sample is
+    read only if this many bytes could be too many tokens.
     """
     free, text_bytes = free_space(root), sum(slice_.text_bytes for slice_ in missing)
     if free is None or TOKEN_BYTES * text_bytes <= free:

@@ -38,8 +38,8 @@ READ_AS_A_WHOLE = 4 << 20
 """A source with so little text is tokenized as a whole."""
 LEAST_BATCH = 1 << 14
 SURE = 4.0
-"""Standard errors that an estimate is off by at most, 99 times in 100. It would be 2.7, with pieces as few as these, if they were
-drawn at random: but documents stand in an order, and on the corpus errors were half as large again.
+"""Half the width of the 99 % interval, in standard errors. Pieces drawn at random, as few as these, would need 2.7. Documents are
+in an order, and on the corpus errors were half as large again.
 """
 Counts = npt.NDArray[np.float64]
 
@@ -49,7 +49,7 @@ clock = time.perf_counter
 @dataclass
 class Sample:
     """Counts of the pieces that were read of a source with *total* bytes, as ``Slice.text_bytes`` counts them, of which *seen*
-    are theirs: float64[n] each. *text*: behind all steps, *before* it was more. *sizes*: bytes that the dataset takes for them.
+    are theirs: float64[n] each. *text*: after all steps, *before* it was more. *sizes*: bytes that the dataset takes for them.
     *seconds*: that a byte of *text* takes a thread. *packing*: that a token takes one to be compressed.
     """
 
@@ -66,7 +66,7 @@ class Sample:
     tokens: Counts
 
     def _known(self) -> Counts:
-        """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece tells it exactly;
+        """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece has it exactly;
         its share of the rows is less exact, because documents differ in length.
         """
         plain = self.before + 4 * self.rows
@@ -100,7 +100,7 @@ class Piece(NamedTuple):
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text behind all steps."""
+        """Bytes of text after all steps."""
         return self.tally.text_bytes
 
     @property
@@ -163,7 +163,7 @@ def _sampled(
         limit = min(SAMPLED_BYTES // shares, int(total * SHARE))
         chosen = spread(_pieces(recipe, here, max(limit // PIECES, total // MOST_CUTS)), PIECES)
         most, pieces = limit // len(chosen), []
-        # Documents may be larger than pieces should be: so in turns, until enough is read.
+        # Documents may be larger than pieces should be: so alternately, until enough is read.
         for turn in range(TURNS):
             if sum(piece.before for piece in pieces) < 1.1 * limit:
                 pieces += read(chosen[TURNS - 1 - turn :: TURNS], most, max(most // 4, LEAST_BATCH))
@@ -197,7 +197,7 @@ def _bytes(slices: list[Slice]) -> int:
 
 
 def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None) -> Piece:
-    """Read a part, until *most* bytes of text are there. The time is that behind its first batch, where there are several:
+    """Read a part, until *most* bytes of text are there. The time is that after its first batch, where there are several:
     opening a slice takes a build no time to speak of.
     """
     tally, documents, marks = Tally(), list[TextBatch](), [(0, 0.0)]
@@ -302,7 +302,7 @@ def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -
 
 
 def _packed(spec: ArraySpec, arrays: list[npt.NDArray[Any]]) -> int:
-    """Bytes that an array takes, given in parts; 0 where there is none."""
+    """Bytes that an array takes, given in parts; 0 if there is none."""
     items = np.concatenate([np.empty(0, spec.numpy_dtype), *arrays]).astype(spec.numpy_dtype)
     if spec.zstd_level is None:
         return items.nbytes
@@ -313,7 +313,7 @@ def _packed(spec: ArraySpec, arrays: list[npt.NDArray[Any]]) -> int:
 
 
 def bytes_of_objects(spec: ArraySpec, length: int) -> int:
-    """Bytes that the objects of an array of *length* items have beside its items: indexes, checksums and what fills the last
+    """Bytes that the objects of an array of *length* items have next to its items: indexes, checksums and what fills the last
     chunk, where that is stored as it is.
     """
     chunk_count, object_count = -(-length // spec.chunk_length), -(-length // spec.object_length)

@@ -51,9 +51,9 @@ class Pool(NamedTuple):
     around: Callable[..., contextlib.AbstractContextManager[object]] = lambda items, *shared: contextlib.nullcontext()
     """Context in which a worker does the *items* of a group, such as fetching files ahead."""
     stored: Callable[..., Iterable[str]] = lambda result, *shared: ()
-    """Names below the output of the objects that a result tells of: without them the result is worth nothing."""
+    """Names below the output of the objects that a result reports: without them the result is worth nothing."""
     done: Callable[[Any, Any], Done] = lambda item, result: Done()
-    """Progress that an item and its result stand for, where another process made it."""
+    """Progress that an item and its result stand for, where another person made it."""
 
     @property
     def path(self) -> str:
@@ -77,7 +77,7 @@ class Stage(NamedTuple):
     size: Callable[[Any], int] = lambda _: 0
     """Bytes that an item counts in the stage's progress."""
     pack_bytes: int = 0
-    """Items share a Prefect task until they come to so many bytes: a task costs the server 30 to 50 ms of a core."""
+    """Items share a Prefect task until they come to this many bytes: a task costs the server 30 to 50 ms of a core."""
     pool: Pool | None = None
     is_here: Callable[..., bool] = lambda item, *shared: False
     """Whether an item is under way in this process already: no other one is asked."""
@@ -170,7 +170,7 @@ DUPLICATES = Stage(
     size=attrgetter("shard.text_bytes"),
     pack_bytes=256_000_000,
 )
-"""Part -> the same, without documents whose texts earlier ones have. Its items go in turn."""
+"""Part -> the same, without documents whose texts earlier ones have. Its items go one at a time."""
 
 
 def _is_begun(span: Span, _: Target, assembler: Assembler | None) -> bool:
@@ -241,11 +241,11 @@ class Runner(Protocol):
         ...
 
     def start(self, item: Any, *steps: Step) -> Started:
-        """Begin to take an item through steps, one after the other on the same worker."""
+        """Begin to take an item through steps, in order on the same worker."""
         ...
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        """Take items through a step in this thread, one after the other."""
+        """Take items through a step in this thread, in order."""
         ...
 
 

@@ -28,7 +28,7 @@ from tasks.tokenize.pool import tokenize_pool
 
 Work = Callable[[Step, Any], Any]
 PACK_ITEMS = 100
-"""A task then costs the server little beside its slices, and an error still stops the rest soon."""
+"""A task then costs the server little next to its slices, and an error still stops the rest soon."""
 
 
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
@@ -67,7 +67,7 @@ def task_of(stage: Stage) -> Task[..., Any]:
     settings = {**UNCACHED, **(RETRIES if stage.retries else {})}
     if stage.cache_key:
         settings = {"cache_key_fn": key, "persist_result": True, "result_serializer": "json", "cache_result_in_memory": False}
-    work.__qualname__ = stage.function.__qualname__  # Prefect tells tasks apart by it
+    work.__qualname__ = stage.function.__qualname__  # Prefect distinguishes tasks by it
     return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}{{ways}}", **settings)
 
 
@@ -82,7 +82,7 @@ def told_to(items: Sequence[Any], steps: tuple[Step, ...], work_of: Work = do) -
 
 @dataclass
 class Pack:
-    """Items of one task: one of a usual size, or several of those that are sooner done than a task is told of."""
+    """Items of one task: one of a usual size, or several of those that are sooner done than a task is reported."""
 
     steps: tuple[Step, ...]
     items: list[Any] = field(default_factory=list)
@@ -185,7 +185,7 @@ class PrefectTasks:
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
-        # The tags are those of the run. Tasks with tags wait, one after the other, until the server says that no limit has them.
+        # The tags are those of the run. Tasks with tags wait, in order, until the server says that no limit has them.
         self._held.enter_context(TagsContext(current_tags=set()))
         self._processes = self._held.enter_context(process_pool(self._workers))
         if self._processes is None:

@@ -110,7 +110,7 @@ class _Here(logging.Handler):
 
 def _begin(counts: Any, records: Any, conf: dict[str, Any], keys: tuple[bytes, ...], processes: int) -> None:
     """Make a new process ready for work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells it, too: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals it, too: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     fsspec.config.conf.update(conf)

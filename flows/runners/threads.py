@@ -14,7 +14,7 @@ from tasks.config import available_cores
 from tasks.tokenize.pool import tokenize_pool
 
 ITEMS_OF_A_WORKER = 4
-"""Results are taken in order: behind an item that takes long, workers would soon have done all that was handed out."""
+"""Results are taken in order: after an item that takes long, workers would soon have done all that was handed out."""
 
 
 class Threads:

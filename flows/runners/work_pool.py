@@ -47,7 +47,7 @@ START_WORKER = "prefect worker start --pool flat-tokens-groups --limit 1"
 IDLE = 120.0
 
 RUNS_AT_ONCE = 200
-"""Runs that the API tells of in one answer."""
+"""Runs that the API reports in one answer."""
 
 WAITING = 4
 """Groups that wait for a worker, at least. Beyond these as many wait as run."""
@@ -81,7 +81,7 @@ class _GroupRun:
 
 
 def has_room(states: Sequence[StateType], at_once: int) -> bool:
-    """Whether one more group is handed out beside runs in these *states*, up to *at_once*. No more wait than run, so none waits
+    """Whether one more group is handed out next to runs in these *states*, up to *at_once*. No more wait than run, so none waits
     much longer than one takes: if all were handed out at once, the last ones would be Late in a healthy build.
     """
     waiting = sum(state is StateType.SCHEDULED for state in states)
@@ -144,7 +144,7 @@ class _Item:
 class Groups:
     """Runs the stages that go to a pool in groups on its workers once there are enough items, all else as tasks of this run.
 
-    A run that fell silent is begun again; what it had stored is not made again. A run of a dead build is adopted by the next
+    A run that fell silent is begun again; what it had stored is not rebuilt. A run of a dead build is adopted by the next
     one. No more groups are begun when one has failed for good, and those under way are cancelled.
     """
 
@@ -224,7 +224,7 @@ class Groups:
             raise self._failure
 
     def results_of(self, run: _GroupRun, queue: _Queue) -> tuple[Any, ...]:
-        """Wait for the results of a group of a queue. All that ask are told where one fails for good, or a wait ends early."""
+        """Wait for a group's results. A permanent failure, or a wait that ends early, is raised to every waiter."""
         self.check()
         try:
             while run.results is None:
@@ -270,7 +270,7 @@ class Groups:
             self._warn("idle", "No worker has taken a group for %.0f s. Start one: %s", IDLE, START_WORKER)
 
     def _hear(self, run: _GroupRun, report: Report | None, state: State[Any] | None) -> None:
-        """Go by a group's report; where there is none, or it is stale, by what its run's state says of its process."""
+        """Go by a group's report; if there is none, or it is stale, by what its run's state says of its process."""
         now = time.monotonic()
         if report is not None and report != run.report:
             run.report, run.heard = report, now
@@ -286,7 +286,7 @@ class Groups:
                 self._lose(run, f"{fault.kind}: {fault.message}")
                 return
         if run.state is StateType.CANCELLED:
-            raise RuntimeError(f"{run.group.label} was cancelled. Run the build again to go on behind the last stored shard.")
+            raise RuntimeError(f"{run.group.label} was cancelled. Run the build again to resume after the last stored shard.")
         if run.state in ENDED:
             self._lose(run, f"its run ended as {state.name}: {state.message}" if state else "its run has ended")
             return
@@ -351,7 +351,7 @@ class Groups:
             self._ask(lambda: _add_tag(created, mine))
 
     def _is_stored(self, run: _GroupRun, report: Report) -> bool:
-        """Whether the store has the objects that a report tells of."""
+        """Whether the store has the objects that a report reports."""
         pool = self._queues[run.group.stage].pool
         results = [result_from_json(run.steps, value) for value in report.results or ()]
         return are_there(self._root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
@@ -366,11 +366,11 @@ class Groups:
             idempotency_key=f"{run.digest}-{run.attempt}",
             timeout=0,
         )
-        assert isinstance(created, FlowRun)  # as this is no coroutine
+        assert isinstance(created, FlowRun)  # as this is not a coroutine
         return created
 
     def _states(self) -> dict[UUID, State[Any]]:
-        """States of the runs that are out, as far as the API tells them now."""
+        """States of the runs that are out, as far as the API says them now."""
         ids = [run.id for run in self._out]
         found: dict[UUID, State[Any]] = {}
         try:
@@ -433,7 +433,7 @@ _RAISED = {"ValueError": ValueError, "ValidationError": ValueError, "FileNotFoun
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether asking the API later may mend it."""
+    """Whether asking the API later may repair it."""
     status = error.response.status_code if isinstance(error, PrefectHTTPStatusError) else None
     return isinstance(error, _AWAY) and (status is None or status >= 500 or status == 429)
 

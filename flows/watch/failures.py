@@ -19,7 +19,7 @@ SAID_BEFORE = "Engine execution "
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether an error is fully told by its message."""
+    """Whether an error is fully reported by its message."""
     return isinstance(error, EXPECTED) or type(error).__module__.startswith(FOREIGN) or type(error).__name__ in INTERRUPTS
 
 

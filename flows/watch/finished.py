@@ -19,7 +19,7 @@ RUN = "build {config.name} with {config.tokenizer.name}"
 
 
 def can_record(client: Api) -> bool:
-    """Whether the server takes what ``record`` tells it."""
+    """Whether the server takes what ``record`` says."""
     try:
         return api.is_of_this_release(client)
     except (httpx.HTTPError, ValueError):
@@ -28,7 +28,7 @@ def can_record(client: Api) -> bool:
 
 def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
     """Record a build as a run that has ended well. False, and nothing is recorded, where the server refuses the run."""
-    tags, parameters = tags_of(config), {"config": config.model_dump(mode="json")}
+    tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
     try:
         run = api.begun(client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags]))
     except httpx.HTTPError:

@@ -1,5 +1,5 @@
-"""The page of a version that waits for a person, the artifact ``NAME-held``: what its gates found, and the version beside the one
-that ``latest`` names, in lists, tables and pictures. An event tells the automations of it.
+"""The page of a version that waits for a person, the artifact ``NAME-held``: what its gates found, and the version next to the
+one that ``latest`` names, in lists, tables and pictures. An event reports it to the automations.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
         ["## What the gates found", "", *(f"- {as_markdown(one.sentence)}" for one in held.findings)],
         ["## Decide", "", " or ".join(forms)] if forms else "## Decide",
         ["```", *commands, "```"],
-        "## Beside the latest version",
+        "## Next to the latest version",
         *(_sources(compared, what) for what in ("documents", "tokens", "text_bytes")),
         "Grey is the latest version, blue the one that waits." if compared.before else "",
         _in_pairs("Documents by source", _of_sources(compared, "documents")),
@@ -144,7 +144,7 @@ def _changes(compared: Comparison) -> list[str] | str:
     if compared.before is None:
         return ""
     if compared.documents is None:
-        return "What became of documents could not be told."
+        return "What became of documents is unknown."
     rows: list[Sequence[Any]] = []
     for one in (*compared.documents.by_source, compared.documents.total):
         for kind in ("added", "removed", "changed", "moved"):

@@ -15,7 +15,7 @@ def page(*blocks: str | list[str]) -> str:
 
 
 def table(heads: str, rows: Iterable[Sequence[str | int]]) -> list[str]:
-    """Lines of a table in Markdown. *heads* stand between bars; # stands before that of a column of numbers."""
+    """Lines of a table in Markdown. *heads* stand between bars; # is before that of a column of numbers."""
     columns = heads.split(" | ")
     return [
         f"| {heads.replace('#', '')} |",

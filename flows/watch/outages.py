@@ -18,7 +18,7 @@ from flat_tokens.tools.terminal import duration, one_line
 logger = logging.getLogger(__name__)
 
 TOLD_ELSEWHERE = "FLAT_TOKENS_OUTAGES_TOLD"
-"""Environment variable, 1 where another process of this terminal tells of outages: make serve, for its workers and their runs."""
+"""Environment variable, 1 where another process of this terminal reports outages: make serve, for its workers and their runs."""
 
 OF_PREFECT = ("prefect", "asyncio", "httpx", "websockets")
 OF_THE_WORK = ("prefect.flow_runs", "prefect.task_runs")
@@ -29,11 +29,11 @@ LONG_AFTER = "prefect._internal"
 
 ASK_SECONDS = 2.0
 LATE_SECONDS = 15.0
-"""For so long after an outage parts of Prefect notice that there was one."""
+"""Seconds after an outage during which parts of Prefect notice that there was one."""
 
 
 def gone(url: str) -> str | None:
-    """Why nothing answers at the URL of an API; None where something does, or where that cannot be told."""
+    """Why nothing answers at the URL of an API; None where something does, or where that is unknown."""
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ASK_SECONDS).close()  # noqa: S310  an operator's setting
     except urllib.error.HTTPError as error:
@@ -104,7 +104,7 @@ def is_gone() -> bool:
 
 def outages() -> Outages:
     """The watch over the server that Prefect is set up for, now a filter of the handlers that Prefect logs to a terminal with."""
-    # make serve tells of its own server, and does not wait for Prefect.
+    # make serve reports its own server, and does not wait for Prefect.
     from prefect.logging.configuration import ensure_logging_setup
     from prefect.settings import PREFECT_API_URL
 

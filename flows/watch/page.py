@@ -280,7 +280,7 @@ def _headline(found: Status, run: ListedRun) -> str:
 
 
 def _path(run_id: str) -> str:
-    """Of the page of a run, on whatever host the UI is."""
+    """Path of a run's page, on whatever host the UI is."""
     return f"/runs/flow-run/{run_id}"
 
 

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 UPDATE_SECONDS = 2.5
 POINTS = 200
-"""Of a line of throughput, at most so many are drawn."""
+"""Points of a line of throughput, at most."""
 HEARTBEAT_SECONDS = 30.0
 """The automations take a run for dead after some of these (deployments/automations.yaml)."""
 OURS = ("flat_tokens", "flows", "tasks")
@@ -94,7 +94,7 @@ def dataset_name(path_or_url: str) -> str:
 
 
 def counted(stage: str) -> Callable[[Checked], None]:
-    """Begin a stage. Return a function that tells the meter how far it is."""
+    """Begin a stage. Return a function that reports to the meter how far it is."""
     meter.begin(stage)
     return lambda now: meter.put(stage, now.of, Done(now.byte_count, faults=now.faults))
 
@@ -140,7 +140,7 @@ def logged() -> Iterator[None]:
 def alive() -> Iterator[None]:
     """Tell the automations every half minute that the run is alive, and at the end of the block that no heartbeat need follow.
     Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
-    behind its start, and that up to 15 minutes behind, where a schedule made the run (no event tells of that).
+    after its start, and that up to 15 minutes late, where a schedule made the run (no event reports that).
     """
     run = flow_run()
     of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
@@ -225,7 +225,7 @@ class _Shown:
         self._seen = now.stage, second, done
 
     def _stages(self) -> list[Progress]:
-        """Those of the meter, behind those of which it knows nothing any more: a run may begin several things."""
+        """Those of the meter, after those of which it knows nothing any more: a run may begin several things."""
         stages = meter.stages()
         known = {one.stage for one in stages}
         return [*(last for stage, last in self._last.items() if stage not in known), *stages]

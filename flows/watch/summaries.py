@@ -168,7 +168,7 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         _steps(config, result.totals["documents"]),
         _duplicates(config, documents),
         f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
-        f"Mended: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
+        f"Repaired: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
         "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
         _seconds(result.seconds),
@@ -190,7 +190,7 @@ def _of_source(row: dict[str, Any], link_to: str | None) -> str:
 
 
 def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
-    """A table of the steps of a build: the texts that each left out or changed; nothing where there are no steps."""
+    """A table of the steps of a build: the texts that each left out or changed; nothing if there are no steps."""
     rows: list[Sequence[str | int]] = []
     for step in config.documents.opened().described:
         name = step["name"]
@@ -228,7 +228,7 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
         table("source | #documents | #tokens", sources),
         f"{documents['written']:,} of {documents['read']:,} documents. Left out: {_counts(documents['skipped']) or 'none'}.",
         _repeated(documents),
-        f"{result.not_found:,} of the list are no document's." if result.not_found else "",
+        f"{result.not_found:,} of the list belong to no document." if result.not_found else "",
         _seconds(result.seconds),
     )
 
@@ -282,7 +282,7 @@ def checked(name: str, level: str, found: Verification | DamagedError, how_far: 
     return page(f"# {as_markdown(name)}", result, details, speed)
 
 
-BESIDE = "Its card and manifest lie there: `README.md`, `manifest.json`."
+BESIDE = "Its card and manifest are there: `README.md`, `manifest.json`."
 DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and token by token"}
 
 

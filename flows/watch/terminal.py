@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 10.0
 TELLING_SECONDS = 2.0
-"""A server that answers has been told the rest of a run before."""
+"""A server that answers has the rest of a run before."""
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 STYLES = {"name": "bold", "stage": "cyan", "bar": "green", "share": "bold", "left": "bold"}
 """Of the parts of a line that have one. Colours are left out as NO_COLOR and TERM say."""
@@ -53,7 +53,7 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text  # as above
 
-        columns = options.max_width - len("^C")  # which the terminal writes behind it
+        columns = options.max_width - len("^C")  # which the terminal writes after it
         parts = fitting(meter.read(), self._name, columns, has_server=self._has_server)
         text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
         text.truncate(columns)

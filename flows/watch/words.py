@@ -43,7 +43,7 @@ def tolerated(what: str) -> Iterator[None]:
 
 
 def not_shown(what: str, error: Exception) -> None:
-    """Log that something could not be shown, unless the server is away: that is told as such."""
+    """Log that something could not be shown, unless the server is away: that is reported as such."""
     if not outages().is_on():
         logger.warning("The %s could not be shown: %s", what, error)
 
@@ -54,8 +54,8 @@ def percent(now: Progress) -> float:
 
 
 def describe(now: Progress, over: str | None = None) -> str:
-    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211.0 MB/s``. The card it stands on shows how it begins.
-    The time that is left is not told before it is known, nor of what is *over*: ``Stopped at 45%: ...``.
+    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211.0 MB/s``. The card it is on shows how it begins.
+    The time that is left is not reported before it is known, nor of what is *over*: ``Stopped at 45%: ...``.
     """
     left = f", {duration(now.left)} left" if now.left is not None and not over else ""
     at = f"{over} at " if over else ""

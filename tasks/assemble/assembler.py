@@ -26,7 +26,7 @@ from tasks.parts.part import Part, ShardPart
 
 
 class Writing(Protocol):
-    """A span that is being written."""
+    """A span in progress."""
 
     def result(self) -> Written: ...
 
@@ -64,7 +64,7 @@ class ColumnTypes:
             if fits is None:
                 raise ValueError(
                     f"column {name!r} is {self._kinds[name]} in {self._files[self._first[name]]} and {kind} in "
-                    f"{self._files[part.file]}. Mend one of them, or leave the column out of source.keep_columns."
+                    f"{self._files[part.file]}. Repair one of them, or leave the column out of source.keep_columns."
                 )
             if fits != self._kinds[name]:
                 self._kinds[name], self._first[name] = fits, part.file

@@ -21,7 +21,7 @@ from tasks.parts.part import ShardPart
 from tasks.shards.stream import BrokenStreamError
 
 BACKLOG = 2
-"""Parts that wait for their split's thread when it begins one span more. A thread that is further behind leaves spans to the
+"""Parts that wait for their split's thread when it begins one span more. A thread that is late leaves spans to the
 workers.
 """
 SMALL_TOKENS = 1 << 16
@@ -49,7 +49,7 @@ class SpanWriter:
     """One thread, which writes spans of one split's tokens, one after another.
 
     Whoever waits for it waits on something that its failure ends, too: it marks the writer as broken, which wakes those that wait
-    for room, and gives up the spans behind the failed one, which ends the wait for their marks.
+    for room, and gives up the spans after the failed one, which ends the wait for their marks.
     """
 
     def __init__(self, split: Split, target: Target, streams: bool) -> None:
@@ -131,7 +131,7 @@ class SpanWriter:
         try:
             written, length = begun.written.result()
         except (OSError, CancelledError):
-            return None  # the span is written again, by a task that says what is wrong
+            return None  # the span is rewritten, by a task that says what is wrong
         check_length(span, length)
         return written
 

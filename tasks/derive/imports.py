@@ -103,12 +103,12 @@ def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObje
 
 
 def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
-    """The files of a split, told by their names."""
+    """The files of a split, reported by their names."""
     return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
 
 
 def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames = ()) -> TokenShard:
-    """The tokens of a part: those that are stored or that a version holds, if they are whole, else written now."""
+    """The tokens of a part: those that are stored or that a version holds, if they are complete, else written now."""
     key = digest_of(part.inputs())
     stored = load_or_published(workspace.root, versions, key)
     if stored is not None:

@@ -37,7 +37,7 @@ class Input(Model):
     manifest_sha256: str | None = None
     digest: str = Field(description="Of its manifest; where it has none, of all that is stored of its splits")
     layout: LayoutName | None = None
-    tokenizer: dict[str, Any] = Field({}, description="As its manifest has it; empty where there is no record")
+    tokenizer: dict[str, Any] = Field({}, description="As its manifest has it; empty if there is no record")
     documents: dict[str, Any] | None = Field(None, description="The policy for bad documents")
     split: dict[str, Any] | None = Field(None, description="How validation was chosen")
     sources: tuple[dict[str, Any], ...]
@@ -53,7 +53,7 @@ class Input(Model):
         return f"{self.name} ({self.version or self.digest[:16]})"
 
     def facts(self) -> dict[str, Any]:
-        """The record of this input in the manifest of a dataset made of it. It does not say where the input lies."""
+        """The input as the derived manifest records it, without its location."""
         named = self.model_dump(include={"name", "version", "manifest_sha256", "digest", "tokenizer"})
         return {**named, "seq_counts": self.seq_counts, "token_counts": self.token_counts}
 

@@ -128,7 +128,7 @@ class Listed(NamedTuple):
         return {"count": len(self.keys), "sha256": hashlib.sha256(self.keys.astype("<u8").tobytes()).hexdigest()}
 
     def save(self, path: Path) -> None:
-        """Save the keys for the tasks, and beside them a file that notes which ones were found: a byte for each."""
+        """Save the keys for the tasks, and next to them a file that notes which ones were found: a byte for each."""
         np.save(path, self.keys)
         path.with_suffix(".found").write_bytes(bytes(len(self.keys)))
 

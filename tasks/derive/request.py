@@ -18,7 +18,7 @@ Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
 
 class Merge(Model):
-    """All documents of several datasets, one behind the other, split by split."""
+    """All documents of several datasets, in order, split by split."""
 
     operation: Literal["merge"] = "merge"
     allow_different_tokenizers: bool = Field(False, description="Or where it is not known that they are the same")
@@ -37,7 +37,7 @@ class Subset(Model):
     fraction: Share | None = Field(
         None, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
     )
-    count: Whole | None = Field(None, ge=0, description="A sample of so many documents of each split")
+    count: Whole | None = Field(None, ge=0, description="A sample of this many documents of each split")
     seed: Seed = Field(0, description="Another seed draws another sample")
     split: Split | None = Field(None, description="Filter this split alone; the other one stays as it is")
     drop: Split | None = Field(None, description="Leave this split empty")

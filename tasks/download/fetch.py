@@ -37,7 +37,7 @@ UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
 PARQUET = b"PAR1"
 END_BYTES = 1 << 20
-"""In most cases, all of a Parquet file that stands behind its data."""
+"""In most cases, all of a Parquet file that stands after its data."""
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
@@ -95,15 +95,15 @@ def bytes_to_cut(found: FoundFile) -> int:
 
 
 def _told_digest(found: FoundFile) -> str:
-    """The digest of a Parquet file whose store tells it and its size; empty otherwise."""
+    """The digest of a Parquet file whose store says it and its size; empty otherwise."""
     is_parquet = bool(found.size) and found.name.lower().endswith(".parquet")
     return (found.content or "").partition("sha256:")[2] if is_parquet else ""
 
 
 @contextlib.contextmanager
 def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
-    """The end of a Parquet file whose store tells the digest: it says where to cut the file. It stands in a file of the same
-    size with a hole, until the block ends. None where that cannot be had; fetching the whole file then tells why.
+    """The end of a Parquet file whose store says the digest: it says where to cut the file. It is in a file of the same
+    size with a hole, until the block ends. None where that cannot be had; fetching the complete file then raises why.
     """
     if not (digest := _told_digest(found)) or found.size is None:
         yield None
@@ -132,7 +132,7 @@ def halves_in(files: Path) -> Iterator[Path]:
 
 
 def _end_of_parquet(store: Store, size: int) -> bytes:
-    """The end of a Parquet file of *size* bytes, behind its data."""
+    """The end of a Parquet file of *size* bytes, after its data."""
     end = store.read_range("", max(0, size - END_BYTES), size)
     length = int.from_bytes(end[-8:-4], "little") + 8
     if end[-4:] != PARQUET or not 12 <= length <= size - len(PARQUET):
@@ -183,7 +183,7 @@ def _settle(temporary: Path, target: Path, sha256: str) -> Path:
 
 
 def _noted(note: Path, target: Path | None = None) -> Path | None:
-    """*target*, or a file named by its digest, if it is whole: it has the digest that is in *note*. None otherwise."""
+    """*target*, or a file named by its digest, if it is complete: it has the digest that is in *note*. None otherwise."""
     try:
         sha256 = read_json(Store.at(note.parent), note.name)["sha256"]
         path = target or note.with_name(f"{sha256}.raw")

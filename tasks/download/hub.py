@@ -403,7 +403,7 @@ def _explained(error: BaseException, what: str, revision: str | None, may_pass: 
         return f"{what} is gated. Ask for access on its page, and set HF_TOKEN to a token of the account that has it."
     if isinstance(telling, errors.RevisionNotFoundError):
         return f"{what} has no revision {revision!r}. Set source.hub.revision to a branch, tag or commit of it."
-    if isinstance(error, errors.RemoteEntryNotFoundError):  # deeper in the chain it is a file that one may do without
+    if isinstance(error, errors.RemoteEntryNotFoundError):  # deeper in the chain it is a file that one does not need
         return f"{what} has no such file at revision {revision!r} ({_brief(telling)}). Check the name."
     if isinstance(telling, errors.RepositoryNotFoundError):
         return f"there is no {what} at {hub}, or it is private. Check the name, and HF_TOKEN if it is private."

@@ -10,7 +10,9 @@ from tasks.models import FileRange, Slice
 SMALL_PART = 8
 """A file with no more text than this part of a slice joins a run."""
 MEAN_PART = 4
-"""The part of a slice that a run has on average. A changed file costs the reading of its run, but each run is stored apart."""
+"""The part of a slice that a run has on average. A changed file costs the reading of its run, but each run is stored
+separately.
+"""
 MOST_FILES = 1 << 17
 """Files of a slice, at most."""
 

@@ -41,7 +41,7 @@ CHECK_ACCESS = "Check the address, the network, and the credentials in the envir
 
 
 def resolve_source(source: Source, index: int) -> PinnedSource:
-    """The files of a source, ordered by name. ValueError where there are none, or where one must not be read."""
+    """The files of a source, ordered by name. ValueError if there are none, or where one must not be read."""
     template = None if source.chat_template is None else local_path(source.chat_template)
     if template is not None and kind_of(template) is None:
         raise ValueError(
@@ -235,7 +235,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     if http and urlsplit(url).path.endswith("/"):
         raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
-    magic = MAGIC - set("?" if http else "")  # behind a question mark stands a query
+    magic = MAGIC - set("?" if http else "")  # after a question mark stands a query
     store = Store.at(url)
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
@@ -300,7 +300,7 @@ def version_of(info: dict[str, Any]) -> str | None:
 
 
 def _http_info(url: str) -> dict[str, Any]:
-    """Name, size and strong ETag of a file, as far as its server tells them."""
+    """Name, size and strong ETag of a file, as far as its server says them."""
     options: dict[str, Any] = {"headers": {"Accept-Encoding": "identity"}, "stream": True, "timeout": TIMEOUT}
     method = "HEAD"
 

@@ -86,7 +86,7 @@ class FileTable:
 
     @classmethod
     def read(cls, root: Store, source: Source, slice_bytes: int) -> FileTable | None:
-        """The table of a source at an output. None where there is none that can be trusted, or for slices of another size."""
+        """The table of a source at an output. None if there is none that can be trusted, or for slices of another size."""
         rows = _read(root, table_key(source))
         if rows is None or rows.schema.metadata.get(SLICE_BYTES) != b"%d" % slice_bytes:
             return None

@@ -31,11 +31,11 @@ from tasks.tokenize.segments import STORED
 Int64s = npt.NDArray[np.int64]
 
 KNOWN = np.dtype([("source", ">u4"), ("digest", STORED["digest"])])
-"""A segment of a source. It is compared as bytes, so its source counts from 1: zeros at the end are no difference."""
+"""A segment of a source. It is compared as bytes, so its source counts from 1: zeros at the end are not difference."""
 
 
 OF_THE_PLACE = ("files", "from", "revision")
-"""Of a source in a manifest, what tells which texts it holds, not what becomes of them."""
+"""Manifest keys of a source that identify its texts (not how they are processed)."""
 
 
 class _ComparedSplit(NamedTuple):
@@ -49,7 +49,7 @@ class _ComparedSplit(NamedTuple):
 
 class _Version(NamedTuple):
     """A version whose documents are compared. ``source_of``: the source of each file, int64[files]. ``rules``: what decides the
-    tokens of a text beside the tokenizer.
+    tokens of a text next to the tokenizer.
     """
 
     names: tuple[str, ...]
@@ -93,7 +93,7 @@ class _Version(NamedTuple):
         first, count = (location.train, location.validation)[split]
         tokens = self.splits[split].tokens
         if not 0 <= first <= first + count <= tokens.seq_count:
-            raise ValueError(f"{tokens.store.url}: its index tells of sequences {first} to {first + count} of {tokens.seq_count}")
+            raise ValueError(f"{tokens.store.url}: its index reports sequences {first} to {first + count} of {tokens.seq_count}")
         return first, count
 
     def sources(self, split: int, documents: Int64s) -> Int64s:
@@ -179,7 +179,7 @@ class _Version(NamedTuple):
 
 
 def document_changes(root: Store, before: str | None, after: str) -> DocumentChanges:
-    """Compare two versions; where there was none *before*, all documents were added. Memory is bounded, however many there are.
+    """Compare two versions; if there was none *before*, all documents were added. Memory is bounded, however many there are.
 
     ValueError for a version that is damaged, FileNotFoundError for one without a record of its documents.
     """
@@ -207,7 +207,7 @@ def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.ND
     found = []
     for side in sides:
         order = np.argsort(side, kind="stable")
-        # segment -> how many like it stand before it
+        # segment -> how many like it are before it
         before = np.arange(len(side)) - np.searchsorted(side[order], side[order])
         is_there = np.empty(len(side), bool)
         is_there[order] = before < counts[side[order]]

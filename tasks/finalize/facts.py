@@ -36,7 +36,7 @@ ALL = Place()
 
 
 class SourceCounts(Model):
-    """Counts of a source in two versions, each (before, now); None where there was none, or nobody knows."""
+    """Counts of a source in two versions, each (before, now); None if there was none, or nobody knows."""
 
     name: str
     documents: tuple[int | None, int | None]
@@ -53,7 +53,7 @@ class LengthCounts(Model):
 
 
 class Comparison(Model):
-    """A version beside the one that ``latest`` names, for people: sources, documents that were left out by reason, lengths, and
+    """A version next to the one that ``latest`` names, for people: sources, documents that were left out by reason, lengths, and
     what became of documents. ``before``: None where ``latest`` names nothing.
     """
 
@@ -66,7 +66,7 @@ class Comparison(Model):
 
 
 class VersionFacts:
-    """What can be told of a version at an output: each thing is looked up when it is first asked for."""
+    """Facts of a version at an output: each is looked up when it is first asked for."""
 
     def __init__(self, root: Store, version: str) -> None:
         self._root, self.version = root, version
@@ -132,7 +132,7 @@ class VersionFacts:
         return rows, nulls, len(np.unique(np.concatenate([seen, *fresh])))
 
     def _values(self, split: str, column: str) -> Iterator[Any]:
-        """The values of a kept column, some at a time. ValueError where there is no such column."""
+        """The values of a kept column, some at a time. ValueError if there is no such column."""
         columns = columns_of(self.store, self.manifest, split)
         if column not in columns.kinds:
             raise ValueError(f"{self.store.url}: keeps no column {column!r}")
@@ -148,7 +148,7 @@ def value_digests(values: Any) -> npt.NDArray[np.uint64]:
 
 
 class Difference:
-    """A version beside the one that ``latest`` names, if it names one. Both are looked at as far as it is needed."""
+    """A version next to the one that ``latest`` names, if it names one. Both are looked at as far as it is needed."""
 
     def __init__(self, root: Store, before: str | None, version: str) -> None:
         self._root = root
@@ -157,7 +157,9 @@ class Difference:
 
     @cached_property
     def documents(self) -> DocumentChanges | None:
-        """The changes of documents. What the version *before* has lost is no fault of the new one: then None, with a warning."""
+        """The changes of documents. What the version *before* has lost is not a fault of the new one: then None, with a
+        warning.
+        """
         before = self.before.version if self.before else None
         try:
             return document_changes(self._root, before, self.now.version)
@@ -166,7 +168,7 @@ class Difference:
             return None
 
     def facts(self, gates: Sequence[Gate]) -> tuple[Facts, Facts | None]:
-        """What the gates look at: of the version, and of the one before."""
+        """The facts for the gates: of the version, and of the one before."""
         now = facts_of(self.now, gates)
         if self.before is None:
             return now, None
@@ -225,7 +227,7 @@ def _in_ranges(before: VersionFacts | None, now: VersionFacts) -> Iterator[Lengt
             try:
                 lengths = one.lengths_of()
             except (OSError, ValueError) as error:
-                logger.warning("The lengths of version %s cannot be told: %s", one.version, error)
+                logger.warning("The lengths of version %s is unknown: %s", one.version, error)
             else:
                 bits = np.ceil(np.log2(lengths.values.astype(np.float64) + 1)).astype(np.int64)
                 for bit, count in zip(bits.tolist(), lengths.counts.tolist(), strict=True):
@@ -248,13 +250,13 @@ def _places(gate: Gate, of: VersionFacts) -> Iterator[Place]:
 
 
 def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Place], int | float | None]:
-    """What gates look at in a version, but for its difference from another one."""
+    """Facts of one version, without its difference from another one."""
     places = ((gate.of, place) for gate in gates if gate.of not in OF_CHANGES for place in _places(gate, of))
     return {(fact, place): _fact(of, fact, place) for fact, place in places}
 
 
 def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[tuple[str, Place], int | float | None]:
-    """The facts *asked* for, of a version that others are compared with. What cannot be told of it is left out."""
+    """The facts *asked* for, of a version that others are compared with. What is unknown of it is left out."""
     found: dict[tuple[str, Place], int | float | None] = {}
     for fact, place in asked:
         if fact in OF_CHANGES or (place.source and place.source not in of.sources):
@@ -262,7 +264,7 @@ def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[t
         try:
             value = _fact(of, fact, place)
         except (OSError, ValueError) as error:
-            logger.warning("%s of version %s cannot be told: %s", fact, of.version, error)
+            logger.warning("%s of version %s is unknown: %s", fact, of.version, error)
             continue
         if value is not None:
             found[fact, place] = value

@@ -44,7 +44,7 @@ def provenance(
         {
             **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
             **({"chat": chat.model_dump(mode="json", exclude_none=True)} if (chat := chats[i]) else {}),
-            **({"steps": list(steps)} if steps else {}),  # beside the source, so that a dataset made of several keeps them
+            **({"steps": list(steps)} if steps else {}),  # next to the source, so that a dataset made of several keeps them
             "from": pin.origin,
             "revision": pin.revision,
             "files": of_source[i],
@@ -80,7 +80,7 @@ def _of_slices(config: BuildConfig, has_runs: bool) -> dict[str, Any]:
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
     """The record of a tokenizer in a manifest."""
     return {
-        # A file's name, not where it lies on this machine; a hub repository's name is whole, and has a revision.
+        # A file's name, not where it is on this machine; a hub repository's name is whole, and has a revision.
         "name": tokenizer.name if tokenizer.revision else PurePath(tokenizer.name).name,
         "digest": tokenizer.digest,
         "highest_id": tokenizer.highest_id,
@@ -140,7 +140,9 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
         "```",
         "",
         'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
-        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) and row.",
+        # These words are bytes of each version: they stay.
+        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) "  # plain: see above
+        "and row.",
         "",
     ]
 

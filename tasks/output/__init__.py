@@ -1,1 +1,1 @@
-"""The things that lie at an output, and the locks and leases on them."""
+"""The things that are at an output, and the locks and leases on them."""

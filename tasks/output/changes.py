@@ -59,7 +59,7 @@ class DocumentChanges(Model):
 
 class Changes(Model):
     """From version *before* (None: there was none) to *after*. ``settings``: what else gives other bytes, as sentences.
-    ``documents``: None where it could not be told, or was not asked for.
+    ``documents``: None where it is unknown, or was not asked for.
     """
 
     before: str | None
@@ -81,7 +81,7 @@ class Changes(Model):
 
 
 def changes_between(before: str | None, old: dict[str, Any] | None, after: str, new: dict[str, Any]) -> Changes:
-    """Compare two manifests; *old* is None where there was no version."""
+    """Compare two manifests; *old* is None if there was no version."""
     then = {source["name"]: source for source in sources_of(old["provenance"])} if old else {}
     now = {source["name"]: source for source in sources_of(new["provenance"])}
     counted_then, counted_now = _counted(old), _counted(new)

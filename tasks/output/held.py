@@ -23,7 +23,7 @@ from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate
 from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
-from tasks.output.history import Decision, Refreshed, remember
+from tasks.output.history import Decision, Refreshed, read_history, remember
 from tasks.output.paths import HELD, RUNS, version_store
 from tasks.output.pointer import Pointer, Seen, is_dataset, look, manifest_digest, pointer_lock, publish, read_pointer, swap
 
@@ -40,7 +40,7 @@ class Rejected(Model):
 
 class Candidate(Model):
     """A version that waits for a person. ``sequence``, ``before``: of the pointer when the gates looked at it. ``gates``: those
-    that did. ``changes``: of documents, None where they could not be told.
+    that did. ``changes``: of documents, None where they are unknown.
     """
 
     version: Name
@@ -55,10 +55,6 @@ class Candidate(Model):
     changes: DocumentChangeCounts | None = None
     decision: Decision | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        return self.decision is None
-
 
 class Held(Model):
     """The content of ``held.json``. ``candidate``: what was held last."""
@@ -70,12 +66,17 @@ class Held(Model):
     def rejected_names(self) -> set[str]:
         return {one.version for one in self.rejected}
 
+    @property
+    def names_of_versions(self) -> set[str]:
+        """Versions of which somebody has to decide, or did."""
+        return self.rejected_names | ({self.candidate.version} if self.candidate else set())
+
     def as_json(self) -> bytes:
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
 def read_held(root: Store) -> Held:
-    """What the record says, whatever became of it since. ValueError, naming it, where it is none."""
+    """The record, whatever became of the version since. ValueError, naming it, where it is none."""
     return _parse(root, look(root, HELD).data)
 
 
@@ -118,14 +119,19 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
             "run it again to compare it with that."
         )
     if not is_dataset(root, candidate.version):
-        raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it anew.")
+        raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it again.")
     return now
 
 
-def withdraw(root: Store) -> None:
-    """Let nothing wait any more: the sources do not give it now."""
-    if look(root, HELD).data is not None:
-        _change(root, lambda held: held.model_copy(update={"candidate": None}))
+def settle(root: Store) -> None:
+    """The sources give the latest version again: let no other one wait."""
+
+    def after(held: Held) -> Held:
+        is_waiting = held.candidate is not None and held.candidate.decision is None
+        return held.model_copy(update={"candidate": None}) if is_waiting else held
+
+    if read_held(root).candidate is not None:
+        _change(root, after)
 
 
 def forgive(root: Store, version: str) -> None:
@@ -136,7 +142,9 @@ def forgive(root: Store, version: str) -> None:
 
 
 def _change(root: Store, after: Callable[[Held], Held]) -> Held:
-    """Replace the record by what *after* makes of it, and return that. Other machines may do so at the same time."""
+    """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine replaced it
+    first.
+    """
     with pointer_lock(root):
         while True:
             seen: Seen = look(root, HELD)
@@ -199,7 +207,7 @@ def reject(root: Store, name: str | None, why: str, by: str | None = None) -> De
 def _named(root: Store, name: str | None, what: str) -> Candidate:
     """The candidate of that name. ValueError where another one waits, or none."""
     pointer, found = read_pointer(root), read_held(root).candidate
-    listed = f"python -m flows status {shlex.quote(root.url)} tells what is there."
+    listed = f"python -m flows status {shlex.quote(root.url)} says what is there."
     if name is not None:
         check_name(name)
     if found is None or (name is not None and not found.version.startswith(name)):
@@ -253,7 +261,7 @@ def _decide(
 
 
 def who() -> str:
-    """Who runs this process, as far as the system knows: NAME@HOST."""
+    """The user of this process, as far as the system knows: NAME@HOST."""
     try:
         return f"{getpass.getuser()}@{platform.node()}"
     except (OSError, KeyError):  # a user without a name
@@ -266,25 +274,23 @@ def _record_key(decided: Candidate) -> str:
 
 
 def is_recorded(root: Store, decided: Candidate) -> bool:
-    """Whether a decision is among the runs."""
-    return root.exists(_record_key(decided))
+    """Whether a decision is in the history, where it is recorded last."""
+    return any(one.decision == decided.decision for one in read_history(root))
 
 
-def record_approval(root: Store, version: str) -> None:
-    """Record the approval of a version that a refresh has published because whoever approved it was killed."""
-    found = read_held(root).candidate
-    if found is not None and found.version == version and found.decision is not None and not is_recorded(root, found):
+def record_decision(root: Store, held: Held) -> None:
+    """Record the decision of the version that was held last, if whoever made it was killed before that."""
+    found = held.candidate
+    if found is not None and found.decision is not None and not is_recorded(root, found):
         record(root, found, read_pointer(root))
 
 
 def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
-    """Record a decision in the history and, last, among the runs. Done again, it is there once."""
+    """Record a decision among the runs and, last, in the history. Done again, it is there once."""
     assert decided.decision is not None
     counts: dict[str, Any] = dict.fromkeys(("added", "removed", "changed", "moved"))
     if decided.changes is not None:
         counts = decided.changes.model_dump(include={*counts})
-    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
-    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))
     facts: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(),
         "host": platform.node(),
@@ -298,3 +304,5 @@ def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
         if root.is_local and pointer.version is not None:
             facts["history_sha256"] = history_digest(read_json(root, POINTER))
         root.put(_record_key(decided), (json.dumps(facts, indent=2) + "\n").encode())
+    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
+    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))

@@ -19,7 +19,7 @@ KEPT = 1000
 
 
 class Decision(Model):
-    """What a person decided of a version that gates held back, when, who it was, and why."""
+    """A person's decision on a version that gates held back: when, who and why."""
 
     what: Literal["approved", "rejected", "published anyway"]
     at: datetime
@@ -29,7 +29,7 @@ class Decision(Model):
 
 class Refreshed(Model):
     """A refresh that published a version, or a decision of one that was held. ``documents``, ``tokens``: of the version.
-    ``added`` and so on count documents, and are None where they could not be told. ``text_bytes_tokenized``: 0 where all tokens
+    ``added`` and so on count documents, and are None where they are unknown. ``text_bytes_tokenized``: 0 where all tokens
     were there.
     """
 
@@ -65,7 +65,7 @@ def remember(root: Store, refresh: Refreshed) -> None:
             seen = look(root, REFRESHES)
             before = _parse(root, seen.data)
             if refresh.decision is not None and any(one.decision == refresh.decision for one in before):
-                return  # a death behind this line is why it comes again
+                return  # a death after this line is why it comes again
             kept = (*before, refresh)[-KEPT:]
             lines = (one.model_dump_json(exclude=None if one.decision else {"decision"}) + "\n" for one in kept)
             if swap(root, REFRESHES, seen, "".join(lines).encode()):

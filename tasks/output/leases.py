@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 60.0
 EXPIRY_SECONDS = 600.0
-"""A lease that was not renewed for so long belongs to a dead process, or to a clock that is as wrong."""
+"""A lease that was not renewed for this long belongs to a dead process, or to a clock that is as wrong."""
 
 LEAVING_SECONDS = 10.0
 WAIT_SECONDS = 1.0
@@ -143,7 +143,7 @@ def _lease(root: Store, what: str) -> Iterator[None]:
     finally:
         try:
             replace(root, patience=LEAVING_SECONDS).remove_object(key)
-        except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is told
+        except Exception as error:  # noqa: BLE001  # as above; what was done is done, and what went wrong is what is reported
             logger.warning("The lease %s could not be removed, and expires: %s", root.path(key), brief(error))
 
 

@@ -1,8 +1,9 @@
-"""Names of what lies at an output. Those that readers share are from ``flat_tokens.manifest``."""
+"""Names of what is at an output. Those that readers share are from ``flat_tokens.manifest``."""
 
 from __future__ import annotations
 
 from flat_tokens.manifest import CACHE as CACHE
+from flat_tokens.manifest import HELD as HELD
 from flat_tokens.manifest import LINK, POINTER
 from flat_tokens.manifest import RECEIPT as RECEIPT
 from flat_tokens.manifest import RUNS as RUNS
@@ -25,7 +26,6 @@ GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
 LOCK = ".latest.lock"
-HELD = "held.json"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 
@@ -38,7 +38,7 @@ KINDS = {
 
 
 def check_places(root: Store) -> None:
-    """Refuse a local output where something else stands in place of what it consists of, such as a link of a directory."""
+    """Refuse a local output where something else is in place of what it consists of, such as a link of a directory."""
     for name, kind in KINDS.items() if root.is_local else ():
         if (found := kind_of(root.path(name), follow_links=False)) not in (None, kind):
             raise ValueError(f"{root.path(name)}: is a {found} instead of a {kind}. Move it away and run again.")
@@ -50,7 +50,7 @@ def version_key(version: str) -> str:
 
 
 def version_store(root: Store, version: str) -> Store:
-    """The store of a version. Its ``url`` is the path or URL that people are told."""
+    """The store of a version. Its ``url`` is the path or URL that people see."""
     return root / VERSIONS / version
 
 

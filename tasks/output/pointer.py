@@ -125,8 +125,8 @@ def manifest_digest(root: Store, version: str) -> str:
 
 
 def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
-    """Replace the pointer by what *after* makes of it. Return the pointer as it is then. *after* is called again where another
-    machine was faster; it raises where that changes everything.
+    """Compare-and-swap the pointer with ``after(pointer)``, and return the new one. Retried when another machine moved it first;
+    *after* raises if that makes the move wrong.
     """
     with pointer_lock(root):
         while True:
@@ -146,7 +146,7 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
         seen_now = look(root, POINTER)
         if before.version is not None and _parse(root, seen_now.data) == now:
             swap(root, POINTER, seen_now, before._replace(sequence=now.sequence + 1).json())
-        raise ValueError(f"{root.url}: version {now.version} has just been removed. Run the build again to make it anew.")
+        raise ValueError(f"{root.url}: version {now.version} has just been removed. Run the build again to make it again.")
     return now
 
 
@@ -197,7 +197,7 @@ def is_dataset(root: Store, version: str) -> bool:
 
 @contextlib.contextmanager
 def pointer_lock(root: Store) -> Iterator[None]:
-    """Let this machine's processes move the pointer and write records one after the other. What dead ones left is mended."""
+    """Let this machine's processes move the pointer and write records in order. What dead ones left is repaired."""
     if not root.is_local:
         yield
         return
@@ -207,14 +207,14 @@ def pointer_lock(root: Store) -> Iterator[None]:
         for directory in ("", PINS, ORIGINS, RUNS):
             for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, directory)):  # its process is dead, for it had the lock
                 root.remove(f"{directory}/{name}".lstrip("/"))
-        with contextlib.suppress(ValueError):  # who needs the pointer tells what is wrong with it
+        with contextlib.suppress(ValueError):  # who needs the pointer says what is wrong with it
             if (version := read_pointer(root).version) and is_dataset(root, version):
                 _link_latest(root, version)
         yield
 
 
 class Seen(NamedTuple):
-    """An object as it was: its bytes, None where there was none, and the store's own name for that state."""
+    """An object as it was: its bytes, None if there was none, and the store's own name for that state."""
 
     data: bytes | None
     state: str | None
@@ -246,7 +246,7 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     if root.is_local:
         root.put(key, data)
         return True
-    if place := signing.place_of(root.path(key)):  # signed first, beside what other processes are about to write
+    if place := signing.place_of(root.path(key)):  # signed first, next to what other processes are about to write
         beside = key + signing.SIGNATURE
         while not swap(root, beside, there := look(root, beside), signing.with_signature(there.data or b"", place, data)):
             pass

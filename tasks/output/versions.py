@@ -64,7 +64,7 @@ class Version(Model):
 
 
 class Origin(Model):
-    """The origin of a version: its settings, as they were when its sources last gave it. It lies beside the version, whose bytes
+    """The origin of a version: its settings, as they were when its sources last gave it. It is next to the version, whose bytes
     know of no place or time. ``at``: when they first gave it; ``looked_up``: when they last did.
     """
 
@@ -121,7 +121,7 @@ def list_versions(root: Store) -> list[Version]:
 
 
 def if_there(root: Store, version: str | None, look: Callable[[Store], T]) -> T | None:
-    """The value that *look* gives of a version; None where there is none, or another process has just removed it."""
+    """The value that *look* gives of a version; None if there is none, or another process has just removed it."""
     if version is None or not is_dataset(root, version):
         return None
     try:
@@ -168,7 +168,7 @@ def describe(root: Store, store: Store, pointer: Pointer, held: Held) -> Version
 
 
 def changed_at(info: dict[str, Any]) -> datetime | None:
-    """When an object was last written, as its store tells it."""
+    """When an object was last written, as its store says it."""
     for name in ("LastModified", "mtime", "updated", "created"):
         value = info.get(name)
         if isinstance(value, datetime):
@@ -181,7 +181,7 @@ def changed_at(info: dict[str, Any]) -> datetime | None:
 
 
 def find_version(root: Store, name: str) -> str:
-    """The published version of that name, or the only one whose name begins with it. ValueError where there is none."""
+    """The published version of that name, or the only one whose name begins with it. ValueError if there is none."""
     check_name(name)
     if is_dataset(root, name):
         return name
@@ -201,7 +201,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     """
     if (seen := read_pointer(root)).version is None:
         raise ValueError(f"{root.url}: nothing was ever published here, so there is nothing to go back to")
-    with pointer_lock(root):  # which mends what a rollback before left undone
+    with pointer_lock(root):  # which repairs what a rollback before left undone
         seen = read_pointer(root)
     before = [one.version for one in seen.former if is_dataset(root, one.version)]
     if name is None and not before:

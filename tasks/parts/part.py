@@ -95,7 +95,7 @@ class InputPart(Position):
 
     kind: Literal["input"] = "input"
     location: str = Field(description="The input's")
-    foreign: bool = Field(description="Written by somebody else: read as its writer cut it, and kept by caches")
+    foreign: bool = Field(description="Written by another project: read as its writer cut it, and kept by caches")
     split: Split
     number: int = Field(description="Among the parts of its split")
     start: int

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.stored import StoredArray
 
 MAX_SLICES_OF_A_BLOCK = 512
-"""Of more runs, as many short documents make them, the items are chosen by a mask, which takes as long for any number."""
+"""Above this many runs (many short documents) a boolean mask is faster than slicing."""
 
 
 LONG_RUN = 1 << 17
@@ -38,7 +38,7 @@ FROM_STORE = Reads(1 << 20, None)
 
 
 class _Block(NamedTuple):
-    """Tokens ``begin:end`` of a shard that are read at once, and the runs ``first:last`` that lie in them."""
+    """Tokens ``begin:end`` of a shard that are read at once, and the runs ``first:last`` that are in them."""
 
     begin: int
     end: int
@@ -90,7 +90,7 @@ def read_runs(
 def runs_in_memory(
     parts: Sequence[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[Any]]:
-    """The items of the same runs where they are in memory, in parts one behind the other."""
+    """The items of the same runs where they are in memory, in parts in order."""
     borders = np.cumsum([0, *map(len, parts)])
     firsts = np.searchsorted(ends, borders[:-1], "right").tolist()
     lasts = np.searchsorted(begins, borders[1:], "left").tolist()

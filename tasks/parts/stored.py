@@ -90,7 +90,7 @@ class KnownStore(Store):
 
     known: Mapping[str, StoredObject] = field(default_factory=dict, repr=False)
     turn: int = 0
-    """Threads that read the same objects do so in turn: the first one asks for all of them."""
+    """Threads that read the same objects take turns: the first one asks for all of them."""
 
     @classmethod
     def of(cls, root: Store, directory: str, objects: Iterable[StoredObject], likely: Iterable[bytes]) -> KnownStore:
@@ -119,7 +119,7 @@ class KnownStore(Store):
             missing = {key: stored for key, stored in wanted.items() if key not in found}
             for (key, stored), data in zip(missing.items(), _ask(super().read_ranges, missing), strict=True):
                 if isinstance(data, bytes) and _kept.keep(data, stored.kind) != stored.digest:
-                    raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is made anew.")
+                    raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is rebuilt.")
                 found[key] = data
         return found
 
@@ -150,13 +150,13 @@ def _ask(
 
 
 def document_spec(layout: Layout) -> ArraySpec:
-    """How the arrays beside the tokens are stored: one uint64 a document."""
+    """How the arrays next to the tokens are stored: one uint64 a document."""
     starts = layout.seq_starts
     return ArraySpec("uint64", "document", starts.zarr_format, starts.object_length, starts.chunk_length, 1)
 
 
 class DocumentArrays(NamedTuple):
-    """Arrays beside a shard's tokens, with an entry for each sequence: its document's key, and its row within the slice."""
+    """Arrays next to a shard's tokens, with an entry for each sequence: its document's key, and its row within the slice."""
 
     key: StoredArray
     row: StoredArray

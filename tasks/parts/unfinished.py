@@ -1,7 +1,7 @@
 """Documents whose tokens are in the unfinished version that they were made for, and nowhere else.
 
 Such a shard has one object of its own: the entries of its documents. Its receipt says where the tokens are, a range in each
-split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is whole; then it moves to its
+split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is complete; then it moves to its
 place.
 """
 
@@ -28,7 +28,7 @@ from tasks.parts.runs import runs_in_memory
 from tasks.parts.stored import shard_columns
 
 STREAMED: LayoutName = "mmap"
-"""The layout that tokens are streamed into: a part of a raw object can be read before it is whole."""
+"""The layout that tokens are streamed into: a part of a raw object can be read before it is complete."""
 CHECKSUM_BYTES = 4
 """After each chunk of an object."""
 ENTRIES = "entries"
@@ -40,7 +40,8 @@ def may_stream(root: Store, layout: LayoutName, documents: DocumentPolicy, *, he
     """Whether tokens go straight into the version, so that slices have no shards of their own. Not where
 
     - other machines tokenize, rather than this one (*here*);
-    - the output is remote, or the layout compresses its objects: a killed build would lose what an object has before it is whole;
+    - the output is remote, or the layout compresses its objects: a killed build would lose what an object has before it is
+    complete;
     - duplicates are dropped: the next build may need a document that this version leaves out.
     """
     return here and root.is_local and layout == STREAMED and documents.duplicates != "drop"
@@ -121,7 +122,7 @@ def unfinished_items(root: Store, location: UnfinishedLocation, split: str, name
 
 
 def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n: int) -> memoryview:
-    """An object of the version, whole or not. It moves to its place when it is whole, never back."""
+    """An object of the version, whole or not. It moves to its place when it is complete, never back."""
     whole = f"{version_key(location.version)}/{split}/{name}/{LAYOUTS[STREAMED].encoded_tokens.object_key(n)}"
     for key in (unfinished_key(location.attempt, split, name, n), whole):
         try:

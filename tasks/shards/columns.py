@@ -18,7 +18,7 @@ FORMER = "documents/columns.former"
 
 
 class ShardColumns:
-    """Writes the kept columns of a shard in a staging directory. What was written is written again where a later row shows that a
+    """Writes the kept columns of a shard in a staging directory. What was written is rewritten where a later row shows that a
     column is of another kind, which happens twice a column at most.
     """
 

@@ -1,7 +1,7 @@
 """Indexes: which slices and segments a version holds, so that their tokens are neither stored nor made a second time.
 
 An index is one object for each version, written before the version is committed. It is a shortcut: where it is missing, what it
-knew is tokenized again. What it leads to is checked against the version's manifest before it is used.
+knew is tokenized again. What it leads to be checked against the version's manifest before it is used.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class IndexEntry(NamedTuple):
 
 
 def write_index(root: Store, version: Name, entries: Iterable[IndexEntry]) -> None:
-    """Write the index of a version that holds shards one behind the other. Shards with digests of texts are kept beside it: it
+    """Write the index of a version that holds shards in order. Shards with digests of texts are kept next to it: it
     may lack some of their documents, and another version may need these, and the digests of all.
     """
     shards: dict[str, TokenShard] = {}
@@ -178,7 +178,7 @@ class StoredTokens:
 
     @functools.cached_property
     def _kept(self) -> dict[str, TokenShard]:
-        """The shards that are kept beside the versions, by their keys."""
+        """The shards that are kept next to the versions, by their keys."""
         return {shard.key: shard for index in self._indexes for shard in index.kept}
 
     def shard(self, key: str) -> TokenShard | None:
@@ -284,9 +284,9 @@ class StoredTokens:
                         if not self._checked[where]:
                             raise ValueError(f"{store.path(key)} is not what was published")
                     if not self._checked[where]:
-                        return False  # it was told before
+                        return False  # it was reported before
         except (*NO_OBJECT, ValueError) as problem:
-            logger.warning("Version %s is not trusted, and what it holds is made again: %s", version, problem)
+            logger.warning("Version %s is not trusted, and what it holds is rebuilt: %s", version, problem)
             return False
         return True
 
@@ -309,7 +309,7 @@ def objects_of(
         # Both splits are opened, whichever has the documents.
         yield from (f"{split}/{key}" for key in group_metadata(layout.zarr_format, {}))
         if first + count > totals["seq_count"]:
-            raise ValueError(f"its index tells of {first + count} sequences of {split}, but there are {totals['seq_count']}")
+            raise ValueError(f"its index reports {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
         for column in ("key", "file", "row") if location.first_file is not None else ("key", "row"):
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)

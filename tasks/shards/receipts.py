@@ -59,9 +59,9 @@ def load_shard(root: Store, key: str) -> TokenShard | None:
         return _read_shard(root, key)
     with repairing(root):
         try:
-            return _read_shard(root, key)  # another process may have mended it meanwhile
+            return _read_shard(root, key)  # another process may have repaired it meanwhile
         except ValueError as problem:
-            logger.warning("Token shard %s is not trusted and is built again: %s", key[:12], problem)
+            logger.warning("Token shard %s is not trusted and is rebuilt: %s", key[:12], problem)
             put_aside(root, key)
     return None
 
@@ -93,7 +93,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
 
 @contextlib.contextmanager
 def repairing(root: Store) -> Iterator[None]:
-    """Let processes of this machine move damaged shards aside one after the other: none takes one that another just mended."""
+    """Let processes of this machine move damaged shards aside in order: none takes one that another just repaired."""
     if not root.is_local:
         yield
         return

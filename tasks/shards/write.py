@@ -356,7 +356,7 @@ def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenSh
         # Left by a dead process, or being written by another one at this moment.
         if _is_whole(root / shard_key(draft.key), draft):
             return None
-        # Another process has its tokens elsewhere: in an unfinished version, or beside them.
+        # Another process has its tokens elsewhere: in an unfinished version, or next to them.
         if (stored := load_shard(root, draft.key)) is not None:
             return stored
         if attempt == 0:

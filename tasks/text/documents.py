@@ -1,4 +1,4 @@
-"""Slices of source files, and their documents: Arrow batches of text with keys and rows, behind the policy for bad documents and
+"""Slices of source files, and their documents: Arrow batches of text with keys and rows, after the policy for bad documents and
 the steps.
 """
 
@@ -79,7 +79,7 @@ class Tally:
 def read_documents(
     slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
 ) -> Iterator[TextBatch]:
-    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, behind the policy's steps; *tally*
+    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, after the policy's steps; *tally*
     counts along. ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
     """
     steps = policy.opened()
@@ -162,8 +162,10 @@ def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
             first = files[name]
             remedy = "or leave the column out of source.keep_columns."
             if first == part.file.name:
-                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Mend it, {remedy}")
-            raise ValueError(f"column {name!r} is {known} in {first} and {here} in {part.file.name}. Mend one of them, {remedy}")
+                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Repair it, {remedy}")
+            raise ValueError(
+                f"column {name!r} is {known} in {first} and {here} in {part.file.name}. Repair one of them, {remedy}"
+            )
         if fits != known:
             files[name] = part.file.name
         kinds[name] = fits
@@ -190,7 +192,7 @@ def _take_steps(
     long, empty = lengths > policy.max_bytes, (lengths == 0) & (policy.empty == "skip")
     bad = [(int(documents.rows[i]), reason, detail) for i, reason, detail in found.failed]
     told = ((int(documents.rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
-    bad += [(row, "too_long", f"{detail}, behind its steps") for row, detail in told]
+    bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in told]
     if bad:
         if policy.on_bad == "error":
             raise bad_document(slice_, source, *min(bad))
@@ -209,7 +211,7 @@ SPANS = "\0\2"
 
 
 def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[tuple[int, int]] | None]) -> pa.LargeStringArray:
-    """Each text with the spans of its characters that count behind it, None: all of them; ``text_and_spans`` takes both apart."""
+    """Each text with the spans of its characters that count after it, None: all of them; ``text_and_spans`` takes both apart."""
     written = ("all" if of is None else ",".join(f"{start}-{stop}" for start, stop in of) for of in spans)
     both = [f"{text}{SPANS}{of}" for text, of in zip(texts.to_pylist(), written, strict=True)]
     return pa.array(both, pa.large_string())
@@ -227,7 +229,7 @@ def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
 def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: str) -> ValueError:
     """The error for a bad document, by its *row* in the slice; in the error its row counts from the start of the file."""
     return ValueError(
-        f"{row_name(slice_, source, row)}: {detail} [{reason}]. Mend it, or set documents.on_bad to 'skip' or 'replace'."
+        f"{row_name(slice_, source, row)}: {detail} [{reason}]. Repair it, or set documents.on_bad to 'skip' or 'replace'."
     )
 
 

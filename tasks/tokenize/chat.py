@@ -118,7 +118,7 @@ def limits_of(config: TokenizerConfig) -> Limits:
 
 def chats_of(sources: Sequence[Source], config: TokenizerConfig, revision: str | None) -> tuple[Chat | None, ...]:
     """How the conversations of each source become tokens; None where it has none. *revision*: the commit of the tokenizer.
-    ValueError where there is no template.
+    ValueError if there is no template.
     """
     return tuple(_chat_of(source, config, revision) if source.messages_column else None for source in sources)
 
@@ -135,7 +135,7 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
     template = _default_of(settings.get("chat_template")) if data is None else data.decode()
     if template is None:
         raise ValueError(
-            f"source {source.name!r}: tokenizer {config.name!r} has no chat template beside it. Set source.chat_template to a "
+            f"source {source.name!r}: tokenizer {config.name!r} has no chat template next to it. Set source.chat_template to a "
             "file."
         )
     chat = Chat(

@@ -48,7 +48,7 @@ class Encoder(Protocol):
         ...
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
-        """Of each text alone its tokens, or why there are none."""
+        """Tokens of each text alone, or why there are none."""
         ...
 
 
@@ -153,7 +153,7 @@ class EnginesDifferError(ValueError):
 
 def is_visible(character: str) -> bool:
     """Whether it has a letter, a number, a punctuation mark or a symbol that does not look like a space. Accents are none: many
-    tokenizers take them off, with the space that some stand on.
+    tokenizers take them off, with the space that some are on.
     """
     parts = unicodedata.normalize("NFKD", character)
     return character not in LIKE_A_SPACE and any(unicodedata.category(part)[0] in "LNPS" for part in parts)
@@ -193,7 +193,7 @@ def watched(encode: Encode, config: TokenizerConfig) -> Encode:
 
 
 def sheltered(encode: Encode) -> Encode:
-    """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which is no Exception at all."""
+    """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which does not raise an Exception."""
 
     def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
         try:
@@ -255,7 +255,7 @@ class Engine:
         assert self._tokenizer.make_fast is not None
         if by.encode is None or (by.byte_count > by.look_at and resident_bytes() > resident_limit(len(self._instances))):
             # An instance remembers every word that it has seen, without end: one whose share of the memory is used up
-            # starts anew. Dropping the old one first keeps two from standing side by side.
+            # starts again. Dropping the old one first keeps two from standing side by side.
             by.encode = None
             by.encode, by.byte_count, by.look_at = self.spare(self._tokenizer.make_fast), 0, RENEW_AFTER_BYTES
         by.look_at += LOOK_AGAIN_BYTES if by.byte_count > by.look_at else 0
@@ -267,7 +267,7 @@ class Engine:
             raise
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
-        """Of each text alone its tokens, or why there are none. Where the fast engine fails the reference has its say."""
+        """Tokens of each text alone, or why there are none. Where the fast engine fails, the reference decides."""
         for i in range(len(texts)):
             text = texts.slice(i, 1)
             try:
@@ -296,7 +296,7 @@ _this_thread = _ThisThread()
 
 
 def by_reference(encoder: Encoder, texts: pa.LargeStringArray) -> tuple[str, Tokens] | None:
-    """The tokens of an encoder with the reference in place of its fast engine, behind the tokenizer's name. None where it has no
+    """The tokens of an encoder with the reference in place of its fast engine, after the tokenizer's name. None where it has no
     fast engine, or the reference cannot encode the texts.
     """
     _this_thread.replaced = replaced = list[str]()
@@ -350,7 +350,7 @@ def engine_of(tokenizer: Tokenizer, fast: bool) -> Engine:
 
 
 def forget_what_was_learned() -> None:
-    """Give back the memory of engines that no thread is at work with. They begin anew when they are wanted."""
+    """Give back the memory of engines that no thread is at work with. They begin again when they are wanted."""
     with _engines_lock:
         engines = list(_engines.values())
     for engine in engines:

@@ -37,7 +37,7 @@ DEEPSEEK = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
     "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
-"""Patterns that it has by heart where they split one after the other. They tell symbols from unassigned characters."""
+"""Patterns that it has by heart where they split in order. They tell symbols from unassigned characters."""
 
 
 def _split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
@@ -58,14 +58,14 @@ BYTE_LEVEL: list[list[dict[str, Any]]] = [
     *[[_split(pattern, *how), _BYTES] for pattern in PATTERNS for how in (("Isolated", False), ("Removed", True))],
     [*map(_split, DEEPSEEK), _BYTES],
 ]
-"""Pre-tokenizers behind which each character of a vocabulary is a byte."""
+"""Pre-tokenizers after which each character of a vocabulary is a byte."""
 WITH_SPACES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ([_PREFIX, _SPACES], []),  # Llama 2
     ([_SPACES], []),
     ([_SPACES], [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]),  # Gemma
     *[([], [metaspace]) for metaspace in _METASPACES],  # Mistral
 ]
-"""Normalizers and pre-tokenizers behind which the vocabulary has characters, and a space is ``▁``."""
+"""Normalizers and pre-tokenizers after which the vocabulary has characters, and a space is ``▁``."""
 OPTIONS = {
     "dropout",
     "unk_token",
@@ -94,7 +94,7 @@ class NotKnownError(ValueError):
 
 class FastDefinition(NamedTuple):
     """A definition for the fast engine. ``is_nfc``: text is to be in NFC, which the fast engine does not see to.
-    ``tells_letters``, ``tells_symbols``: its pattern tells letters, and symbols, from unassigned characters.
+    ``tells_letters``, ``tells_symbols``: its pattern distinguishes letters, and symbols, from unassigned characters.
     """
 
     json: str
@@ -304,7 +304,7 @@ def _check_characters(model: Mapping[str, Any]) -> None:
     expected = {f"<0x{value:02X}>": value for value in range(256)}
     for token in filter(BYTE_TOKEN.fullmatch, vocabulary):
         if token not in expected:
-            raise NotKnownError(f"its vocabulary has the token {token!r}, which is no byte's")
+            raise NotKnownError(f"its vocabulary has the token {token!r}, which is not a byte's")
     for token, value in expected.items():
         if token not in vocabulary and value not in NEVER and (value > 0x7F or chr(value) not in vocabulary):
             raise NotKnownError(f"its vocabulary has no token for the byte {value:#04x}")

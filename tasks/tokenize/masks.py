@@ -46,7 +46,7 @@ class Completions:
 
 
 def _masked(tokens: Tokens) -> Tokens:
-    """Tokens of prompts and completions in turn -> those of documents, with their mask."""
+    """Tokens of prompts and completions alternately -> those of documents, with their mask."""
     counts = np.tile(np.array([0, 1], np.uint8), len(tokens.offsets) // 2)
     return Tokens(tokens.ids, tokens.offsets[::2], np.repeat(counts, np.diff(tokens.offsets)))
 

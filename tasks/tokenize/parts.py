@@ -27,7 +27,7 @@ from tasks.tokenize.rendering.request import ORDINARY
 SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
 """The reference's name of a special token: the first, which is in no text, and the character of its number."""
 LONE_SPACE = "▁"
-"""What some tokenizers write for a space. They put one before a text."""
+"""The character that some tokenizers write for a space. They put one before a text."""
 NO_WIDTH = 1 << 40
 """For a token that does not tell which bytes it stands for: more than a text has."""
 PRINTABLE = re.compile(r"[!-~]+")
@@ -167,7 +167,7 @@ class PartEncoder:
         some = dict(zip(numbers, texts_of(texts, numbers), strict=True))
         for i in numbers:
             if any(SPECIAL in part for part in some[i].parts if isinstance(part, str)):
-                found[i] = BadText("unencodable", "it holds U+1FFFF, which is no character")
+                found[i] = BadText("unencodable", "it holds U+1FFFF, which is not a character")
                 del some[i]
         try:
             return found | self._spoken(some, texts.texts)

@@ -85,7 +85,7 @@ def _spread(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _words(tokens: list[str]) -> Iterator[str]:
-    """Texts with each of the tokens alone, within a word, and behind a space."""
+    """Texts with each of the tokens alone, within a word, and after a space."""
     yield from tokens
     for start in range(0, len(tokens), 50):
         yield " ".join(f"{token}a{token} {token}" for token in tokens[start : start + 50])

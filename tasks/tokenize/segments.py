@@ -1,6 +1,6 @@
 """Segments: runs of documents of about a megabyte of text, whose ends follow from the documents alone.
 
-They are the unit of reuse. Where a document comes, goes or changes, the segments before and behind it are what they were, in
+They are the unit of reuse. Where a document comes, goes or changes, the segments before and after it are what they were, in
 whatever file, row group or slice they stand by then. A segment is known by a digest of its keys and texts.
 """
 
@@ -24,7 +24,7 @@ MEAN_BYTES = 1 << 19
 MOST_BYTES = 1 << 22
 """A segment that grew so long ends anyway."""
 ENTRY_BYTES = 8
-"""A document counts so many bytes beside its text: many empty ones come to an end, too."""
+"""A document counts this many bytes next to its text: many empty ones come to an end, too."""
 SALT = np.uint64(0x9E3779B97F4A7C15)
 EXACT = 1 << 53
 """Integers below this are exact as float64."""
@@ -85,7 +85,7 @@ def _joined(parts: list[TextBatch]) -> TextBatch:
 
 
 def _ends(batch: TextBatch, before: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has behind the batch.
+    """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has after the batch.
 
     The chance that a document is a segment's last one grows with its length, so segments have as many bytes whatever their
     documents have.

@@ -84,7 +84,7 @@ def _fault_of_json(definition: TokenizerJson, config: TokenizerConfig) -> str | 
             )
     rare: set[str] = set()
     for text, is_rare in (*_probes(), *((string, False) for string in strings)):
-        with contextlib.suppress(Exception):  # a text that is not taken is a bad document, of which the build tells
+        with contextlib.suppress(Exception):  # a text that is not taken is a bad document, which the build reports
             taken = bytearray(len(text))
             for start, stop in tokenizer.encode(text, add_special_tokens=False).offsets:
                 taken[start:stop] = b"\1" * (stop - start)
@@ -121,7 +121,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler waits for the library
     with contextlib.suppress(ValueError, OSError):  # not every system has it
         resource.setrlimit(resource.RLIMIT_DATA, (chosen.max_memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    with contextlib.suppress(ValueError, ImportError):  # who loads the tokenizer is told then
+    with contextlib.suppress(ValueError, ImportError):  # whoever loads the tokenizer hears of it then
         loaded = resolve(chosen.name, pattern=chosen.pattern, revision=chosen.revision, pin=True)
     if isinstance(loaded, Ranks):
         fault = _fault_of_ranks(loaded, chosen)

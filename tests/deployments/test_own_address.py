@@ -132,7 +132,7 @@ def test_a_secret_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"no long ASCII text\. Remove it, and start again"):
+    with pytest.raises(ValueError, match=r"not a long ASCII text\. Remove it, and start again"):
         secret_in(path)
 
 

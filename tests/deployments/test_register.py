@@ -279,8 +279,8 @@ def test_what_is_said_of_datasets_needs_one(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--every", "0"], "'0' is no whole number above 0"),
-        (["--keep", "x"], "'x' is no whole number above 0"),
+        (["--every", "0"], "'0' is not a whole number above 0"),
+        (["--keep", "x"], "'x' is not a whole number above 0"),
         (["--every", "5", "--cron", "0 3 * * *"], "not allowed with argument"),
     ],
 )

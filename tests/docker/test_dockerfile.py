@@ -152,7 +152,7 @@ def test_the_service_gets_what_it_asks_for_directly_or_not() -> None:
     [
         (LOCK.replace("    --hash=sha256:dd\n", ""), "delta has no hash"),
         (LOCK.replace("    # via beta\n", ""), "zeta has no hash, or nothing asked for it"),
-        (LOCK + "loose>=1\n", "'loose>=1' is no pinned requirement"),
+        (LOCK + "loose>=1\n", "'loose>=1' is not a pinned requirement"),
         (LOCK.replace(":service", ":other"), "nothing in the lock was asked for by"),
     ],
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -46,3 +52,28 @@ def test_the_demo_is_as_printed(demo: Path) -> None:
     for name, split in (("train     ", dataset.train), ("validation", dataset.validation)):
         line = f"{name} {split.token_count:,} tokens in {split.seq_count} sequences, largest id {split.max_token_id:,}\n"
         assert line in printed
+
+
+@pytest.mark.slow
+@pytest.mark.needs("bpe_openai")
+def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
+    """On a machine that reaches nobody: the vocabulary comes from an installed package."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "dataset.yaml").write_text(block)
+    (tmp_path / "data").mkdir()
+    texts = [f"text {i}" for i in range(300)]
+    pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data" / "a.parquet")
+    commands = re.findall(r"^\.venv/bin/python (-m flows .*?) *#", TEXT, re.MULTILINE)
+    assert len(commands) == 3
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TIKTOKEN_CACHE_DIR": str(tmp_path),
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+    }
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *shlex.split(command)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert flat_tokens.open(tmp_path / "out" / "my-dataset").train.seq_count > 290

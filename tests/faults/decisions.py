@@ -20,10 +20,11 @@ from tests.faults.support import version_digests
 STEPS = 14
 """Commands in a history."""
 KILLED = 0.5
-CHANGES_OF = {"refresh": 90, "gc": 40}
+CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40}
 """A command is killed at one of so many changes of the disk, or is not; others have fewer."""
 FEW_CHANGES = 25
-CHOICES = ("refresh", "refresh", "refresh", "refresh", "approve", "approve", "reject", "rollback", "rollback", "pin", "gc")
+OFTEN = ("refresh", "refresh", "refresh", "refresh", "approve", "approve", "rollback", "rollback")
+CHOICES = (*OFTEN, "build", "reject", "pin", "gc")
 
 
 class State(NamedTuple):
@@ -81,7 +82,7 @@ class Decisions(Histories):
         history.change()
         for number in range(STEPS):
             step = chance.choice(CHOICES) if number else "refresh"
-            if step == "refresh" and number:
+            if step in ("refresh", "build") and number:
                 (history.change, history.lose, history.lose, history.restore)[chance.randrange(4)]()
             if (candidate := State.of(out).candidate) and candidate not in names:
                 names.append(candidate)
@@ -102,9 +103,9 @@ class Decisions(Histories):
     def _words_of(self, step: str, history: History, chance: random.Random, names: list[str]) -> Words:
         out = str(self._here / "out")
         match step:
-            case "refresh":
+            case "refresh" | "build":
                 history.turn()
-                return self._words(history)
+                return [step, *self._words(history)[1:]]
             case "approve" | "reject":
                 named = [chance.choice(names)] if names and chance.random() < 0.5 else []
                 return [step, out, *named, "--why", f"because {step}", "--no-server", "--quiet"]
@@ -141,6 +142,10 @@ class Decisions(Histories):
         match step:
             case "refresh" if now in before.rejected or now in before.withdrawn:
                 return "it was rejected, or withdrawn"
+            case "build" if now == before.candidate and not is_approved:
+                return "it waits"
+            case "build":  # no gate of its own
+                return "it was rejected" if now in before.rejected else ""
             case "refresh":
                 return "" if is_approved or lets_through(of_before, counts(out, now)) else "no gate let it through"
             case "approve":
@@ -179,6 +184,12 @@ class Decisions(Histories):
             yield Flaw("pointer", f"the end: latest is {now.version}, but the sources give {anew}")
         elif now.version == anew:
             yield from differences(*(version_digests(self._here / name, anew) for name in ("out", "anew")))
+        lines = (out / "runs" / "refreshes.jsonl").read_text().splitlines() if (out / "runs/refreshes.jsonl").exists() else []
+        decided = [one["decision"] for one in map(json.loads, lines) if one.get("decision")]
+        if len({json.dumps(one) for one in decided}) < len(decided):
+            yield Flaw("message", f"the end: a decision is recorded twice: {decided}")
+        if now.decision and now.waits and now.waits["decision"] not in decided:
+            yield Flaw("message", f"the end: {now.waits['decision']} is not in the history")
         left = sorted(path.name for path in out.glob("_staging/*"))
         if left:
             yield Flaw("leftovers", f"the end: _staging has {left}")

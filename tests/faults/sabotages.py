@@ -171,8 +171,8 @@ SABOTAGES = (
     Sabotage(
         "a version can be opened before it has a manifest",
         "tasks/finalize/seal.py",
-        "    store.put(MANIFEST, manifest_bytes(",
-        "    commit(store, target.specs)\n    store.put(MANIFEST, manifest_bytes(",
+        "    store.put(MANIFEST, manifest)\n",
+        "    commit(store, target.specs)\n    store.put(MANIFEST, manifest)\n",
         "--only kills --under streamed$ --every 2",
     ),
 )

@@ -49,6 +49,7 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
         ("power", 300),
         ("readers", 10),
         ("histories", 17),
+        ("decisions", 67),
         ("chains", 50),
     ],
 )

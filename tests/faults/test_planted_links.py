@@ -57,7 +57,7 @@ def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, el
         build_here({**settings, "split_seed": 1})
     with pytest.raises(ValueError, match="is a link instead of a directory"):
         collect(root, NOW, delete=True)
-    with pytest.raises(NotADirectoryError, match="behind which nothing is removed"):
+    with pytest.raises(NotADirectoryError, match="through which nothing is removed"):
         root.remove(f"{name}/b")
     assert tree(elsewhere) == before
 
@@ -134,7 +134,7 @@ def test_remove(tmp_path: Path, elsewhere: Path) -> None:
         local.remove(str(tmp_path), key)
     assert os.listdir(tmp_path) == ["elsewhere"]
     (tmp_path / "link").symlink_to(elsewhere)
-    with pytest.raises(NotADirectoryError, match=rf"behind which nothing is removed: '{tmp_path}/link'"):
+    with pytest.raises(NotADirectoryError, match=rf"through which nothing is removed: '{tmp_path}/link'"):
         local.remove(str(tmp_path), "link/b")
     local.remove_empty(str(tmp_path), "link/empty/collected", "link")
     assert tree(elsewhere) == before

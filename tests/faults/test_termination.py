@@ -64,7 +64,7 @@ def test_terminated_build_ends_and_goes_on(demo: tuple[Settings, str, dict[str, 
             _, errors = process.communicate(timeout=120)
         assert process.returncode in (143, 0), errors  # 0: the build was faster
         if process.returncode:
-            assert errors.splitlines() == ["terminated: run the same command again to go on behind the last stored shard"]
+            assert errors.splitlines() == ["terminated: run the same command again to resume after the last stored shard"]
         finished = receipts(root)
         result = build_here({**settings, "output": str(root)})
         assert result.was_published or result.slices_reused == len(finished)

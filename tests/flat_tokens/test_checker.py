@@ -151,7 +151,7 @@ def test_nothing_published_is_a_file_not_found_error(dataset: Path) -> None:
     for marker in ("zarr.json", ".zgroup"):
         (dataset / marker).unlink(missing_ok=True)
     for level in ("quick", "full"):
-        with pytest.raises(FileNotFoundError, match=f"{dataset}: is no flat-tokens dataset"):
+        with pytest.raises(FileNotFoundError, match=f"{dataset}: is not a flat-tokens dataset"):
             verify(dataset, level)  # type: ignore[arg-type]
 
 
@@ -392,7 +392,7 @@ FORMER = [
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"sequence": 2}, "is number 2, but names 3 versions that were the latest one after the other"),
+        ({"sequence": 2}, "is number 2, but names 3 versions that were the latest in order"),
         ({"former": [*FORMER, FORMER[0]]}, "names version 'v1' twice"),
         ({"former": [{**FORMER[0], "version": "a"}]}, "names version 'a' twice"),
         ({"withdrawn": [FORMER[1]]}, "names version 'v2' twice"),
@@ -678,10 +678,10 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path, key: s
     key = key.format(tmp_path=tmp_path)
     manifest["objects"].append({"key": key, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"manifest.json: is not a manifest that .* is no name of an object below it"):
+    with pytest.raises(ValueError, match=r"manifest.json: is not a manifest that .* is not a name of an object below it"):
         read_manifest(Store.at(tmp_path / "dataset"))
     for level in ("quick", "full"):
-        assert "is no name of an object below it" in refused(tmp_path / "dataset", level)
+        assert "is not a name of an object below it" in refused(tmp_path / "dataset", level)
 
 
 # The reference writer's dataset, which has no manifest

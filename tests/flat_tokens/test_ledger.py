@@ -196,6 +196,16 @@ def test_rows_that_no_split_has_are_refused(tmp_path: Path, views: dict[str, Any
         Ledger.open(path).mixture()
 
 
+def test_a_path_that_cannot_be_one_is_told_with_the_ledger(tmp_path: Path, views: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    Ledger.create(path, {"web": (views["web"], 1)}, 8)
+    content = json.loads(path.read_text())
+    content["sources"][0]["dataset"]["path"] = "/" + "x" * 5000
+    path.write_text(json.dumps(content))
+    with pytest.raises(OSError, match=r"run\.json: source 'web': File name too long"):
+        Ledger.open(path).mixture()
+
+
 def test_a_ledger_cannot_say_where_something_is_written(tmp_path: Path, views: dict[str, Any]) -> None:
     path = tmp_path / "run.json"
     packs = views["web"].tokens.packed_documents(20)

@@ -43,9 +43,9 @@ SAID = {
     "out/deep/x": "there is nothing here. The nearest directory that is there is {place}/out/deep.",
     "files/no/where": "there is nothing here. The nearest directory that is there is {place}/files.",
     "out/web/latest": "there is nothing here. Name the dataset around it: {place}/out/web",
-    "out": "is no dataset itself. Name one below: {place}/out/web, {place}/out/deep/er/plain",
+    "out": "is not a dataset itself. Name one below: {place}/out/web, {place}/out/deep/er/plain",
     "empty": "is an empty directory. A dataset is ",
-    "files": "is no flat-tokens dataset. A dataset is a build's output",
+    "files": "is not a flat-tokens dataset. A dataset is a build's output",
     "files/notes.txt": "is a file, no flat-tokens dataset. A dataset is ",
     "web.yaml": "is a configuration, not a dataset. Name the output of its build: out/web",
     "out/web/versions": "holds the versions of an output. Name the dataset around it: {place}/out/web",
@@ -87,7 +87,7 @@ def test_a_url_is_answered_in_the_same_way() -> None:
             FileNotFoundError, match=r"memory://.*nearest/wep: there is nothing here. Did you mean: memory://.*/web\?"
         ):
             flat_tokens.open("memory://nearest/wep")
-        with pytest.raises(FileNotFoundError, match=r"is no dataset itself. Name one below: memory://.*/nearest/web$"):
+        with pytest.raises(FileNotFoundError, match=r"is not a dataset itself. Name one below: memory://.*/nearest/web$"):
             flat_tokens.open("memory://nearest")
     finally:
         memory.rm("/nearest", recursive=True)

@@ -155,7 +155,7 @@ def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
         flat_tokens.open(tmp_path / "nothing")
     write(tmp_path / "dataset")
     (tmp_path / "dataset/zarr.json").unlink()
-    with pytest.raises(FileNotFoundError, match="is no flat-tokens dataset"):
+    with pytest.raises(FileNotFoundError, match="is not a flat-tokens dataset"):
         flat_tokens.open(tmp_path / "dataset")
 
 

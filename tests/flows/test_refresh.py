@@ -13,6 +13,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 import flat_tokens
+from flows.decide import approve_version, reject_version
 from flows.refresh import refresh_dataset
 from flows.retokenize import retokenize_dataset
 from tasks.config import BuildConfig
@@ -68,6 +69,33 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: BuildConfig, tmp_path: Path) -> None:
+    first = refresh_dataset(config)
+    write_notes(tmp_path / "in" / "a.jsonl", 1)
+    states = [refresh_dataset(config, return_state=True) for _ in range(2)]
+    assert [(state.name, state.is_completed()) for state in states] == [
+        ("AwaitingApproval", True),
+        ("StillAwaitingApproval", True),
+    ]
+    ((description, page),) = asyncio.run(artifacts("my-notes-held"))
+    assert "documents of source notes: 1, -80.0 % from 5" in description
+    assert "| notes | 5 | 1 | -80.0 % |" in page
+    assert "waits for a person**" in asyncio.run(artifacts("dataset-my-notes"))[-1][1]
+    decided = reject_version(config.output, "it lost its files")
+    assert (decided.pointer.version, decided.decision.by.startswith("who started run")) == (first.version, True)
+    write_notes(tmp_path / "in" / "a.jsonl", 2)
+    assert refresh_dataset(config, return_state=True).name == "AwaitingApproval"
+    decided = approve_version(config.output, "two are enough", by="eve")
+    assert decided.pointer.version == flat_tokens.open(config.output).path.rpartition("/")[2] != first.version
+    history = asyncio.run(artifacts("dataset-my-notes"))[-1][1]
+    assert "waits for a person**" not in history
+    refresh_dataset(config)
+    listed = asyncio.run(artifacts("my-notes-refreshes"))[-1][1]
+    assert "approved by eve: two are enough" in listed
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server", "vocabularies")
 def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildConfig, tmp_path: Path) -> None:
     refresh_dataset(config)
@@ -84,7 +112,7 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildC
 @pytest.mark.parametrize(
     ("entrypoint", "parameters", "names"),
     [
-        ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days"]),
+        ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days", "publish_anyway"]),
         (
             "flows/retokenize.py:retokenize_dataset",
             {"tokenizers": ["gpt2", {"name": "bytes"}]},

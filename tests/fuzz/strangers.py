@@ -20,7 +20,7 @@ from flat_tokens.tools.export import done_before, export_of, target, write
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
-from tests.fuzz.driver import Fuzzed, Target, WrongError
+from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutators import either, havoc, json_values, parquet
 
 LIMITS = Limits(seconds=4, memory=1 << 32)
@@ -133,7 +133,8 @@ def _ledger(work: Path) -> Fuzzed:
         Ledger.open(path).mixture()
 
     words = (b'"weight"', b'"step"', b'"sources"', b"1e999", b"-1", b'"../../etc"', b'"/dev/zero"')
-    return Fuzzed([path.read_bytes()], either(json_values(), json_values(), havoc(*words)), run, (str(work), "ledger", "source"))
+    mutate = either(json_values(), json_values(), havoc(*words))
+    return portable(Fuzzed([path.read_bytes()], mutate, run, (str(work), "ledger", "source")), {str(work).encode(): b"WORK"})
 
 
 def _export(record: str) -> Any:

@@ -200,14 +200,14 @@ def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> No
     ],
 )
 def test_output_and_sources_within_each_other_are_refused(output: str, path: str) -> None:
-    with pytest.raises(ValidationError, match=r"lie within each other. Keep them apart"):
+    with pytest.raises(ValidationError, match=r"are within each other. Keep them apart"):
         config(output=output, source={"path": path})
 
 
 def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    with pytest.raises(ValidationError, match="lie within each other"):
+    with pytest.raises(ValidationError, match="are within each other"):
         config(output=str(tmp_path / "link" / "out"), source={"path": str(tmp_path / "data")})
 
 

@@ -40,8 +40,8 @@ def test_a_share_may_be_written_in_per_cent() -> None:
         ({"of": "documents", "at_least": 5, "at_most": 4}, "at_least 5 is above at_most 4"),
         ({"of": "documents", "at_least": 5, "by": "source", "source": "web"}, "give one of them"),
         ({"of": "documents", "at_least": 5, "by": "source", "split": "train"}, "not by both"),
-        ({"of": "documents", "at_least": 5, "reason": "empty"}, "documents is not told by reason"),
-        ({"of": "text_bytes", "at_least": 5, "by": "split"}, "text_bytes is not told by split"),
+        ({"of": "documents", "at_least": 5, "reason": "empty"}, "documents is not known by reason"),
+        ({"of": "text_bytes", "at_least": 5, "by": "split"}, "text_bytes is not known by split"),
         ({"of": "null_share", "at_most": 0.1}, "give its column"),
         ({"of": "added_share", "at_most": "+10 %"}, "without a sign"),
         ({"of": "skipped_share", "at_most": 0.1, "step": "length", "reason": "empty"}, "is named length.REASON"),
@@ -95,7 +95,7 @@ def test_a_source_that_is_lost_is_found_and_one_that_is_new_is_not() -> None:
 def test_what_could_not_be_told_does_not_pass() -> None:
     gate = Gate(of="changed_share", at_most=0.5)
     (found,) = judge([gate], {("changed_share", ALL): None}, {})
-    assert "could not be told" in found.sentence
+    assert "is unknown" in found.sentence
 
 
 def test_the_strictest_action_wins() -> None:

@@ -191,7 +191,7 @@ def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_withou
         read_group(root, digest)
     with (
         signing.using((b"another" * 8,)),
-        pytest.raises(ValueError, match=r"group\.json: the signature beside it is of something"),
+        pytest.raises(ValueError, match=r"group\.json: the signature next to it is of something"),
     ):
         read_group(root, digest)
     with reporting(root, mine, "plain") as results:

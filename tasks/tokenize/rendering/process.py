@@ -1,5 +1,5 @@
 """The process that renders conversations. A template can use much time and memory: this process has limits for each conversation,
-and it is no loss where one ends it.
+and it is not a loss where one ends it.
 
 It reads settings, and then batches of conversations. It writes their parts, as bytes for the tokenizer. `processes` has the
 other side.
@@ -53,7 +53,7 @@ R = TypeVar("R")
 
 
 class _TooLongError(BaseException):
-    """The time of a conversation is over. It is no Exception, so that no template can go on."""
+    """The time of a conversation is over. It is not an Exception, so that no template can go on."""
 
 
 class Limiter:
@@ -106,7 +106,7 @@ class Limiter:
 
 
 def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | None) -> str | None:
-    """The fault of a template that a few short messages show; None where there is none. Whatever it does not accept of them is
+    """The fault of a template that a few short messages show; None if there is none. Whatever it does not accept of them is
     left to the documents. *boundary*: the text before tools, where there are tools.
     """
     for roles in TRIAL:
@@ -193,7 +193,7 @@ def _too_long(*_: object) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells this process, too: the other side decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals this process, too: the other side decides
     signal.signal(signal.SIGPROF, _too_long)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests, out = open(0, "rb", closefd=False), sys.stdout.buffer  # noqa: SIM115

@@ -202,7 +202,7 @@ _lock = threading.Lock()
 
 
 def _taken(key: str) -> RenderProcess | None:
-    """An idle process with these settings; None where there is none."""
+    """An idle process with these settings; None if there is none."""
     while True:
         with _lock:
             found = next((one for one in reversed(_idle) if one[0] == key), None)

@@ -436,7 +436,7 @@ class Renderer:
                 plain.append(data := aside[number].encode())
                 length += len(data)
             elif mark[1:] != seal:
-                raise RefusedError(f"the chat template makes U+{ord(mark[0]):X} of it, which is no character")
+                raise RefusedError(f"the chat template makes U+{ord(mark[0]):X} of it, which is not a character")
             elif mark[0] == OPEN:
                 opened = length
             else:
@@ -506,7 +506,7 @@ def _without_escapes(rendered: str, given: str, aside: list[str]) -> str:
 def _reference(text: str, aside: list[str]) -> str:
     """The reference to a string that is put aside. RefusedError for characters that are none."""
     if text in RESERVED:
-        raise RefusedError(f"it holds U+{ord(text):X}, one of four code points which are no characters")
+        raise RefusedError(f"it holds U+{ord(text):X}, one of four code points which are not characters")
     if len(aside) == MAX_ASIDE:
         raise RefusedError(f"it holds more than {MAX_ASIDE} strings of special tokens")
     aside.append(text)

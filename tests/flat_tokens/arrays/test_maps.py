@@ -75,8 +75,6 @@ def read(seed):
                         raise ValueError("other items than were written")
                 if not np.array_equal(array.read(0, len(items)), items):
                     raise ValueError("other items than were written")
-                if (count := len(os.listdir("/proc/self/fd"))) > 62:
-                    raise ValueError(f"{count} descriptors")
     except BaseException as error:
         problems.append(error)
         raise

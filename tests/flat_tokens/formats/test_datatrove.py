@@ -55,13 +55,13 @@ def test_an_index_that_lies_is_refused_when_it_is_opened(tmp_path: Path, index: 
 def test_an_index_that_lies_inside_is_refused_when_it_is_read(tmp_path: Path, ends: list[int]) -> None:
     (tmp_path / "a.ds").write_bytes(bytes(20))
     (tmp_path / "a.ds.index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
-    with pytest.raises(ValueError, match=r"a\.ds\.index: its documents 0 to \d do not end one behind the other"):
+    with pytest.raises(ValueError, match=r"a\.ds\.index: its documents 0 to \d do not end in order"):
         list(open_any(tmp_path).splits["train"].batches())
 
 
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.ds").write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"a\.ds: has no a\.ds\.index beside it"):
+    with pytest.raises(ValueError, match=r"a\.ds: has no a\.ds\.index next to it"):
         open_any(tmp_path, "datatrove")
 
 

@@ -57,7 +57,7 @@ def test_every_token_type_is_read_by_any_of_its_names(tmp_path: Path, code: int,
     [
         (2, -1, "holds -1 to -1"),
         (5, 2**31, "holds 2147483648 to 2147483648"),
-        (6, 0.5, r"holds 0\.5, which is no token id"),
+        (6, 0.5, r"holds 0\.5, which is not a token id"),
         (7, float("nan"), "holds nan to nan"),
         (7, float("inf"), "holds inf to inf"),
     ],

@@ -360,7 +360,7 @@ def test_a_missing_file_is_a_file_not_found(tmp_path: Path) -> None:
 
 def test_a_raw_index_whose_documents_overlap_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.idx").write_bytes(pickle.dumps([(0, 10), (9, 5)]))
-    with pytest.raises(ValueError, match=r"raw\.idx: has a document of 5 bytes at 9, behind one that ends at 10"):
+    with pytest.raises(ValueError, match=r"raw\.idx: has a document of 5 bytes at 9, after one that ends at 10"):
         read_raw_index(tmp_path / "raw.idx")
 
 

@@ -77,7 +77,7 @@ def test_dolmas_lines_have_more_columns(tmp_path: Path) -> None:
         (b"0,2\n2,-6\n", "has the line b'2,-6'"),
         (b"0;6\n", "has the line b'0;6'"),
         (b"0,6,\xff\n\n", "has the line b''"),
-        (b"1" * (3 << 20), "has a line that is no line of two numbers"),
+        (b"1" * (3 << 20), "has a line that is not a line of two numbers"),
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
@@ -102,7 +102,7 @@ def test_damaged_metadata_are_refused(tmp_path: Path) -> None:
 
 def test_tokens_alone_and_numpys_own_files_are_others(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"a\.npy: has no a\.csv\.gz beside it"):
+    with pytest.raises(ValueError, match=r"a\.npy: has no a\.csv\.gz next to it"):
         open_any(tmp_path, "olmo-core")
     np.save(tmp_path / "a.npy", np.zeros(4, np.uint16))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"0,4\n"))

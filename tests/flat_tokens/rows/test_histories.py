@@ -168,6 +168,12 @@ def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data: st.Dat
         Mixture([(Numbers(5), 1, 2)], 7, steps=3)
 
 
+def test_a_limit_that_no_run_reaches_is_refused_at_once() -> None:
+    assert len(Mixture([(Numbers(8), 3, 1 << 50)], 8)) == 1 << 50
+    with pytest.raises(ValueError, match=r"epochs of source '0' have \d+ samples, more than 2\*\*53. Without a limit it goes on"):
+        Mixture([(Numbers(9), 3, 1 << 60)], 8)
+
+
 def test_the_others_go_on_by_their_weights() -> None:
     mixture = Mixture({"a": (Numbers(1000), 2, 1), "b": (Numbers(700), 1), "c": (Numbers(700), 1)}, 50, 1)
     assert shares(mixture, 0, 30)[0] == pytest.approx(0.5, abs=0.05)

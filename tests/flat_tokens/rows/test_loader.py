@@ -860,7 +860,7 @@ def test_a_fork_loads_on_but_not_from_its_parents_threads() -> None:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            with pytest.raises(RuntimeError, match=r"call steps\(\) anew"):
+            with pytest.raises(RuntimeError, match=r"call steps\(\) again"):
                 next(steps)
             steps.close()
             with loader.steps(prefetch=2) as own:

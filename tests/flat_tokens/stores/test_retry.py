@@ -188,9 +188,9 @@ def test_what_is_forbidden_is_told_with_its_place(clock: Clock) -> None:
     def refuse() -> None:
         raise caused(PermissionError("x"), of_botocore(403, "AccessDenied"))
 
-    with pytest.raises(PermissionError, match=r"^gs://bucket/key: Forbidden: b/bucket/o no\. Mend the credentials"):
+    with pytest.raises(PermissionError, match=r"^gs://bucket/key: Forbidden: b/bucket/o no\. Repair the credentials"):
         persist(failing(1, OSError("Forbidden: b/bucket/o\nno")), "gs://bucket/key")
-    with pytest.raises(PermissionError, match=r"^s3://bucket/key: .*AccessDenied.* Mend the credentials") as raised:
+    with pytest.raises(PermissionError, match=r"^s3://bucket/key: .*AccessDenied.* Repair the credentials") as raised:
         persist(refuse, "s3://bucket/key")
     assert status_of(raised.value) == 403
     assert clock.waits == []

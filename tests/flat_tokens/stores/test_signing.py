@@ -66,7 +66,7 @@ def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_pat
     store, path = Store.at(tmp_path / "out"), tmp_path / "out" / name
     store.put(name, b'{"a": 1}')
     path.write_bytes(b'{"a": 2}')
-    with pytest.raises(ValueError, match=f"{path}: the signature beside it is of something else, or by another key") as refused:
+    with pytest.raises(ValueError, match=f"{path}: the signature next to it is of something else, or by another key") as refused:
         read_record(store, name)
     assert "flat-tokens verify PATH --full --sign" in str(refused.value)
     Path(f"{path}.hmac").unlink()
@@ -126,7 +126,7 @@ def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path: Path, 
     before = manifest.read_bytes()
     manifest.write_bytes(before + b" ")
     for read in (flat_tokens.open, flat_tokens.verify):
-        with pytest.raises(ValueError, match=r"manifest\.json: the signature beside it is of something else"):
+        with pytest.raises(ValueError, match=r"manifest\.json: the signature next to it is of something else"):
             read(path)
     manifest.unlink()
     for read in (flat_tokens.open, flat_tokens.verify):

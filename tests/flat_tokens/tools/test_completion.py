@@ -36,7 +36,7 @@ def test_bash_offers_commands_options_and_their_values() -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_commands_of_the_service_are_completed_too() -> None:
     text = script(flows_parser(), "flows", "bash")
-    assert completed(text, "flows", "re") == ["refresh", "retokenize", "relayout"]
+    assert completed(text, "flows", "re") == ["refresh", "retokenize", "reject", "relayout"]
     assert "--no-server" in completed(text, "flows", "build", "web.yaml", "--")
     assert completed(text, "flows", "build", "--set", "") == []
 

@@ -159,7 +159,7 @@ def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
             export(dataset, tmp_path / "out", format, **options)
     with pytest.raises(ValueError, match="holds an export of another dataset"):
         export(made(tmp_path / "other", [[5]]), tmp_path / "out")
-    with pytest.raises(ValueError, match="lies within the dataset"):
+    with pytest.raises(ValueError, match="is within the dataset"):
         export(dataset, dataset / "out")
     assert contents(tmp_path / "out") == before
     assert not (dataset / "out").exists()
@@ -183,10 +183,10 @@ def test_nothing_is_exported_into_an_output_or_another_dataset(dataset: Path, tm
     (tmp_path / "built/latest.json").write_text("{}")
     (tmp_path / "built/latest").symlink_to("versions/one")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=rf"{place}: lies within .*{above}, a build's output or a dataset. Choose another dir"):
+    with pytest.raises(ValueError, match=rf"{place}: is within .*{above}, a build's output or a dataset. Choose another dir"):
         export(dataset, tmp_path / place)
     for around in (tmp_path, tmp_path / "built", tmp_path / "built/versions"):
-        with pytest.raises(ValueError, match=r"is not empty; there is|lies within"):
+        with pytest.raises(ValueError, match=r"is not empty; there is|is within"):
             export(dataset, around)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -121,7 +121,7 @@ def test_a_pointer_to_nothing_is_a_fault(copy: Path, capsys: pytest.CaptureFixtu
     shutil.rmtree(WHERE["version"](copy))
     status, said = verified(capsys, str(copy))
     assert status == 1
-    assert "where there is no dataset" in said["faults"][0]
+    assert "if there is no dataset" in said["faults"][0]
 
 
 def test_a_damaged_receipt_is_a_fault_of_its_shard(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_pat
         os.killpg(building.pid, signal.SIGINT) if "terminal" in what else building.send_signal(signal.SIGINT)
         _, errors = building.communicate(timeout=120)
         assert building.returncode == 130
-        assert errors.endswith("interrupted: run the same command again to go on behind the last stored shard\n")
+        assert errors.endswith("interrupted: run the same command again to resume after the last stored shard\n")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(building.pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
     """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 130
-    assert done.stderr == "interrupted: run the same command again to go on behind the last stored shard\n"
+    assert done.stderr == "interrupted: run the same command again to resume after the last stored shard\n"
 
 
 def children(pid: int) -> str:

@@ -106,7 +106,9 @@ def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
     receipt = json.loads((tmp_path / "out" / "_cache" / key / "receipt.json").read_text())
     assert receipt["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
     assert receipt["read"] == receipt["written"] + sum(receipt["skipped"].values())
-    assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 mended: normalize.changed" in "\n".join(told_summary(result))
+    assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 repaired: normalize.changed" in "\n".join(
+        told_summary(result)
+    )
     page = summary(BuildConfig.model_validate(told), result, "dataset").replace("\\", "")
     assert "2 length.min_bytes" in page
     for line in ("| `length` | 2 | 2 min_bytes | 0 |", "| `normalize` | 0 | | 2 |", "| `pattern` | 1 | 1 drop | 0 |"):
@@ -202,7 +204,7 @@ def test_a_text_that_a_step_makes_too_long_is_a_bad_document(tmp_path: Path) -> 
     _install(twice=lambda documents: Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()])))
     source = write(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
     told = settings(tmp_path / "out", source, [{"use": "twice"}], documents={"max_bytes": 4})
-    with pytest.raises(ValueError, match=r"x.jsonl, row 1: .* behind its steps \[too_long\]"):
+    with pytest.raises(ValueError, match=r"x.jsonl, row 1: .* after its steps \[too_long\]"):
         build_here(told)
     skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
     assert (skipped["written"], skipped["skipped"]) == (1, {"too_long": 1})

@@ -314,7 +314,7 @@ def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path: Path) -> 
         run("merge", [tmp_path / "file.txt"], tmp_path / "out")
     with pytest.raises(FileNotFoundError, match=r"train: is one flat-tokens array.* Name the dataset around it"):
         run("merge", [tmp_path / "a/latest/train"], tmp_path / "out")
-    with pytest.raises(ValueError, match="lies within the dataset"):
+    with pytest.raises(ValueError, match="is within the dataset"):
         run("merge", [tmp_path / "a"], tmp_path / "a/latest/more")
     assert not (tmp_path / "a/latest/more").exists()
     with pytest.raises(ValueError, match="shuffle takes one dataset, not 2"):

@@ -98,7 +98,7 @@ def test_everything_that_is_read_of_a_signed_output_is_signed(settings: Settings
     with signing.using((b"another key" * 3,)):
         for read in (flat_tokens.open, flat_tokens.verify, lambda path: list_versions(Store.at(path))):
             with pytest.raises(
-                ValueError, match=r"latest\.json: the signature beside it is of something else, or by another key"
+                ValueError, match=r"latest\.json: the signature next to it is of something else, or by another key"
             ):
                 read(out)
         with pytest.raises(ValueError, match=r"latest\.json"):
@@ -128,9 +128,9 @@ def test_a_forged_receipt_is_told_and_its_shard_is_made_again(
         again = build_here(settings)
     assert again.version == first.version
     assert digests(out / "_cache") == right
-    (told,) = [message for message in caplog.messages if "is not trusted and is built again" in message]
+    (told,) = [message for message in caplog.messages if "is not trusted and is rebuilt" in message]
     assert forged[:12] in told
-    assert "receipt.json: the signature beside it is of something else" in told
+    assert "receipt.json: the signature next to it is of something else" in told
 
 
 def test_shards_from_before_the_key_are_told_and_made_again(
@@ -177,7 +177,7 @@ def test_a_version_in_anothers_place_is_refused(settings: Settings, key: str, tm
     second = build_here({**settings, "split_seed": 1})
     shutil.rmtree(second.path)
     shutil.copytree(first.path, second.path)
-    with pytest.raises(ValueError, match=r"manifest\.json: the signature beside it is of something else"):
+    with pytest.raises(ValueError, match=r"manifest\.json: the signature next to it is of something else"):
         flat_tokens.open(tmp_path / "out")
 
 

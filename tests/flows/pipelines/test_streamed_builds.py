@@ -167,7 +167,7 @@ def test_slices_whose_tokens_are_damaged_are_tokenized_again(
         data = path.read_bytes()
         path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
     result = build_here(settings)
-    assert 0 < caplog.text.count("is not trusted and is built again: its tokens in ") < len(stored)
+    assert 0 < caplog.text.count("is not trusted and is rebuilt: its tokens in ") < len(stored)
     is_that(result, settings, tmp_path)
 
 

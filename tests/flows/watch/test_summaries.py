@@ -83,7 +83,7 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
         "- **all**: 2,200 documents read, 2,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
         "bytes a token",
         "| train | 1,990 | 999,000 | 50,255 |",
-        "Mended: 2 lone_surrogate.",
+        "Repaired: 2 lone_surrogate.",
         "7 documents have the key of another.",
         "5 of 12 slices were taken from earlier builds.",
         "| tokenize | 3.2 |",
@@ -153,7 +153,7 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
         "| web | 2,000 | 1,000,000 |",
         "2,000 of 2,500 documents. Left out: 500 too_long.",
         "3 documents have the key of another.",
-        "5 of the list are no document's.",
+        "5 of the list belong to no document.",
         "| count | 1.2 |",
     ):
         assert line in lines
@@ -180,7 +180,7 @@ def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
     parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
     made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
     lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
-    assert "by a tokenizer that is not recorded. Its card and manifest lie there: `README.md`, `manifest.json`." in lines[2]
+    assert "by a tokenizer that is not recorded. Its card and manifest are there: `README.md`, `manifest.json`." in lines[2]
     assert f"Of megatron files, 25.0 kB in 25 files: `{tmp_path}`" in lines
     assert f"| `part_19.bin` | 1,000 | `{19:064x}` |" in lines
     assert "| and 5 more | 5,000 | |" in lines

@@ -15,6 +15,7 @@ import pytest
 
 import flat_tokens
 import tasks.output.held
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
@@ -170,3 +171,15 @@ def test_a_record_that_is_none_is_named(at: At) -> None:
     at.root.put("held.json", b"{")
     with pytest.raises(ValueError, match=r"held\.json: is not a record of a held version"):
         approve(at.root, None, "yes")
+
+
+def test_with_a_key_the_record_of_what_waits_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("5a" * 32 + "\n")
+    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
+    at = At(str(tmp_path / "out"), tmp_path)
+    told = at.root.read("held.json")
+    (tmp_path / "out" / "held.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
+    with pytest.raises(ValueError, match=r"held\.json: the signature next to it is of something else"):
+        approve(at.root, None, "yes")
+    (tmp_path / "out" / "held.json").write_bytes(told)
+    assert approve(at.root, None, "yes").pointer.version == at.waits

@@ -216,7 +216,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path, bad: Bad) -> None:
     (tmp_path / bad.name).write_bytes(bad.content)
-    remedy = r"Mend it, or set documents\.on_bad to 'skip' or 'replace'"
+    remedy = r"Repair it, or set documents\.on_bad to 'skip' or 'replace'"
     words = rf"^{bad.name}, row 1: .*{re.escape(bad.words)}.*\[{bad.reason}\]\. {remedy}"
     refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
 
@@ -409,7 +409,7 @@ def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path:
         tmp_path,
         path,
         rf"^a.{kind}, row 2: tokenizer '.*words.json' cannot encode the document \(Exception: .*Missing \[UNK\] token.*\) "
-        r"\[unencodable\]\. Mend it, or set documents\.on_bad to 'skip'",
+        r"\[unencodable\]\. Repair it, or set documents\.on_bad to 'skip'",
         **settings,
     )
     for policy in ("skip", "replace"):
@@ -505,7 +505,7 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     ),
     "Parquet said to be JSON": (
         {"a.parquet": PAGES},
-        r"^a.parquet is parquet, not jsonl. Leave source.format out, or mend the file",
+        r"^a.parquet is parquet, not jsonl. Leave source.format out, or repair the file",
         {"source_format": "jsonl"},
     ),
     "text said to be Arrow": ({"a.txt": b"plain"}, r"^a.txt is not arrow: it begins with b'plain'", {"source_format": "arrow"}),
@@ -893,15 +893,15 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     ),
     "output within the source": (
         lambda tmp: {"source": {"path": str(tmp)}, "output": str(tmp / "out")},
-        "lie within each other. Keep them apart",
+        "are within each other. Keep them apart",
     ),
     "output within a source in a store": (
         {"source": {"path": "s3://bucket"}, "output": "s3://bucket/out"},
-        "output s3://bucket/out and source s3://bucket lie within each other. Keep them apart",
+        "output s3://bucket/out and source s3://bucket are within each other. Keep them apart",
     ),
     "source within the output": (
         lambda tmp: {"source": {"path": str(tmp / "in.jsonl")}, "output": str(tmp)},
-        "lie within each other. Keep them apart",
+        "are within each other. Keep them apart",
     ),
     "nothing there": ({"source": {"path": "/nowhere/at/all"}}, "source 'source': there is nothing at /nowhere/at/all"),
     "unknown tokenizer": ({"tokenizer": "gpt5"}, "there is no tokenizer 'gpt5'. Set tokenizer to one of gpt2,"),
@@ -1010,8 +1010,8 @@ def test_a_bad_document_is_one_line_of_the_command_line_too(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Mend it, or set documents.on_bad to 'skip' "
-        "or 'replace'.\n"
+        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Repair it, or set documents.on_bad "
+        "to 'skip' or 'replace'.\n"
     )
     status, out, _ = command_line(config, "--set", "documents.on_bad=skip")
     assert status == 0

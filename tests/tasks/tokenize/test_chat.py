@@ -220,7 +220,7 @@ def test_tokens_that_are_not_special_are_found_in_content(tokenizer: Path, speak
         ('["user"]', "its messages are not a list of objects"),
         ('[{"role": "assistant", "content": "x"}]', "the chat template says: roles must alternate"),
         ('[{"role": "user"}]', "the chat template says: .*no attribute 'content'"),
-        ('[{"role": "user", "content": "\U0010ffff"}]', "which are no characters"),
+        ('[{"role": "user", "content": "\U0010ffff"}]', "which are not characters"),
     ],
 )
 def test_conversations_that_cannot_be_encoded(tokenizer: Path, text: str, told: str) -> None:
@@ -275,7 +275,7 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
 
     assert template_of(tokenizer) == template_of(tokenizer / "tokenizer.json") == CHATML
     (tmp_path / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
-    with pytest.raises(ValueError, match=r"has no chat template beside it. Set source.chat_template"):
+    with pytest.raises(ValueError, match=r"has no chat template next to it. Set source.chat_template"):
         template_of(tmp_path)
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))

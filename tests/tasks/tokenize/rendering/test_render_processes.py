@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import jinja2
 import pyarrow as pa
 import pytest
 
@@ -128,6 +129,47 @@ def test_a_template_has_limits(template: str, place: str) -> None:
         assert isinstance(refused, BadText)
         assert refused.reason == "limits"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+SIZED = [
+    "{{ 'x'|center(SIZE) }}",
+    "{{ 'x'.ljust(SIZE) }}",
+    "{{ '7'.zfill(SIZE) }}",
+    "{{ 'x' * SIZE }}",
+    "{{ ('%SIZEd' % 1)|length }}",
+    "{{ '{:>SIZE}'.format('x')|length }}",
+    "{{ '\t'.expandtabs(SIZE)|length }}",
+    "{{ 'a\nb'|indent(SIZE) }}",
+    "{{ [1]|batch(SIZE, 0)|list }}",
+    "{{ messages|slice(SIZE, 0)|list|length }}",
+    "{% for a in range(SIZE) %}x{% endfor %}",
+    "{{ range(SIZE)|sum }}",
+    "{{ ([1] * SIZE)|join('-') }}",
+    "{{ ('ab' * SIZE)|replace('a', 'cd')|length }}",
+    "{{ '%.SIZEf' % 1.0 }}",
+]
+SIZES = (3, 5000, 6_000_000_000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("template", first_fast(SIZED, 1), ids=[f"{i}" for i in range(len(SIZED))])
+def test_a_template_renders_what_jinja_renders_or_is_refused(template: str, size: int) -> None:
+    """Small amounts are rendered, whatever limits there are; no amount takes more than they allow."""
+    source = template.replace("SIZE", str(size))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        (found,) = outcomes(renderers(source + ALL)(talks("end")))
+    except ValueError as error:
+        found = BadText("limits", str(error))
+    if size < SIZES[-1]:
+        messages = [{"role": "user", "content": "end"}]
+        assert found == jinja2.Environment().from_string(source + ALL).render(messages=messages)
+    else:
+        assert isinstance(found, BadText), found
+    processes._end_all()
+    taken = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert taken.ru_utime + taken.ru_stime - before.ru_utime - before.ru_stime < 3 * LIMITS.seconds
+    assert taken.ru_maxrss << 10 < LIMITS.memory
 
 
 @pytest.mark.parametrize(

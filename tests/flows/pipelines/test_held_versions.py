@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import flat_tokens
+import tasks.output.held
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import build
+from flows.pipelines.build import build, build_of_nothing
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
@@ -125,6 +126,45 @@ def test_gates_that_change_are_asked_again(dataset: Dataset) -> None:
     dataset.write(b=rows(5, 100))
     assert dataset.refresh().outcome == "held"
     assert dataset.refresh(defaults=False).outcome == "published"
+
+
+def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset: Dataset) -> None:
+    first = dataset.refresh()
+    dataset.write(b=rows(5, 100))
+    dataset.refresh()
+    with Threads(1) as runner:
+        waits = build(dataset.config(), runner)
+        assert (waits.held is not None, dataset.latest) == (True, first.version)
+        assert build_of_nothing(dataset.config(), runner) is None
+        reject(Store.at(dataset.output), None, "no")
+        with pytest.raises(ValueError, match="is not published: it was rejected"):
+            build(dataset.config(), runner)
+        done = build(dataset.config(), runner, "it is right after all")
+    assert (done.version, dataset.latest) == (waits.version, waits.version)
+    assert read_held(Store.at(dataset.output)).rejected_names == set()
+    assert dataset.refresh().outcome == "unchanged"
+
+
+def test_an_approval_that_was_killed_before_it_was_recorded_is_recorded_by_a_refresh(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for at, outcome in (("record", "unchanged"), ("publish", "published")):
+        dataset.write(b=rows(20, 100))
+        dataset.refresh(anyway="all of it")
+        dataset.write(b=rows(5, 100))
+        dataset.refresh()
+        with monkeypatch.context() as patched:
+            patched.setattr(tasks.output.held, at, killed)
+            with pytest.raises(KeyboardInterrupt):
+                approve(Store.at(dataset.output), None, at)
+        assert dataset.refresh().outcome == outcome
+        told = [one.decision.why for one in read_history(Store.at(dataset.output)) if one.decision]
+        assert told.count(at) == 1
+        dataset.write(b=rows(6, 100))
+        dataset.refresh()
 
 
 def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,33 @@
+"""The check of words finds turns of phrase where people read them, and lets a line pass that says why it needs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.py", '"""What an import came to."""\n', ["the thing by its name"]),
+        ("a.py", '"""Result of an import."""\n', []),
+        ("a.py", '"""Of a source, the files."""\n', ["Y of X"]),
+        ("a.py", 'raise ValueError(f"{path} is no dataset")\n', ["is not a"]),
+        ("a.py", 'raise ValueError(f"there is no dataset at {path}")\n', []),
+        ("a.py", "behind = 1  # behind\n", []),
+        ("a.py", 'x = "far behind it"  # plain: a server is late\n', []),
+        ("a.md", "The file beside it.\n", ["next to"]),
+        ("a.md", "The option `beside`, and [a page](beside.md).\n", []),
+        ("a.md", "```\nbeside\n```\n", []),
+        ("a.md", "It was told. <!-- plain: a quotation -->\n", []),
+    ],
+)
+def test_turns_of_phrase(name: str, text: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    faults = list(words.faults([tmp_path / name]))
+    assert len(faults) == len(found)
+    assert all(instead in fault for instead, fault in zip(found, faults, strict=True))
