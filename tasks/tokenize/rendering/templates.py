@@ -487,7 +487,7 @@ def _without_escapes(rendered: str, given: str, aside: list[str]) -> str:
     if not any(escape in rendered for escape in ESCAPES):
         return rendered
     if "U0001fffe" in given or "ud83f\\\\udffe" in given:
-        raise RefusedError(f"it spells U+{ord(ASIDE):X}, which is no character")
+        raise RefusedError(f"it spells U+{ord(ASIDE):X}, which is not a character")
 
     def written(found: re.Match[str]) -> str:
         of_python, high, low = found.groups()

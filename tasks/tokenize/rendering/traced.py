@@ -53,7 +53,7 @@ class Regions:
 
 
 def traced(template: nodes.Template) -> nodes.Template:
-    """The template that calls MARK at the begin of each round of its loops over messages, and behind them. Loops within macros,
+    """The template that calls MARK at the begin of each round of its loops over messages, and after them. Loops within macros,
     captured blocks and filters are left alone: what they write comes later.
     """
     lists = {MESSAGES}
