@@ -175,7 +175,7 @@ WANTED = {
     "messages_column": "lists of messages or JSON",
     "tools_column": "lists of tools or JSON",
 }
-"""What the columns of these settings hold."""
+"""The kind of text that the columns of these settings hold."""
 
 
 def check_columns(file: TextFile, schema: pa.Schema) -> None:
@@ -378,7 +378,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
 
 
 def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
-    """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null where there are no messages. In what is
+    """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null if there are no messages. In what is
     no JSON yet, keys that are null are left out at every depth: such a column has every key that one of its rows has.
     """
     before, behind = (_without_nulls(values) if is_messages(values.type) else values for values in (messages, tools))

@@ -92,7 +92,7 @@ def names_of_calls(message: Message) -> list[str] | None:
 
 def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[Found]:
     """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
-    contents and thoughts. *calls*: the names of the functions that it calls: the calls are behind the last of these, or else
+    contents and thoughts. *calls*: the names of the functions that it calls: the calls are after the last of these, or else
     between two of them, or before the first. A template may leave them out.
 
     What is between a thought and a content belongs to the thought; between one of them and calls, to the calls, but for the end
@@ -121,7 +121,7 @@ def _holds(text: str, gap: tuple[int, int], calls: Sequence[str]) -> bool:
 
 
 def _closing(rest: str, calls: Sequence[str], specials: re.Pattern[str]) -> int:
-    """Characters of what is behind a thought that end it: its mark, or a special token with another one before the calls."""
+    """Characters of what is after a thought that end it: its mark, or a special token with another one before the calls."""
     if end := END.match(rest):
         return end.end()
     first = min((at for name in calls if (at := rest.find(name)) >= 0), default=0)

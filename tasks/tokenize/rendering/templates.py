@@ -268,7 +268,7 @@ class Renderer:
         return "".join([*pieces, whole[at:]])
 
     def _traced_places(self, messages: list[Message], counted: list[int]) -> tuple[str, dict[int, tuple[int, int]] | None]:
-        """The conversation, and the place of each message that counts: what the template writes for it, from behind the prompt
+        """The conversation, and the place of each message that counts: what the template writes for it, from after the prompt
         that asks for an answer. None where its loops do not tell.
         """
         regions = Regions(messages)
@@ -298,7 +298,7 @@ class Renderer:
         return whole, places
 
     def _prompt(self, messages: list[Message], whole: str, first: int) -> str:
-        """The prompt that asks for the next answer; empty where there is none."""
+        """The prompt that asks for the next answer; empty if there is none."""
         for count, before in ((len(messages), whole), (first, None)):
             try:
                 before = self._render(messages[:count]) if before is None else before
