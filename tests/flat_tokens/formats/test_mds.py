@@ -419,7 +419,7 @@ def test_without_an_index_an_export_is_not_finished(tmp_path: Path) -> None:
     export("mds", splits_of(EXAMPLE), tmp_path, Mds(size_limit=300))
     (tmp_path / "train/index.json").unlink()
     assert not MDS.recognise(Files.at(tmp_path))
-    with pytest.raises(ValueError, match=r"has no index.json, and is no MDS shard itself\."):
+    with pytest.raises(ValueError, match=r"has no index.json, and is not an MDS shard itself\."):
         read(tmp_path)
 
 
