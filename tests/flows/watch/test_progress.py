@@ -218,7 +218,9 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
     notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
     (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
-    options = argparse.Namespace(config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True, publish_anyway=None)
+    options = argparse.Namespace(
+        config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True, publish_anyway=None
+    )
     run_build(options)
     (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
