@@ -79,7 +79,7 @@ def test_few_bytes_take_bounded_memory(column: str, tmp_path: Path) -> None:
         )
         assert told.returncode == 0, (name, told.returncode, told.stderr)
         *refused, megabytes = told.stdout.splitlines()
-        # LARGEST_TAKEN is 1 GiB; a batch, what the decoder doubles for it and what the allocator keeps come to it. Read whole: 3.6 GB.
+        # LARGEST_TAKEN is 1 GiB; a batch and what decoder and allocator keep come to it. Read whole: 3.6 GB.
         assert int(megabytes) < 2000, (name, told.stdout)
         if name == "select(where=)":
             assert refused, name
